@@ -21,7 +21,7 @@ _NAP_SECONDS = 4
 
 
 async def churn(stage: Stage, *, count: int, cycles: int) -> dict[str, Figure]:
-    """Let one worker drain backlog after backlog; a cycle ends with pruning what earlier ones published."""
+    """Let one worker drain backlog after backlog; each cycle ends with pruning the events of earlier ones."""
     series: defaultdict[str, list[float]] = defaultdict(list)
     async with stage.run() as run, _short_naps(run), run.worker(OUTBOX_ALONE) as worker:
         before = await worker.read()

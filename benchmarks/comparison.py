@@ -100,6 +100,6 @@ def notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """Return the first and the last line: what was tried, and what came of it."""
+    """Return the first and the last line: the attempt and its result."""
     lines = text.strip().splitlines()
     return lines[0] if len(lines) < 2 else f"{lines[0]} {lines[-1].strip()}"

@@ -45,7 +45,7 @@ async def looks(stage: Stage, *, published: int, times: int) -> dict[str, Figure
 
 
 def by_question(more: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """Return what was measured of each question, by the measure's name."""
+    """Return each query's figures by the measure's name."""
     found: dict[str, dict[str, float]] = {}
     for key, value in more.items():
         question, asked, measure = key.rpartition(": ")

@@ -16,7 +16,7 @@ _PROGRAM_NAMES = {"relay": "relay", "postgres": "PostgreSQL", "nats": "nats-serv
 
 
 def rates_beside_floors(workloads: Mapping[str, Any]) -> str:
-    """Draw the worker and what it is measured beside, each workload to a scale of its own."""
+    """Draw the worker beside its floors, each workload to a scale of its own."""
     groups = [
         Group(title=name, bars=[_beside(program, each) for program, each in found["median"].items()])
         for name, found in workloads.items()

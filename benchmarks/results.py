@@ -24,7 +24,8 @@ from benchmarks.sweep import by_rate
 FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 _LOOKS = "looks"
 _SWEEP = "steady rate sweep"
-_SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth")
+_LOOK_MEASURES = [measure for measure in MEASURES if measure not in {"first, ms", "worst, ms"}]
+_SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= ms)")
 """The part in which the names of a series of figures differ."""
 
 
@@ -180,16 +181,16 @@ def _short(value: float) -> str:
 
 
 def _looks(more: Mapping[str, float]) -> Iterator[str]:
-    """Return the time and the pages of each query, without its first run."""
+    """Return the median time and the pages of each query."""
     yield f"Looks, beside {more[PUBLISHED]:,.0f} {PUBLISHED} and {more[PROCESSED]:,.0f} {PROCESSED}:"
     yield ""
-    yield from _head("asked", *MEASURES[1:])
+    yield from _head("asked", *_LOOK_MEASURES)
     for question, found in by_question(more).items():
-        yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in MEASURES[1:]))
+        yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in _LOOK_MEASURES))
 
 
 def _swept(more: Mapping[str, float]) -> Iterator[str]:
-    """Tell what an event costs and how long it takes at each rate."""
+    """Return a table of an event's cost and latency at each rate."""
     yield "Steady rate sweep, of one event:"
     yield ""
     yield from _head("rate", *SWEEP_MEASURES)

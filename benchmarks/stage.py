@@ -127,7 +127,7 @@ class Run:
         await apply_topology(self.own, streams=defined_streams(self.own))
 
     async def read(self, client_cpu_seconds: float) -> Reading:
-        """Read all counters; the client's CPU time is read by whoever knows the client."""
+        """Read all counters but the client's CPU time, which the caller reads."""
         row = await self.server.fetchrow(_COUNTERS, self.name)
         return Reading(
             at=time.perf_counter(),

@@ -18,7 +18,7 @@ from sea_mq_worker.producer import Event, enqueue
 
 _PRODUCERS = 16
 _TRANSACTIONS_PER_SECOND = 1_000
-"""Above this rate a transaction has several events: producers and their commits are not what is measured."""
+"""Above this rate a transaction has several events, so that producers and commits do not limit the rate."""
 _SETTLE_SECONDS = 3.0
 _LOOK_SECONDS = 0.25
 _WARM_UP_SECONDS = 1.0

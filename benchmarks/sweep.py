@@ -40,7 +40,7 @@ async def sweep(
 
 
 def by_rate(more: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """Return what was measured at each rate, by the measure's name."""
+    """Return each rate's figures by the measure's name."""
     found: dict[str, dict[str, float]] = {}
     for key, value in more.items():
         rate, _, measure = key.partition(": ")

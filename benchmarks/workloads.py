@@ -18,11 +18,11 @@ from benchmarks.sweep import sweep
 from benchmarks.workers import workers
 
 Workload: TypeAlias = Callable[[Stage], Awaitable[dict[str, Figure]]]
-"""One round of it: what each program did."""
+"""One round: the figures of each program."""
 
 
 def workloads(options: Namespace) -> Mapping[str, Workload]:
-    """Return what every run measures."""
+    """Return the workloads of every run."""
     return {
         "drain, no keys": lambda stage: drain(stage, count=options.events, per_key=0),
         "drain, 10 to a key": lambda stage: drain(stage, count=options.events, per_key=10),
@@ -49,7 +49,7 @@ def workloads(options: Namespace) -> Mapping[str, Workload]:
 
 
 def long_workloads(options: Namespace) -> Mapping[str, Workload]:
-    """Return what takes minutes and is measured on request."""
+    """Return the workloads that take minutes, for ``--all``."""
     return {
         "steady rate sweep": lambda stage: sweep(
             stage, rates=options.rates, seconds=options.seconds, idle_seconds=0.0

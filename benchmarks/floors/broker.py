@@ -97,7 +97,7 @@ class _Line:
         await self._writer.drain()
 
     async def read(self, find: Callable[[bytes], int]) -> int:
-        """Wait for whole lines and return what is found in them."""
+        """Wait for whole lines and return the pattern's matches in them."""
         data = await self._reader.read(_READ_BYTES)
         text, end, self._rest = (self._rest + data).rpartition(b"\r\n")
         if not data or b'"error":' in text or b"-ERR" in text:

@@ -96,8 +96,8 @@ async def test_ctrl_c_stops_everything_and_leaves_no_process(tmp_path: Path) -> 
     await said(process, b"until Ctrl-C")
     assert len(children_of(folder)) >= 4
     look = f". {folder}/environment && python -m sea_mq_worker depth && psql \"$SEA_MQ_DATABASE_URL\" -c ''"
-    code, told = await run(f"PATH=/usr/bin; {look}", tmp_path)
-    assert code == 0, told
+    code, reported = await run(f"PATH=/usr/bin; {look}", tmp_path)
+    assert code == 0, reported
     os.killpg(process.pid, signal.SIGINT)
     assert await asyncio.wait_for(process.wait(), 30) == 0
     assert not children_of(folder)
@@ -115,12 +115,12 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
         "--", "python", "-c", code,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PATH": "/usr/bin"},
     )  # fmt: skip
-    output, told = (text.decode() for text in await asyncio.wait_for(process.communicate(), 60))
-    assert process.returncode == 7, told
+    output, reported = (text.decode() for text in await asyncio.wait_for(process.communicate(), 60))
+    assert process.returncode == 7, reported
     interpreter, depth = output.split("\n", 1)
     assert Path(interpreter.removeprefix("python ")).parent == Path(sys.executable).parent
     assert json.loads(depth)
-    assert "20 events written, 20 PUBLISHED" in told
+    assert "20 events written, 20 PUBLISHED" in reported
     assert not children_of(tmp_path / "dev")
 
 
@@ -143,9 +143,9 @@ async def test_a_folder_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
 async def test_without_a_temporary_folder_it_asks_for_one(tmp_path: Path) -> None:
     """As in a container whose root is read-only."""
     code = "import tempfile; tempfile.tempdir = '/nowhere'; from sea_mq_worker.cli import app; app(['dev'])"
-    told = await run(f'{sys.executable} -c "{code}"', tmp_path)
+    reported = await run(f'{sys.executable} -c "{code}"', tmp_path)
     missing = "there is no temporary folder (No such file or directory): name a folder with --folder\n"
-    assert told == (2, missing)
+    assert reported == (2, missing)
 
 
 @linux

@@ -127,8 +127,8 @@ async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
 
 def test_every_exit_code_is_documented() -> None:
     rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "reference" / "cli.md").read_text(), re.MULTILINE)
-    told = {int(code) for row in rows for code in row.split(", ")}
-    assert told == {*ExitCode, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+    reported = {int(code) for row in rows for code in row.split(", ")}
+    assert reported == {*ExitCode, 128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:

@@ -86,15 +86,15 @@ async def test_a_summary_shows_why_the_queue_grows(world: World) -> None:
         await add_event(world.pool, "DEAD", error=f"too large: {n} MB", ordering_key="k")
     await add_event(world.pool, event_type="order.paid")
     await add_event(world.pool, "PUBLISHED")
-    told = (await world.run("outbox", "summary", "--groups", "1", "--json")).json
-    assert [(group["kind"], group["name"], group["count"]) for group in told["groups"]] == [
+    reported = (await world.run("outbox", "summary", "--groups", "1", "--json")).json
+    assert [(group["kind"], group["name"], group["count"]) for group in reported["groups"]] == [
         ("error", "too large: # MB", 3),
         ("key", "k", 3),
         ("state", "DEAD", 3),
         ("state", "PENDING", 1),
         ("type", "order.created", 3),
     ]
-    assert told["read"] == 4
+    assert reported["read"] == 4
     await add_message(world.pool, dead=True)
     inbox = (await world.run("inbox", "summary")).out
     assert "REJECTED: #" in inbox
@@ -171,7 +171,7 @@ async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ((*WHY,), "choose events by"),
         (("--state", "PENDING", *WHY), "only PUBLISHED and DEAD"),
@@ -181,10 +181,10 @@ async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) 
     ],
 )
 async def test_a_replay_that_is_not_clear_is_refused(
-    world: World, options: tuple[str, ...], told: str
+    world: World, options: tuple[str, ...], reported: str
 ) -> None:
     refused = await world.run("outbox", "replay", *options)
-    assert (refused.code, told in refused.err) == (2, True)
+    assert (refused.code, reported in refused.err) == (2, True)
 
 
 # --- inbox and dead letters
@@ -196,10 +196,10 @@ async def test_a_replay_that_is_not_clear_is_refused(
 async def test_where_describes_an_event_in_words_and_as_json(world: World) -> None:
     await world.streams()
     dead = await add_event(world.pool, "DEAD", error="too large")
-    told = await world.run("where", str(dead)[:13])
-    assert told.code == 0
-    assert told.out.splitlines()[:2] == [str(dead), "  it is DEAD and will not be published: too large"]
-    assert f"-> python -m sea_mq_worker outbox replay {dead}" in told.out
+    reported = await world.run("where", str(dead)[:13])
+    assert reported.code == 0
+    assert reported.out.splitlines()[:2] == [str(dead), "  it is DEAD and will not be published: too large"]
+    assert f"-> python -m sea_mq_worker outbox replay {dead}" in reported.out
     found = (await world.run("where", str(dead), "--json")).json
     assert (found["found"]["event"]["state"], found["next_steps"][0].split()[3]) == ("DEAD", "outbox")
     nowhere = await world.run("where", str(uuid.uuid4()), "--since", "1h")
@@ -231,8 +231,8 @@ async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> N
     depth = (await world.run("depth", "--json", **given)).json
     assert [(each["durable"], each["pending"]) for each in depth["consumers"]] == [("slow", 3)]
     assert depth["not_checked"][0].startswith(f"consumer none of {stream}: ")
-    told = await world.run("depth", SEA_MQ_CONSUMERS=f"{stream}/slow")
-    assert re.search(r"inbox +0 .* 3 ", told.out)
+    reported = await world.run("depth", SEA_MQ_CONSUMERS=f"{stream}/slow")
+    assert re.search(r"inbox +0 .* 3 ", reported.out)
     unknown = await world.run("depth", **given)
     assert ("?" in unknown.out, "not counted: consumer none" in unknown.err) == (True, True)
 
@@ -249,10 +249,10 @@ async def test_the_audit_has_actor_action_and_reason(world: World) -> None:
     assert await listed("--actor", "bob", "--limit", "1") == ["prune_inbox"]
     assert await listed("--action", "mark_dead") == await listed("--after", "2") == ["mark_dead"]
     assert await listed("--until", "1h") == []
-    told = (await world.run("audit", "--action", "mark_dead")).out
-    assert "ann" in told
-    assert "the handler was broken" in told
-    assert str(event) in told
+    reported = (await world.run("audit", "--action", "mark_dead")).out
+    assert "ann" in reported
+    assert "the handler was broken" in reported
+    assert str(event) in reported
 
 
 async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(world: World) -> None:

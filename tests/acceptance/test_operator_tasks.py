@@ -74,9 +74,9 @@ async def test_why_is_the_queue_growing(world: World) -> None:
 
 async def test_where_is_my_event(world: World) -> None:
     event = await add_event(world.pool, "DEAD", error="too large")
-    [told] = await done(world, "Where is my event?", EVENT=str(event)[:8])
-    assert "it is DEAD and will not be published: too large" in told.out
-    assert f"outbox replay {event}" in told.out
+    [reported] = await done(world, "Where is my event?", EVENT=str(event)[:8])
+    assert "it is DEAD and will not be published: too large" in reported.out
+    assert f"outbox replay {event}" in reported.out
 
 
 async def test_what_became_of_the_events_of_one_request(world: World) -> None:
@@ -219,7 +219,10 @@ async def test_make_room_in_the_database(world: World) -> None:
     old = await add_message(world.pool, received_at=datetime.now(UTC) - 40 * DAY, processed=True)
     young = await add_message(world.pool, processed=True)
     counted, pruned = await done(world, "Make room in the database")
-    assert [re.search(r"inbox: .*\b1\b", told.out) is not None for told in (counted, pruned)] == [True, True]
+    assert [re.search(r"inbox: .*\b1\b", reported.out) is not None for reported in (counted, pruned)] == [
+        True,
+        True,
+    ]
     assert (await world.run("inbox", "show", str(old))).code == 1
     assert await world.state_of(young) == "PROCESSED"
 

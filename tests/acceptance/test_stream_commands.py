@@ -78,11 +78,11 @@ async def test_a_dry_run_reports_each_difference_and_changes_nothing(world: Worl
     theirs = await their_stream(world)
     own = f"{world.name.upper()}_EVENTS"
     await create_stream(world.connection, own, f"{world.name}.event.>", max_bytes=2**22)
-    told = await world.run("streams", "apply", "--dry-run")
-    assert told.code == 0
-    assert f"would be updated stream {own}" in told.out
-    assert f"max_bytes: {2**22} -> {2**20}" in told.out
-    assert f"would be created consumer {durable(world)}" in told.out
+    reported = await world.run("streams", "apply", "--dry-run")
+    assert reported.code == 0
+    assert f"would be updated stream {own}" in reported.out
+    assert f"max_bytes: {2**22} -> {2**20}" in reported.out
+    assert f"would be created consumer {durable(world)}" in reported.out
     assert (await config(world, own))["max_bytes"] == 2**22
     assert await config(world, upstream(world)) == theirs
     as_json = (await world.run("streams", "apply", "--dry-run", "--json")).json

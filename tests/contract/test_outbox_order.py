@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.outboxes import (
     World,
-    buried,
+    died,
     ids,
     postponed,
     published,
@@ -72,7 +72,7 @@ async def test_a_dead_head_holds_its_key_where_that_is_wanted(world: World, hold
     relay = world.relay(ordered=True, hold_dead_keys=hold)
     dead = await world.add(key="a")
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, buried(claim))
+    await relay.increment_attempts(claim, died(claim))
     follower, other = await world.add(key="a"), await world.add(key="b")
 
     assert ids(await relay.find_unpublished(batch_max=9)) == ([other] if hold else [follower, other])
@@ -85,7 +85,7 @@ async def test_a_dead_event_does_not_hold_what_comes_before_it(world: World) -> 
     relay = world.relay(ordered=True, hold_dead_keys=True)
     first, second = [await world.add(key="a") for _ in range(2)]
     claim = await relay.find_unpublished(batch_max=9)
-    head, dead = postponed(claim)[0], buried(claim)[1]
+    head, dead = postponed(claim)[0], died(claim)[1]
     await relay.increment_attempts(claim, [head, dead])
 
     assert ids(await relay.find_unpublished(batch_max=9)) == [first]

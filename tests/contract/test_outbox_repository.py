@@ -9,7 +9,7 @@ from sea_mq_worker.ports.outbox import OutboxRepository
 from tests.support.outboxes import (
     Row,
     World,
-    buried,
+    died,
     ids,
     postponed,
     published,
@@ -118,7 +118,7 @@ async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -
     await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await getattr(relay, end)(claim, published(claim) if end == "mark_published" else buried(claim))
+    await getattr(relay, end)(claim, published(claim) if end == "mark_published" else died(claim))
     await world.pass_time(SHORT_SECONDS)
     assert ids(await relay.find_unpublished(batch_max=1)) == []
 
@@ -149,7 +149,7 @@ async def test_a_dead_event_has_its_reason_within_bounds(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, buried(claim, "x" * 5000))
+    await relay.increment_attempts(claim, died(claim, "x" * 5000))
     assert await world.row(event_id) == Row(
         state="DEAD", attempts=1, failures=1, error="x" * 2000, claimed=False, published=False,
         stream="", stream_seq=0,
@@ -192,7 +192,7 @@ async def test_an_error_that_a_broker_made_up_is_noted_as_far_as_it_can_be(world
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    assert await relay.increment_attempts(claim, buried(claim, "no\0 \ud800, never")) == {event_id}
+    assert await relay.increment_attempts(claim, died(claim, "no\0 \ud800, never")) == {event_id}
     assert "never" in ((await world.row(event_id)).error or "")
 
 
@@ -212,7 +212,7 @@ async def test_settling_again_changes_nothing(world: World) -> None:
     claim = await relay.find_unpublished(batch_max=1)
     await relay.mark_published(claim, published(claim))
     before = await world.row(event_id)
-    assert await relay.increment_attempts(claim, buried(claim)) == frozenset()
+    assert await relay.increment_attempts(claim, died(claim)) == frozenset()
     assert await world.row(event_id) == before
 
 
@@ -254,7 +254,7 @@ async def test_a_settlement_returns_the_events_that_its_claim_still_held(world: 
         await world.add()
     relay = world.relay()
     first, second = [await relay.find_unpublished(batch_max=2) for _ in range(2)]
-    verdicts = published if end == "mark_published" else buried
+    verdicts = published if end == "mark_published" else died
     assert await getattr(relay, end)(first, verdicts(first) + verdicts(second)) == set(ids(first))
 
 

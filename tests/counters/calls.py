@@ -18,26 +18,26 @@ class CallCounter:
     """Counts while it is on; nothing of the worker knows of it."""
 
     worker: WorkerProcess
-    told: Path
+    reported: Path
 
     async def begin(self) -> None:
         """Count from now on."""
         self.worker.send(signal.SIGUSR1)
-        await eventually(self.told.with_suffix(".begun").exists, what="calls are counted")
+        await eventually(self.reported.with_suffix(".begun").exists, what="calls are counted")
 
     async def end(self) -> int:
         """Stop, and return how many there were, of Python's and of C's functions."""
         self.worker.send(signal.SIGUSR1)
-        await eventually(self.told.exists, what="calls are told")
-        return int(self.told.read_text())
+        await eventually(self.reported.exists, what="calls are told")
+        return int(self.reported.read_text())
 
 
 @asynccontextmanager
 async def counted(metered: Meters, folder: Path, **settings: object) -> AsyncIterator[CallCounter]:
     """Run a worker, ready, whose calls can be counted."""
-    told = folder / "calls"
-    environment = {**metered.target.environment, "PYTHONPATH": str(_PLANTS), "COUNTED_CALLS": str(told)}
+    reported = folder / "calls"
+    environment = {**metered.target.environment, "PYTHONPATH": str(_PLANTS), "COUNTED_CALLS": str(reported)}
     target = dataclasses.replace(metered.target, environment=environment)
     async with running(target, folder / "worker.log", **settings) as worker:
         await worker.ready()
-        yield CallCounter(worker, told)
+        yield CallCounter(worker, reported)

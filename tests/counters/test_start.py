@@ -30,8 +30,8 @@ def imported(command: str, settings: Mapping[str, str]) -> list[str]:
     """Run a command, whatever comes of it; return the modules that it imported."""
     env = os.environ | settings | {"PYTHONPROFILEIMPORTTIME": "1"}
     run = subprocess.run([PROGRAM, *command.split()], env=env, capture_output=True, text=True, check=False)
-    told = [line for line in run.stderr.splitlines() if line.startswith("import time:")]
-    return [line.rpartition("|")[2].strip() for line in told]
+    reported = [line for line in run.stderr.splitlines() if line.startswith("import time:")]
+    return [line.rpartition("|")[2].strip() for line in reported]
 
 
 def drivers(modules: list[str]) -> set[str]:

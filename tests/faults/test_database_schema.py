@@ -89,7 +89,7 @@ async def test_a_migration_that_does_not_serve_it_stops_a_worker_that_runs(
 
 @pytest.mark.fault("D14")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (
             f"DELETE FROM sea_mq_migrations WHERE version = {KNOWN}",
@@ -101,12 +101,14 @@ async def test_a_migration_that_does_not_serve_it_stops_a_worker_that_runs(
         ),
     ],
 )
-async def test_a_schema_that_does_not_serve_it_is_left_alone(shared: Site, change: str, told: str) -> None:
+async def test_a_schema_that_does_not_serve_it_is_left_alone(
+    shared: Site, change: str, reported: str
+) -> None:
     await shared.both_ways()
     await shared.database.execute(change)
     async with shared.worker() as worker:
         assert await worker.ended() == 3
-    assert told in worker.written
+    assert reported in worker.written
     assert await shared.database.fetchval(WRITES) == 0
 
 

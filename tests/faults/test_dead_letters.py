@@ -70,7 +70,7 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_the_wo
         await apply_streams(direct, tmp_path / "again", consumer=FAST_CONSUMER)
         await shared.quiet()
         await worker.ready()
-    await shared.audit(buried=frozenset((message_id,)))
+    await shared.audit(dead_lettered=frozenset((message_id,)))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_a_forbidden_dead_letter_is_reported_and_waits_for_the_permission(
             assert await unanswered(guarded) == 1
         async with guarded.worker():
             await guarded.quiet()
-        await guarded.audit(buried=frozenset((message_id,)))
+        await guarded.audit(dead_lettered=frozenset((message_id,)))
 
 
 @pytest.mark.fault("N30")
@@ -112,7 +112,7 @@ async def test_a_dead_letter_that_the_network_swallows_is_sent_again(shared: Sit
         shared.to_broker.heal()
         await shared.quiet()
         await worker.ready()
-    await shared.audit(buried=frozenset((message_id,)))
+    await shared.audit(dead_lettered=frozenset((message_id,)))
 
 
 @pytest.mark.fault("N32")
@@ -130,7 +130,7 @@ async def test_a_worker_killed_behind_the_dead_letter_leaves_one_however_late_th
             await killed.ended()
         async with made.worker():
             await made.quiet()
-        await made.audit(buried=frozenset((message_id,)))
+        await made.audit(dead_lettered=frozenset((message_id,)))
 
 
 @pytest.mark.fault("N42")

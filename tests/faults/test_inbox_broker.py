@@ -102,8 +102,8 @@ async def test_missed_messages_are_reported_once_and_counted(
         await shared.quiet()
         second.send(signal.SIGTERM)
         assert await second.ended() == 0
-    [told] = [line for line in map(json.loads, second.written.splitlines()) if line["event"] == UNSEEN]
-    assert (told["first_seq"], told["last_seq"], told["count"]) == (4, 33, 30)
+    [reported] = [line for line in map(json.loads, second.written.splitlines()) if line["event"] == UNSEEN]
+    assert (reported["first_seq"], reported["last_seq"], reported["count"]) == (4, 33, 30)
     assert counted[f'sea_mq_inbox_missed_total{{consumer="{shared.target.durable}"}}'] == 30
     async with shared.worker("doctor", name="doctor") as doctor:
         assert await doctor.ended() == 1
@@ -192,8 +192,8 @@ async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_
     async with shared.worker(name="a", **known) as first, shared.worker(name="b", **known) as second:
         for worker in (first, second):
             await worker.ready()
-            for told in ("streams_differ", *(f"{field} should be" for field in changed)):
-                await worker.tells(told)
+            for reported in ("streams_differ", *(f"{field} should be" for field in changed)):
+                await worker.tells(reported)
         assert await found() == changed
         async with shared.worker("streams", "check", name="check", **known) as check:
             assert await check.ended() == 1

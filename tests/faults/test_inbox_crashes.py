@@ -169,7 +169,7 @@ async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(site_wit
                 assert await worker.ended() == -signal.SIGKILL
         async with at.worker(inbox_attempts_max=2):
             await at.quiet()
-        await at.audit(buried=frozenset({deadly}))
+        await at.audit(dead_lettered=frozenset({deadly}))
         assert at.effects.calls == {deadly: 2}
         [letter] = await at.dead_letters()
         assert letter["Dlq-Reason"] == "EXHAUSTED"

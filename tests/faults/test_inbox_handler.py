@@ -135,7 +135,7 @@ async def test_only_the_contracts_statuses_settle_a_message(shared: Site, batche
     shared.effects.taken[done] = 1
     async with shared.worker(handler_slow_after=1000, inbox_backoff_max_seconds=0.5, **batches):
         await shared.quiet()
-    await shared.audit(buried=frozenset({rejected}))
+    await shared.audit(dead_lettered=frozenset({rejected}))
     if batches:  # a batch that one message breaks is sent again in parts
         return
     once = {done, known, rejected}
@@ -200,7 +200,7 @@ async def test_a_message_that_kills_the_handler_is_found_in_its_batch_and_alone_
     async with shared.worker(handler_batch_url=url, **settings) as worker:
         await shared.quiet()
         logged = [json.loads(line)["event"] for line in worker.written.splitlines()]
-    await shared.audit(buried=frozenset({killer}))
+    await shared.audit(dead_lettered=frozenset({killer}))
     attempts = {message: (await shared.inbox_row(message))["attempts"] for message in messages}
     assert attempts == dict.fromkeys(messages, 1) | {killer: 3}
     assert logged.count("message_retried") == 2
@@ -231,10 +231,10 @@ async def test_a_deployment_that_rejects_everything_dead_letters_few_messages_un
         await shared.quiet()
         seconds = time.monotonic() - began
         await worker.ready()
-    buried = frozenset(letter["Dlq-Message-Id"] for letter in await shared.dead_letters())
-    assert limit <= len(buried) <= limit + 2 + seconds * per_second
-    await shared.audit(buried=buried)
-    assert set(shared.effects.taken) == set(messages) - buried
+    dead_lettered = frozenset(letter["Dlq-Message-Id"] for letter in await shared.dead_letters())
+    assert limit <= len(dead_lettered) <= limit + 2 + seconds * per_second
+    await shared.audit(dead_lettered=dead_lettered)
+    assert set(shared.effects.taken) == set(messages) - dead_lettered
 
 
 @pytest.mark.fault("N16")
@@ -314,7 +314,7 @@ async def test_a_message_that_always_fails_waits_between_calls_and_ends_exhauste
         await shared.quiet()
         logged = [json.loads(line) for line in worker.written.splitlines()]
     delays = [line["delay_seconds"] for line in logged if line["event"] == "message_retried"]
-    await shared.audit(buried=frozenset({bad}))
+    await shared.audit(dead_lettered=frozenset({bad}))
     waits = [(began, began + delay) for began, delay in zip(called_at, delays, strict=False)]
     assert len(called_at) == 5
     assert all(later >= end for (_, end), later in zip(waits, called_at[1:], strict=False))

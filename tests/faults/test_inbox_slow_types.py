@@ -26,7 +26,7 @@ def taken(at: Site, messages: list[str]) -> Callable[[], bool]:
     return lambda: set(messages) <= set(at.effects.taken)
 
 
-def mend(at: Site) -> None:
+def fix(at: Site) -> None:
     """Let the handler take every message from now on."""
     at.effects.script.clear()
 
@@ -42,11 +42,11 @@ async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(
         async with at.worker() as worker:
             await eventually(taken(at, good), within=10.0, what="the healthy messages are handled")
             if status != 422:
-                mend(at)
+                fix(at)
             await at.quiet()
             if status != 422:  # nothing took a rejected one: its type stays slow for a while
                 await worker.ready()
-        await at.audit(buried=frozenset(bad if status == 422 else ()))
+        await at.audit(dead_lettered=frozenset(bad if status == 422 else ()))
         assert all(at.effects.calls[message] == 1 for message in good)
 
 
@@ -65,7 +65,7 @@ async def test_a_failing_event_type_stops_no_other(site_with: SiteWith) -> None:
                 await eventually(
                     lambda before=before: sum(at.effects.taken.values()) > before, what="it is handled"
                 )
-            mend(at)
+            fix(at)
             await eventually(taken(at, bad), what="all are handled once the handler is mended")
             await at.quiet()
         assert not await at.dead_letters()
@@ -84,7 +84,7 @@ async def test_an_operator_ends_the_slow_pace_of_a_running_worker(shared: Site) 
     async with shared.worker(**quick) as worker:
         await worker.tells("type_slowed")
         await eventually(lambda: set(shared.effects.calls) == set(messages), what="all are asked about")
-        mend(shared)
+        fix(shared)
         resume = ("inbox", "resume", "--type", "made", "--reason", "mended")
         async with shared.worker(*resume, name="operator") as command:
             assert await command.ended() == 0

@@ -119,8 +119,8 @@ async def test_a_stop_in_the_middle_ends_what_is_in_hand_and_gives_back_the_rest
     shared.handler.default = shared.effects.take
     async with shared.worker(name="next"):
         await shared.quiet()
-    buried = [letter["Dlq-Message-Id"] for letter in await shared.dead_letters()]
-    await shared.audit(buried=frozenset(buried))
+    dead_lettered = [letter["Dlq-Message-Id"] for letter in await shared.dead_letters()]
+    await shared.audit(dead_lettered=frozenset(dead_lettered))
 
 
 @pytest.mark.fault("L02")

@@ -152,8 +152,8 @@ async def test_a_path_with_its_arguments_becomes_one_question(
 async def test_a_group_is_named_by_all_of_its_parts(act: str, served: Served) -> None:
     group = {"dlq_reason": "REJECTED", "subject": "a.event.b.v1", "after": 3, "last": 9}
     assert (await served.act(f"/api/dead-letter-groups/{act}", WHY | group))[0] == 200
-    told = DeadLetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
-    assert served.desk.asked == [(f"{act} group", told, "Ann", "fixed")]
+    reported = DeadLetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
+    assert served.desk.asked == [(f"{act} group", reported, "Ann", "fixed")]
     for name in group:
         for wrong in (None, 0.5, []):
             status, said = await served.act(f"/api/dead-letter-groups/{act}", WHY | group | {name: wrong})
@@ -182,8 +182,8 @@ async def test_a_missing_item_is_reported(served: Served) -> None:
 @pytest.mark.fault("S10")
 async def test_without_a_token_set_nothing_is_listed_and_nothing_changed(open_to_all: Served) -> None:
     for method, path in (("GET", "/api/lookup?id=0198"), ("POST", f"/api/events/{ID}/replay")):
-        status, told = await open_to_all.ask(method, path, json.dumps(WHY).encode())
-        assert (status, "SEA_MQ_ADMIN_TOKEN_FILE" in told["error"]) == (403, True)
+        status, reported = await open_to_all.ask(method, path, json.dumps(WHY).encode())
+        assert (status, "SEA_MQ_ADMIN_TOKEN_FILE" in reported["error"]) == (403, True)
     assert open_to_all.desk.asked == []
 
 
@@ -233,8 +233,8 @@ async def test_a_change_that_the_page_did_not_send_is_refused(
 async def test_a_change_without_its_reason_or_object_is_refused(
     served: Served, path: str, body: object
 ) -> None:
-    status, told = await served.act(path, body)
-    assert (status, bool(told["error"])) == (400, True)
+    status, reported = await served.act(path, body)
+    assert (status, bool(reported["error"])) == (400, True)
     assert served.desk.asked == []
 
 
@@ -255,8 +255,8 @@ async def test_a_body_that_is_no_json_is_refused(served: Served) -> None:
 )
 async def test_an_obstacle_to_partitions_is_described(served: Served, error: Exception, status: int) -> None:
     served.desk.error = error
-    found, told = await served.ask("GET", "/api/actions", **TOKEN)
-    assert (found, str(error) in told["error"]) == (status, True)
+    found, reported = await served.ask("GET", "/api/actions", **TOKEN)
+    assert (found, str(error) in reported["error"]) == (status, True)
 
 
 @pytest.mark.fault("S10")

@@ -96,8 +96,8 @@ async def test_health_and_readiness_have_reasons(server: AdminServer, parts: Par
     parts.unready["postgres"] = "refused"
     reply = await get(server, "/readyz")
     assert reply.status == 503
-    told = {"state": "paused", "parts": ["postgres"], "reasons": {"postgres": "refused"}}
-    assert json.loads(reply.body) == {"ok": False, **told}
+    reported = {"state": "paused", "parts": ["postgres"], "reasons": {"postgres": "refused"}}
+    assert json.loads(reply.body) == {"ok": False, **reported}
     assert (await get(server, "/healthz")).status == 200
     parts.dead["relay"] = "ended"
     assert (await get(server, "/healthz")).status == 503
@@ -212,8 +212,8 @@ async def test_with_a_token_probes_learn_which_part_is_in_the_way_not_why(
     assert json.loads((await get(guarded, "/readyz")).body) == named
     parts.unready["start"] = "the worker is starting"
     assert json.loads((await get(guarded, "/readyz")).body)["state"] == "starting"
-    told = await get(guarded, "/readyz", authorization="Bearer s3cret")
-    assert b"db.internal" in told.body
+    reported = await get(guarded, "/readyz", authorization="Bearer s3cret")
+    assert b"db.internal" in reported.body
 
 
 async def test_a_callback_that_fails_costs_one_answer(

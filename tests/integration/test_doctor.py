@@ -88,9 +88,9 @@ async def test_a_problem_beside_the_tables_is_found_and_ends_by_its_fix(case: st
 async def provoked(case: str, provoke: Provoke, p: Patient) -> None:
     """Make one thing wrong, see that doctor finds it alone, mend it, and see that nothing is left."""
     slug = case.partition(VARIANT)[0]
-    mend = await provoke(p)
+    fix = await provoke(p)
     found = await p.finds(slug, *ALSO.get(slug, ()))
-    await (mend or p.paste)(found[slug])
+    await (fix or p.paste)(found[slug])
     await p.finds()
 
 

@@ -77,11 +77,11 @@ async def test_a_stream_that_was_rolled_back_and_went_on_is_known_by_sequences_t
         for _ in range(7):
             await store(connection, f"{names}.made", b"{}", {})
 
-        told = await lost_since(connection, names, greatest=rows.greatest, shared=rows.shared, some=())
+        reported = await lost_since(connection, names, greatest=rows.greatest, shared=rows.shared, some=())
         well = await lost_since(connection, names, greatest=7, shared=0, some=())
 
     assert (rows.greatest, rows.shared) == (7, 3)
-    assert told.startswith("3 rows name a sequence that")
+    assert reported.startswith("3 rows name a sequence that")
     assert well == ""
 
 

@@ -15,7 +15,7 @@ PROBLEM = (
 
 
 @pytest.mark.parametrize(
-    ("content_type", "body", "told"),
+    ("content_type", "body", "reported"),
     [
         ("application/problem+json; a=b", PROBLEM, "https://x.example/no-such-currency, No such currency"),
         ("application/problem+json", b'{"title": "%s"}' % (b"x" * 9000), "x" * 120),
@@ -26,11 +26,11 @@ PROBLEM = (
 )
 @pytest.mark.parametrize("keep", [True, False])
 async def test_type_and_title_are_kept_where_that_is_asked_for(
-    keep: bool, content_type: str, body: bytes, told: str
+    keep: bool, content_type: str, body: bytes, reported: str
 ) -> None:
     async with handler_server() as server:
         server.default = answer(422, body, content_type=content_type)
         handler = HttpEventHandler(url=server.url, timeout_seconds=5.0, concurrency=1, keep_problem=keep)
-        told = told if keep else f"with {len(body)} bytes"
-        assert await handler.handle(REQUEST) == Poison(f"the handler answered 422 ({told})")
+        reported = reported if keep else f"with {len(body)} bytes"
+        assert await handler.handle(REQUEST) == Poison(f"the handler answered 422 ({reported})")
         await handler.close()

@@ -165,8 +165,8 @@ async def test_a_server_that_disconnects_raises_httpx2s_errors(make: MakeTranspo
         transport = make(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/")
         calls = [transport.post([], []) for _ in range(50)]
         ended = await asyncio.gather(*calls, return_exceptions=True)
-    told = (httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError)
-    assert all(isinstance(error, told) for error in ended)
+    reported = (httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError)
+    assert all(isinstance(error, reported) for error in ended)
 
 
 @pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb: c", "a\rb", "a\0b"])

@@ -122,17 +122,19 @@ async def test_no_secret_goes_to_a_server_without_tls_where_tls_is_demanded(guar
 
 
 async def test_the_connection_recovers_by_itself_and_reports_each_change(nats_url: str) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     async with proxied(nats_url) as (proxy, url):
-        connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
+        connection = await connect(
+            urls=url, name="test", on_event=lambda event, _text: reported.append(event)
+        )
         proxy.refuse()
         await eventually(lambda: not connection.is_connected)
         proxy.heal()
-        await eventually(lambda: "reconnected" in told)
+        await eventually(lambda: "reconnected" in reported)
         assert "account_info" in (await api(connection, "INFO"))["type"]
         assert not connection.closed_for_good.is_set()
         await connection.close()
-    assert [event for event in told if event != "error"] == ["connected", "disconnected", "reconnected"]
+    assert [event for event in reported if event != "error"] == ["connected", "disconnected", "reconnected"]
 
 
 async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> None:
@@ -151,12 +153,14 @@ async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> Non
     ],
 )
 async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     async with _throws_out(error) as url:
-        connection = await connect(urls=url, name="test", on_event=lambda event, _text: told.append(event))
-        await eventually(lambda: "reconnected" in told)
+        connection = await connect(
+            urls=url, name="test", on_event=lambda event, _text: reported.append(event)
+        )
+        await eventually(lambda: "reconnected" in reported)
         await connection.close()
-    assert "connection_closed" not in told
+    assert "connection_closed" not in reported
 
 
 @asynccontextmanager

@@ -50,10 +50,10 @@ async def test_spans_reach_the_collector_when_tracing_ends(
     export = ExportTraceServiceRequest()
     decoded(call, export)
     (spans,) = export.resource_spans
-    told = {item.key: item.value.string_value for item in spans.resource.attributes}
+    reported = {item.key: item.value.string_value for item in spans.resource.attributes}
     assert call.path == "/v1/traces"
-    assert told["service.name"] == "sea_mq_worker sea"
-    assert told["service.instance.id"] == "worker-1"
+    assert reported["service.name"] == "sea_mq_worker sea"
+    assert reported["service.instance.id"] == "worker-1"
     assert [span.name for span in spans.scope_spans[0].spans] == ["POST", "process sea.event.t.v1"]
 
 
@@ -104,7 +104,7 @@ def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.Monk
 def test_the_service_attributes_of_the_environment_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "orders-relay")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=a,deployment.environment.name=prod")
-    told = described(context="sea", worker="worker-1").attributes
-    assert told["service.name"] == "orders-relay"
-    assert told["service.instance.id"] == "a"
-    assert told["deployment.environment.name"] == "prod"
+    reported = described(context="sea", worker="worker-1").attributes
+    assert reported["service.name"] == "orders-relay"
+    assert reported["service.instance.id"] == "a"
+    assert reported["deployment.environment.name"] == "prod"

@@ -86,9 +86,13 @@ async def test_what_a_migration_does_to_the_table_reaches_all_partitions(owner: 
     await owner.execute("SELECT outbox_make_partitions(9)")
     made = f"outbox_events_{midnight() + 9 * DAY:%Y%m%d}"
     assert await shape(owner, made) == await shape(owner, "outbox_events_default")
-    told = "\n".join(await shape(owner, made))
-    assert ("chk_later" in told, "btree later" in told, "TRIGGER later" in told) == (True, True, True)
-    assert "btree correlation_id" not in told
+    reported = "\n".join(await shape(owner, made))
+    assert ("chk_later" in reported, "btree later" in reported, "TRIGGER later" in reported) == (
+        True,
+        True,
+        True,
+    )
+    assert "btree correlation_id" not in reported
 
 
 async def test_a_partition_guards_its_events_by_itself(owner: asyncpg.Connection) -> None:

@@ -69,18 +69,18 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
     elsewhere = UUID("ffffffff-0000-4000-8000-000000000000")
     await add_event(pool, "PUBLISHED", id=elsewhere)
     kept = {published_late, dead, await add_event(pool, "PENDING")}
-    told: list[Any] = []
+    reported: list[Any] = []
     steps: list[tuple[int, int, int]] = []
 
     counted = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
     pruned = await operations.prune_outbox(
-        ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=told.append
+        ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=reported.append
     )
 
     assert (counted.count, counted.partitions) == (4, [whole, empty])
     dropped = [DroppedPartition(name=whole, events=3), DroppedPartition(name=empty, events=0)]
     assert pruned == PruneResult(deleted=4, dropped=dropped)
-    assert told == [
+    assert reported == [
         dropped[0],
         KeptPartition(name=part, reason="1 of its events are not published"),
         dropped[1],
@@ -142,12 +142,12 @@ async def test_where_the_lock_would_not_show_what_changed_before_it_events_go_ro
         f"ALTER DATABASE {database.name} SET default_transaction_isolation = 'repeatable read'"
     )
     await pool.expire_connections()
-    told: list[Any] = []
+    reported: list[Any] = []
 
-    pruned = await operations.prune_outbox(ago(30), **WHO, on_partition=told.append)
+    pruned = await operations.prune_outbox(ago(30), **WHO, on_partition=reported.append)
 
     assert pruned == PruneResult(deleted=1, dropped=[])
-    assert [(one.name, "must be read committed" in one.reason) for one in told] == [(part, True)]
+    assert [(one.name, "must be read committed" in one.reason) for one in reported] == [(part, True)]
 
 
 async def test_every_page_of_every_partition_is_looked_at(

@@ -119,22 +119,22 @@ async def test_a_recreated_stream_is_noticed_at_the_next_reconnect(
     connection: NatsConnection, nats_url: str, names: str
 ) -> None:
     """P34."""
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     await create_stream(connection, names, f"{names}.>", **BATCHES)
     async with proxied(nats_url) as (proxy, url), connected(url) as own:
         publisher = await started(own, names, "fast")
-        own.listen(lambda event, text: told.append((event, text)))
+        own.listen(lambda event, text: reported.append((event, text)))
         await publish(publisher, [message(names) for _ in range(5)])
         await api(connection, f"STREAM.DELETE.{names}")
         await create_stream(connection, names, f"{names}.>", duplicate_window=5 * 10**9)
         proxy.cut()
-        await eventually(lambda: ("reconnected", "") in told)
+        await eventually(lambda: ("reconnected", "") in reported)
 
         outcomes = await publish(publisher, [message(names) for _ in range(3)])
 
     assert sorted(outcome.seq for outcome in outcomes) == [1, 2, 3]
     assert publisher.duplicate_window_seconds == 5
-    assert [text for event, text in told if event == "stream" and names in text]
+    assert [text for event, text in reported if event == "stream" and names in text]
 
 
 @every_mode

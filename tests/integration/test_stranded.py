@@ -24,7 +24,7 @@ class World:
 
     connection: NatsConnection
     stream: str
-    told: list[tuple[str, str]]
+    reported: list[tuple[str, str]]
 
     @property
     def advisories(self) -> str:
@@ -41,7 +41,7 @@ class World:
             stream=self.advisories,
             durable="keeper",
             consumers=[(self.stream, name) for name in names or ("durable",)],
-            on_event=lambda event, text: self.told.append((event, text)),
+            on_event=lambda event, text: self.reported.append((event, text)),
             wait_seconds=WAIT,
             sweep_seconds=sweep_seconds,
         )
@@ -65,7 +65,7 @@ class World:
 @pytest_asyncio.fixture
 async def world(nats_url: str, names: str) -> AsyncIterator[World]:
     async with connected(nats_url) as connection:
-        world = World(connection=connection, stream=names.upper(), told=[])
+        world = World(connection=connection, stream=names.upper(), reported=[])
         advisory = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.*"
         await create_stream(connection, world.stream, f"{names}.>")
         await create_stream(connection, world.advisories, advisory, retention="workqueue")
@@ -99,8 +99,8 @@ async def test_a_dropped_message_is_reported_and_not_requested_again(world: Worl
     await world.give_up(b"a")
     await api(world.connection, f"STREAM.PURGE.{world.stream}")
     assert list(await world.exhausted().fetch()) == []
-    assert [event for event, _ in world.told] == ["exhausted_message_lost"]
-    assert f"message 1 of stream {world.stream}" in world.told[0][1]
+    assert [event for event, _ in world.reported] == ["exhausted_message_lost"]
+    assert f"message 1 of stream {world.stream}" in world.reported[0][1]
     assert await world.pending_advisories() == 0
 
 
@@ -111,7 +111,7 @@ async def test_an_advisory_is_not_applied_to_a_recreated_stream(world: World) ->
     await create_consumer(world.connection, world.stream, "durable")
     await world.add(b"another")
     assert list(await world.exhausted().fetch()) == []
-    assert [event for event, _ in world.told] == ["exhausted_message_lost"]
+    assert [event for event, _ in world.reported] == ["exhausted_message_lost"]
     assert await world.pending_advisories() == 0
 
 
@@ -121,7 +121,7 @@ async def test_a_paused_consumer_is_reported_once(world: World) -> None:
     exhausted = world.exhausted()
     for _ in range(2):
         assert list(await exhausted.fetch()) == []
-    assert [event for event, _ in world.told] == ["consumer_paused"]
+    assert [event for event, _ in world.reported] == ["consumer_paused"]
 
 
 async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World) -> None:
@@ -129,7 +129,7 @@ async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World)
     for body in (b"{", b"[]", json.dumps({"stream": world.stream}).encode()):
         await store(world.connection, subject, body)
     assert list(await world.exhausted().fetch()) == []
-    assert [event for event, _ in world.told] == ["advisory_unreadable"] * 3
+    assert [event for event, _ in world.reported] == ["advisory_unreadable"] * 3
     assert await world.pending_advisories() == 0
 
 

@@ -98,9 +98,9 @@ def test_another_context_takes_the_place_of_the_shipped_one() -> None:
 
 def test_fields_changed_by_settings_are_listed() -> None:
     found = definitions(resource_folder("streams"), replicas=1, max_bytes=2**30)
-    told = {d.name: d.by_setting for d in found if isinstance(d, StreamDefinition)}
-    assert set(told["SEA_EVENTS"]) == {"num_replicas 3 -> 1", "max_bytes 10737418240 -> 1073741824"}
-    assert told["SEA_ADVISORIES"] == ("num_replicas 3 -> 1",)
+    reported = {d.name: d.by_setting for d in found if isinstance(d, StreamDefinition)}
+    assert set(reported["SEA_EVENTS"]) == {"num_replicas 3 -> 1", "max_bytes 10737418240 -> 1073741824"}
+    assert reported["SEA_ADVISORIES"] == ("num_replicas 3 -> 1",)
 
 
 def test_a_folder_without_definitions_is_refused(tmp_path: Path) -> None:

@@ -49,16 +49,16 @@ def mutation(folder: Path, text: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_mutant_that_its_test_lets_pass_is_a_failure(tmp_path: Path) -> None:
-    code, told = mutation(tmp_path, NOTICED + UNNOTICED)
-    assert "killed   there is no jitter: test_retry.py::test_backoff_has_full_jitter" in told
-    assert "SURVIVED a delay has no cap: tests/unit/test_retry.py::test_backoff_has_full_jitter" in told
-    assert (code, told.splitlines()[-1]) == (1, "2 mutants, 1 killed, 1 survived")
+    code, reported = mutation(tmp_path, NOTICED + UNNOTICED)
+    assert "killed   there is no jitter: test_retry.py::test_backoff_has_full_jitter" in reported
+    assert "SURVIVED a delay has no cap: tests/unit/test_retry.py::test_backoff_has_full_jitter" in reported
+    assert (code, reported.splitlines()[-1]) == (1, "2 mutants, 1 killed, 1 survived")
 
 
 def test_a_mutant_that_does_not_follow_the_code_is_named(tmp_path: Path) -> None:
-    code, told = mutation(tmp_path, STALE)
+    code, reported = mutation(tmp_path, STALE)
     assert code == 1
-    assert "a delay has no cap: its text occurs 0 times in sea_mq_worker/domain/retry.py" in told
+    assert "a delay has no cap: its text occurs 0 times in sea_mq_worker/domain/retry.py" in reported
 
 
 def test_a_mutant_of_a_statement_is_planted_in_that_one_alone_and_keeps_its_parameters() -> None:

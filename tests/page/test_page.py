@@ -60,15 +60,15 @@ async def tells_values(page: Page, chart: str) -> None:
     await page.evaluate(f"{chart}.focus()")
     await page.press("ArrowLeft")
     await page.press("ArrowRight")
-    told = re.compile(r"\d\d:\d\d: 0")
-    assert told.fullmatch(await page.evaluate(f"{chart}.ariaValueText"))
+    reported = re.compile(r"\d\d:\d\d: 0")
+    assert reported.fullmatch(await page.evaluate(f"{chart}.ariaValueText"))
     await page.evaluate(f"{chart}.blur()")
     assert await page.evaluate(f"{chart}.ariaValueText") == "now 0"
     box = f"{chart}.getBoundingClientRect()"
     x, y = await page.evaluate(f"[{box}.right - 1, {box}.top + 5]")
     await page.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     under = "document.querySelector('.pointed figcaption span:last-child').innerText"
-    assert told.fullmatch(await page.evaluate(under))
+    assert reported.fullmatch(await page.evaluate(under))
 
 
 @pytest.mark.fault("S10")
@@ -289,8 +289,8 @@ async def dev(folder: Path) -> AsyncIterator[str]:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        told = await asyncio.wait_for(process.stdout.readuntil(b"until Ctrl-C"), 60)
-        [printed] = re.findall(r"http://127\.0\.0\.1:\d+/#\S+", told.decode())
+        reported = await asyncio.wait_for(process.stdout.readuntil(b"until Ctrl-C"), 60)
+        [printed] = re.findall(r"http://127\.0\.0\.1:\d+/#\S+", reported.decode())
         yield printed
     finally:
         process.terminate()

@@ -106,7 +106,7 @@ async def test_each_question_that_is_refused_is_named_and_hides_no_other(
     with denied(server, subjects):
         found = await eventually(lambda: refusals(own, database), what="the server has read its permissions")
     assert [
-        next(subject for subject in subjects if subject.lower() in told.lower()) for told in found
+        next(subject for subject in subjects if subject.lower() in reported.lower()) for reported in found
     ] == subjects
     await eventually(all_granted, what="the server has read its permissions again")
 

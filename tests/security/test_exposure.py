@@ -23,7 +23,7 @@ HERE = {
 }
 
 
-def told(**given: Any) -> dict[str, str]:
+def reported(**given: Any) -> dict[str, str]:
     """Return the notices by event."""
     values = {**HERE, **given}
     for key in ("database_url", "nats_url"):
@@ -44,7 +44,7 @@ def told(**given: Any) -> dict[str, str]:
     ],
 )
 def test_plain_text_across_a_network_is_reported(given: dict[str, str], named: str) -> None:
-    assert told(**given)["plaintext_connection"].startswith(f"SEA_MQ_{named}: use ")
+    assert reported(**given)["plaintext_connection"].startswith(f"SEA_MQ_{named}: use ")
 
 
 @pytest.mark.fault("S03")
@@ -61,13 +61,13 @@ def test_plain_text_across_a_network_is_reported(given: dict[str, str], named: s
     ],
 )
 def test_local_and_encrypted_connections_are_not_reported(given: dict[str, Any]) -> None:
-    assert told(**given) == {}
+    assert reported(**given) == {}
 
 
 @pytest.mark.fault("S03")
 def test_the_environments_own_mode_of_postgresql_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLMODE", "verify-full")
-    assert told(database_url="postgresql://sea@db.internal/sea") == {}
+    assert reported(database_url="postgresql://sea@db.internal/sea") == {}
 
 
 @pytest.mark.fault("S04")
@@ -86,7 +86,7 @@ def test_a_world_readable_secret_is_reported(key: str, mode: int, *, exposed: bo
     given = {key: file}
     if key.endswith("key_file"):
         given[key.replace("key_file", "cert_file")] = file
-    notices = told(**given)
+    notices = reported(**given)
     assert ("secret_file_exposed" in notices) is exposed
     assert not exposed or f"SEA_MQ_{key.upper()} ({file})" in notices["secret_file_exposed"]
 

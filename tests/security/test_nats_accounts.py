@@ -62,12 +62,12 @@ def settings(server: ConfiguredNats, user: str) -> Settings:
 
 @asynccontextmanager
 async def user_of(
-    server: ConfiguredNats, user: str, told: list[str] | None = None
+    server: ConfiguredNats, user: str, reported: list[str] | None = None
 ) -> AsyncIterator[NatsConnection]:
     connection = await connect(
         urls=server.url,
         name="test",
-        on_event=lambda event, text: (told if told is not None else []).append(f"{event} {text}"),
+        on_event=lambda event, text: (reported if reported is not None else []).append(f"{event} {text}"),
         user=user,
         password=f"secret-of-{user}",
         inbox_prefix=f"_INBOX_{user}",
@@ -132,10 +132,10 @@ async def test_the_worker_needs_no_more(
         await running_worker.ready()
         await eventually(lambda: own.fetchval(ENDED), within=30, what="three messages have ended")
         await eventually(lambda: own.fetchval(PUBLISHED), within=20, what="four events are published")
-        told = running_worker.events()
+        reported = running_worker.events()
     reasons = await own.fetch("SELECT dead_letter_reason FROM inbox_messages ORDER BY 1 NULLS LAST")
     await own.close()
-    assert not {"nats_denied", "streams_not_compared", "streams_differ", "circuit_opened"} & set(told)
+    assert not {"nats_denied", "streams_not_compared", "streams_differ", "circuit_opened"} & set(reported)
     assert [row[0] for row in reasons] == ["INVALID_PAYLOAD", None, None]
     assert set(effects.taken) == {ids[0], ids[1]}
 
@@ -242,16 +242,16 @@ EARS = (">", "sea.event.>", "sea.dlq.>", "vibespro.event.>", "_INBOX.>", "$JS.AC
 @pytest.mark.parametrize("user", DENIED)
 async def test_what_a_user_does_not_need_is_denied(user: str, server: ConfiguredNats) -> None:
     """Nobody listens to anything but its own answers, so that no acknowledgement can be forged."""
-    told: list[str] = []
+    reported: list[str] = []
     others = [f"_INBOX_{other}.>" for other in USERS if other != user]
-    async with user_of(server, user, told) as connection:
+    async with user_of(server, user, reported) as connection:
         for subject in DENIED[user]:
             with pytest.raises(ContractError, match="no permission"):
                 await connection.request(subject, b"{}", timeout_seconds=2.0)
         for subject in (*EARS, *others):
             await connection.client.subscribe(subject)
         wanted = {f"denied {subject.lower()}" for subject in (*DENIED[user], *EARS, *others)}
-        await eventually(lambda: wanted <= set(told), what="every subject is denied")
+        await eventually(lambda: wanted <= set(reported), what="every subject is denied")
 
 
 async def next_seq(server: ConfiguredNats) -> int:

@@ -69,12 +69,14 @@ async def test_a_file_that_changes_is_read_again_at_the_next_login(
     async with serving(tmp_path / "before", config) as before:
         port = before.port
         async with connected(before.url, **{option: str(file)}) as connection:
-            told: list[str] = []
-            connection.listen(lambda event, text: told.append(f"{event} {text}"))
+            reported: list[str] = []
+            connection.listen(lambda event, text: reported.append(f"{event} {text}"))
             await before.stop()
             async with serving(tmp_path / "after", new_config, port):
                 refused = "authorization violation"
-                await eventually(lambda: any(refused in line.lower() for line in told), what="it is refused")
+                await eventually(
+                    lambda: any(refused in line.lower() for line in reported), what="it is refused"
+                )
                 assert not connection.is_connected
                 file.write_text(new_content)
                 await eventually(lambda: connection.is_connected, what="it is let in again")
@@ -90,12 +92,12 @@ async def test_credentials_that_expire_are_read_again_from_their_file(tmp_path: 
         serving(tmp_path / "nats", account.config) as server,
         connected(server.url, creds_file=str(file)) as connection,
     ):
-        told: list[str] = []
-        connection.listen(lambda event, text: told.append(f"{event} {text}"))
+        reported: list[str] = []
+        connection.listen(lambda event, text: reported.append(f"{event} {text}"))
         await eventually(lambda: "the server refuses the worker" in connection.trouble)
         file.write_text(account.creds())
         await eventually(lambda: connection.is_connected, what="it is let in again")
-        assert any("expired" in line for line in told)
+        assert any("expired" in line for line in reported)
         assert not connection.closed_for_good.is_set()
 
 
@@ -113,12 +115,12 @@ async def test_a_file_that_is_gone_or_half_written_is_waited_for(
         serving(tmp_path / "nats", config) as server,
         connected(server.url, **{option: str(file)}) as connection,
     ):
-        told: list[str] = []
-        connection.listen(lambda _event, text: told.append(text))
+        reported: list[str] = []
+        connection.listen(lambda _event, text: reported.append(text))
         hide(file)
         await server.stop()
         await server.start()
-        await eventually(lambda: any(str(file) in text for text in told), what="the file is missed")
+        await eventually(lambda: any(str(file) in text for text in reported), what="the file is missed")
         file.write_text(content)
         await eventually(lambda: connection.is_connected, what="it is back")
         assert not connection.closed_for_good.is_set()

@@ -103,13 +103,13 @@ async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, place: 
     await place.commit(5, ordering_key="k")
     await place.database.execute(ABANDON)
     await place.send(3)
-    buried = frozenset(await place.send(1, body=b"no json"))
+    dead_lettered = frozenset(await place.send(1, body=b"no json"))
     async with place.worker(database_url=roles.dsn("relay"), outbox_publish_mode=mode) as worker:
         await place.quiet()
         await worker.ready()
         denied = [line for line in worker.written.splitlines() if "permission" in line]
     assert denied == []
-    await place.audit(buried=buried)
+    await place.audit(dead_lettered=dead_lettered)
 
 
 async def test_an_operator_can_replay_mark_dead_and_redrive(roles: Roles, place: Site) -> None:

@@ -302,9 +302,9 @@ async def test_commands_and_wrong_settings_show_no_secret(
 async def test_an_error_of_the_database_quotes_no_value(database: Database) -> None:
     """Its own text does where a value is not of its type."""
     async with opened(database, hints=WORKER_HINTS) as pool:
-        with pytest.raises(WorkerError, match="SQLSTATE 22P02") as told:
+        with pytest.raises(WorkerError, match="SQLSTATE 22P02") as reported:
             await fetch(pool, "SELECT $1::text::int", "canary")
-    assert "canary" not in str(told.value)
+    assert "canary" not in str(reported.value)
 
 
 @pytest.mark.fault("S01")

@@ -63,7 +63,7 @@ def test_the_same_seed_does_the_same_in_another_process() -> None:
     program = (
         "from tests.simulation.campaign import run_seed; [print(*run_seed(seed).trail) for seed in (%s)]"
     )
-    told = [
+    reported = [
         subprocess.run(
             [sys.executable, "-c", program % seeds],
             env={"PYTHONHASHSEED": str(number)},
@@ -74,8 +74,8 @@ def test_the_same_seed_does_the_same_in_another_process() -> None:
         ).stdout
         for number, seeds in enumerate(("7, 8, 9, 10, 11, 12", "7, 8, 9, 10, 11, 12"))
     ]
-    assert told[0] == told[1]
-    assert "\n".join(run_seed(12).trail).splitlines()[-1] in told[0]
+    assert reported[0] == reported[1]
+    assert "\n".join(run_seed(12).trail).splitlines()[-1] in reported[0]
 
 
 def test_another_seed_does_something_else() -> None:

@@ -1,4 +1,4 @@
-"""What tests share; its assertions explain themselves as those of test modules do."""
+"""Helpers of tests; pytest explains their assertions as it does in test modules."""
 
 import pytest
 

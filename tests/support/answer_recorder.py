@@ -1,4 +1,4 @@
-"""Records what a scripted behaviour answers, so that it can answer for one message of a batch."""
+"""Records a scripted behaviour's answer, as the answer for one message of a batch."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ _WAIT = re.compile(rb"retry-after: (\d+)")
 
 
 class AnswerRecorder:
-    """Takes a writer's place, and keeps what a behaviour does with it."""
+    """Stands in for a stream writer, and records the calls."""
 
     def __init__(self) -> None:
         self.data = b""

@@ -84,7 +84,7 @@ class Browser:
 
 @dataclass
 class Page:
-    """One tab; ``troubles`` are errors, warnings and what its policy refused."""
+    """One tab; ``troubles`` are errors, warnings and refusals of the page's policy."""
 
     browser: Browser
     session: str
@@ -94,7 +94,7 @@ class Page:
         return await self.browser.send(method, self.session, **params)
 
     async def evaluate(self, expression: str) -> Any:
-        """Return what a JavaScript expression comes to."""
+        """Return the value of a JavaScript expression."""
         result = await self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -102,7 +102,7 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, expression: str, *, within: float = 20.0) -> Any:
-        """Wait until an expression is true; return what it comes to."""
+        """Wait until an expression is true; return its value."""
 
         async def asked() -> Any:
             with contextlib.suppress(AssertionError):  # such as one about an element that is still to come
@@ -153,12 +153,12 @@ class Page:
         await self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     async def picture(self, *, whole: bool = True) -> bytes:
-        """Return what it looks like, as PNG, also what is below the fold."""
+        """Return a PNG of the whole page."""
         taken = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(taken["data"])
 
     def note(self, message: dict[str, Any]) -> None:
-        """Keep what went wrong in the page."""
+        """Record an error of the page."""
         params = message["params"]
         if message["method"] == "Runtime.consoleAPICalled" and params["type"] not in {"error", "warning"}:
             return

@@ -1,4 +1,4 @@
-"""A private authority and what it signs, made for one test run."""
+"""A private certificate authority and its certificates, made for one test run."""
 
 import ssl
 from dataclasses import dataclass

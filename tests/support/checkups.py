@@ -87,12 +87,12 @@ class Patient:
         return correct
 
     async def examined(self) -> Mapping[str, Finding]:
-        """Return what doctor finds, by slug, without what is ``known`` of the test's servers."""
+        """Return doctor's findings by slug, without those ``known`` of the test's servers."""
         found = (await examine(self.settings())).findings
         return {finding.slug: finding for finding in found if finding.slug not in self.known}
 
     async def finds(self, *slugs: str) -> Mapping[str, Finding]:
-        """Wait until doctor finds just these, and return them: what is asked for grows old, or is elected."""
+        """Wait until doctor finds exactly these, and return them; ages grow and elections end meanwhile."""
         last: Mapping[str, Finding] = {}
 
         async def found() -> bool:
@@ -119,8 +119,8 @@ class Patient:
         assert finding.sql
         program = (psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
         done = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
-        told, _ = await done.communicate(finding.sql.encode())
-        assert done.returncode == 0, told.decode()
+        reported, _ = await done.communicate(finding.sql.encode())
+        assert done.returncode == 0, reported.decode()
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
@@ -140,7 +140,7 @@ class Patient:
         assert done.exit_code == 0, done.output
 
     def changing(self, **given: object) -> Mend:
-        """Return what mends by other settings."""
+        """Return a fix that changes settings."""
 
         async def change(_finding: Finding) -> None:
             self.given.update(given)
@@ -166,7 +166,7 @@ class Patient:
         return await store(self.broker, f"{self.upstream}.event.made.v1", headers=headers)
 
     async def take(self) -> Callable[[], Awaitable[object]]:
-        """Fetch a message as the durable; return what acknowledges it."""
+        """Fetch a message as the durable; return a function that acknowledges it."""
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.upstream_stream}.{self.durable}"
         inbox = self.broker.client.new_inbox()
         pulling = await self.broker.client.subscribe(inbox)

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 SHELLS = frozenset({"sh", "console"})
-"""What a block of commands is called; `console` has their output, too, and a prompt before each."""
+"""Languages of blocks with commands; `console` has a prompt before each, and their output."""
 
 _PROMPT = "$ "
 _COMMENT = re.compile(r"\s{2,}#\s.*$")
@@ -68,7 +68,7 @@ def commands(document: str, heading: str = "") -> list[Command]:
 
 
 def output(document: str) -> str:
-    """Return what the document's one command is shown to print."""
+    """Return the output that the document shows for its one command."""
     [(_, _, text)] = [block for block in blocks(document) if block[1] == "console"]
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PROMPT))
 

@@ -52,7 +52,7 @@ class Call:
 
 
 Behaviour: TypeAlias = Callable[[Call, asyncio.StreamWriter], Awaitable[None]]
-"""Writes whatever it likes; the connection stays open for the next request unless it closes it."""
+"""Writes any bytes; the connection stays open for the next request unless the behaviour closes it."""
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
@@ -63,7 +63,7 @@ def answer(status: int, body: bytes = b"", **headers: str) -> Behaviour:
 
 
 def raw(data: bytes, *, close: bool = False, reset: bool = False) -> Behaviour:
-    """Send these bytes and perhaps end the connection."""
+    """Send these bytes, and close or reset the connection if asked to."""
 
     async def behave(_call: Call, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
@@ -79,7 +79,7 @@ def raw(data: bytes, *, close: bool = False, reset: bool = False) -> Behaviour:
 
 
 async def hang(_call: Call, _writer: asyncio.StreamWriter) -> None:
-    """Say nothing until the server is closed."""
+    """Send no byte until the server is closed."""
     await asyncio.Event().wait()
 
 
@@ -97,7 +97,7 @@ def drip(head: bytes, drop: bytes, *, every_seconds: float = 0.02) -> Behaviour:
 
 
 def in_turn(*behaviours: Behaviour) -> Behaviour:
-    """Behave so at the first request, so at the second; at the last for ever after."""
+    """Use one behaviour per request, in this order, and the last one for all later requests."""
     left = list(behaviours)
 
     async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ class HandlerServer:
 
     default: Behaviour = field(default_factory=lambda: answer(200))
     batch: Behaviour | None = None
-    """What happens to a batch instead of its messages."""
+    """Behaviour for a batch, instead of those for its messages."""
     script: dict[str, Behaviour] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     connections: int = 0
@@ -184,7 +184,7 @@ class HandlerServer:
         await answer(200, json.dumps(elements).encode())(call, writer)
 
     async def stop(self) -> None:
-        """End what still hangs."""
+        """Cancel the open connections."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

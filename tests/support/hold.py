@@ -28,7 +28,7 @@ class Hold:
         )
 
     async def on_done(self) -> None:
-        """Let what is held go on, and hold nothing more."""
+        """Release the held calls, and hold no more."""
         await self._connection.execute("SELECT pg_advisory_unlock_all()")
 
 

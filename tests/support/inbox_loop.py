@@ -98,14 +98,14 @@ class World:
     def row(self, message_id: str) -> InboxRow:
         return self.table.rows[message_id]
 
-    def buried(self) -> list[tuple[str, str]]:
+    def dead_lettered(self) -> list[tuple[str, str]]:
         """Return message id and reason of each dead letter in the stream."""
         headers = [entry.headers for entry in self.dead_letters.entries()]
         return [(found["Dlq-Message-Id"], found["Dlq-Reason"]) for found in headers]
 
     @asynccontextmanager
     async def consuming(self) -> AsyncIterator[None]:
-        """Run the loop, and the one for what was given up, for a block; then stop them gracefully."""
+        """Run the loop and the max-deliveries loop for a block; then stop them gracefully."""
         loop = self.loop()
         max_deliveries = MaxDeliveriesLoop(
             exhausted=self.exhausted,

@@ -21,7 +21,7 @@ SUBJECT = "vibespro.event.vibe_created.v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the store has of a message."""
+    """A message's row in the store."""
 
     attempts: int
     last_error: str | None

@@ -32,7 +32,7 @@ async def connected(url: str, **given: Any) -> AsyncIterator[NatsConnection]:
 
 
 async def create_stream(connection: NatsConnection, name: str, subject: str, **config: Any) -> None:
-    """Create a stream, without what the server is too old to know."""
+    """Create a stream, without fields that the server is too old for."""
     version = connection.client.connected_server_version
     known = {
         field: value
@@ -51,7 +51,7 @@ async def create_consumer(connection: NatsConnection, stream: str, name: str, **
 
 
 async def consumer_info(connection: NatsConnection, stream: str, name: str) -> dict[str, Any]:
-    """Ask what the server knows of a consumer."""
+    """Return the server's CONSUMER.INFO."""
     return await api(connection, f"CONSUMER.INFO.{stream}.{name}")
 
 

@@ -20,7 +20,7 @@ class Key:
         self.public: str = self._pair.public_key.decode()
 
     def sign(self, subject: "Key", kind: str, seconds: int = 0, **claims: Any) -> str:
-        """Return the JWT in which this key vouches for ``subject``, for some seconds or for ever."""
+        """Return a JWT by this key for ``subject``, valid for some seconds or without an end."""
         body = {
             "iat": int(time.time()),
             "iss": self.public,
@@ -62,7 +62,7 @@ class Account:
         }
 
     def creds(self, seconds: int = 0) -> str:
-        """Let a new user in, for some seconds or for ever; return the content of its credentials file."""
+        """Create a user, valid for some seconds or without an end; return its credentials file's content."""
         user = user_key()
         unlimited = {"subs": -1, "data": -1, "payload": -1, "pub": {}, "sub": {}}
         token = self._account.sign(user, "user", seconds, **unlimited)

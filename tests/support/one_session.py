@@ -1,4 +1,4 @@
-"""Runs commands of the pipeline in one Spark session, whose start is most of what each takes.
+"""Runs commands of the pipeline in one Spark session, because its start takes longer than most commands.
 
 Each argument is a command as one types it, ``python -m sea_mq_worker`` in front.
 """

@@ -29,7 +29,7 @@ WHY = ("--reason", "the handler was broken", "--actor", "ann")
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -54,7 +54,7 @@ class World:
         return PostgresOperations(pool=self.pool)
 
     async def run(self, *arguments: str, **env: str) -> Answer:
-        """Run a command with these settings on top; what it prints with --json is as documented."""
+        """Run a command with these further settings; check its --json output against the schema."""
         result = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.env | env)
         if "--json" in arguments and result.stdout:
             _check_json(arguments, result.stdout)
@@ -98,7 +98,7 @@ def _check_json(arguments: Sequence[str], printed: str) -> None:
 
 @asynccontextmanager
 async def world_of(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
-    """Connect to what commands are tried on."""
+    """Connect to the servers on which commands run."""
     env = {"SEA_MQ_CONTEXT": names, "SEA_MQ_DATABASE_URL": database.dsn, "SEA_MQ_NATS_URL": nats_url}
     async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
         yield World(env=env, pool=pool, connection=connection, name=names)

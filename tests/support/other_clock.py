@@ -1,4 +1,4 @@
-"""Servers that tell another time than this machine's, as one whose clock is wrong does."""
+"""Servers whose clock differs from this machine's."""
 
 import re
 from asyncio import StreamReader, StreamWriter
@@ -20,7 +20,7 @@ CREATE OR REPLACE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANG
 
 
 def postgres_clock(*, right: bool) -> str:
-    """Return the statement after which a database tells another time, or the right one again."""
+    """Return the statement that shifts a database's clock, or sets it right again."""
     return _POSTGRES_RIGHT if right else _POSTGRES_AHEAD
 
 
@@ -43,6 +43,6 @@ class _NatsAhead(TcpProxy):
             await writer.drain()
         raise ConnectionResetError
 
-    def _later(self, told: re.Match[bytes]) -> bytes:
-        moment = datetime.strptime(told[0].decode(), self._MINUTE) + AHEAD  # noqa: DTZ007 - no zone is in it
+    def _later(self, reported: re.Match[bytes]) -> bytes:
+        moment = datetime.strptime(reported[0].decode(), self._MINUTE) + AHEAD  # noqa: DTZ007 - no zone is in it
         return moment.strftime(self._MINUTE).encode()

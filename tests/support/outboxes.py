@@ -21,7 +21,7 @@ SHORT_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the store has of an event."""
+    """An event's row in the store."""
 
     state: str
     attempts: int
@@ -228,7 +228,7 @@ def postponed(claim: Claim, *, delay_seconds: float = 0.0, failed: bool = True) 
     return [Postponed(event, "no answer", delay_seconds, failed) for event in claim.events]
 
 
-def buried(claim: Claim, error: str = "too large") -> list[Died]:
+def died(claim: Claim, error: str = "too large") -> list[Died]:
     return [Died(event, error) for event in claim.events]
 
 

@@ -133,7 +133,7 @@ async def partitions(connection: asyncpg.Connection) -> list[str]:
 
 
 async def shape(connection: asyncpg.Connection, table: str) -> list[str]:
-    """Tell what a table is; the server sets parentheses in its own way when it repeats a condition."""
+    """Describe a table without parentheses, which the server sets in its own way."""
     rows = await connection.fetch(SHAPE, table)
     return sorted(row[0].replace(table, "").replace("(", "").replace(")", "") for row in rows)
 

@@ -8,7 +8,7 @@ from sea_mq_worker.settings import CONFIG_VARIABLE, Settings, load_settings
 
 
 def write_settings(path: Path, monkeypatch: pytest.MonkeyPatch, **given: str) -> Settings:
-    """Write a settings file, let this process use it, and return what it says."""
+    """Write a settings file, let this process use it, and return the settings."""
     path.write_text("".join(f"{name} = '''{value}'''\n" for name, value in given.items()))
     monkeypatch.setenv(CONFIG_VARIABLE, str(path))
     return load_settings()

@@ -104,7 +104,7 @@ class TransactionPooler:
 async def transaction_pooler(
     server: EmbeddedPostgres, *, sessions: int = 3, refuses: bool = True
 ) -> AsyncIterator[str]:
-    """Stand before a server of the test's own, which then trusts whoever connects; give the URL.
+    """Run a pooler before the test's own server, which then trusts every client; yield the URL.
 
     ``refuses`` start-up parameters that it does not track, or drops them.
     """

@@ -1,4 +1,4 @@
-"""Processes seen from outside: frozen with their children, and what they use of the machine."""
+"""Processes from outside: freezing them with their children, and measuring their use of the machine."""
 
 import os
 import resource

@@ -72,7 +72,7 @@ def _is_own(module: str) -> bool:
 
 
 def refused(module: str, words: Sequence[str]) -> str:
-    """Say what a program does not understand of its words, or nothing.
+    """Return the reason why a program refuses its arguments, or an empty text.
 
     A word that is missing is no fault: a document may name a command without.
     """
@@ -152,11 +152,11 @@ def _worker_options(command: Any) -> Iterator[str]:
 
 
 OPTIONS = frozenset({*_worker_options(_worker()), "--help"})
-"""What some command of the worker takes."""
+"""Options of any command of the worker."""
 
 
 def options_of(module: str) -> frozenset[str]:
-    """Return what another program of the project takes, its commands' options too."""
+    """Return the options of another program of the project, and of its commands."""
     reads_words = "ArgumentParser(" in _entry(module).read_text()
     return frozenset(_argparse_options(parser_of(module)) if reads_words else ())
 

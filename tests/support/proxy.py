@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and its server that loses, holds, delays or cuts what passes."""
+"""A TCP proxy between a client and its server that loses, holds, delays or cuts the traffic."""
 
 import asyncio
 import contextlib
@@ -80,19 +80,19 @@ class TcpProxy:
         self._lag_seconds = seconds
 
     def forget(self) -> None:
-        """Swallow whatever goes through the connections there are, in both directions; new ones are taken."""
+        """Discard all bytes of the open connections, in both directions; accept new connections."""
         self._forgotten |= self._writers
 
     def drop_to_server(self) -> None:
-        """Swallow what clients send."""
+        """Discard the bytes that clients send."""
         self._drops_up = True
 
     def drop_to_client(self) -> None:
-        """Swallow what the server sends."""
+        """Discard the bytes that the server sends."""
         self._drops_down = True
 
     async def drop_behind(self, count: int, frame: bytes) -> None:
-        """Pass what clients send with ``count`` more pieces that begin with ``frame``, and nothing after.
+        """Pass the clients' bytes with ``count`` more pieces that begin with ``frame``, and nothing after.
 
         Returns when something was swallowed.
         """
@@ -129,7 +129,7 @@ class TcpProxy:
         raise ConnectionResetError
 
     def _counted(self, data: bytes) -> bytes:
-        """Return what is in front of the first frame too many; a client sends the head of a frame whole."""
+        """Return the bytes before the first excess frame; a client sends the head of a frame whole."""
         at = data.find(self._frame)
         while at >= 0:
             if not self._frames_left:

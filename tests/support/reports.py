@@ -26,7 +26,7 @@ _NOTHING = Shares(largest=[], distinct=0)
 
 
 def empty_report() -> Report:
-    """Return what is found where nothing ever happened."""
+    """Return the result for empty tables and streams."""
     totals = Totals(
         written=0,
         written_bytes=0,

@@ -29,7 +29,7 @@ ROOMY = {"jetstream": {"max_file_store": 2**40}}
 
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 2 * 2**30
-"""What must be free there; the servers of four processes took half a GiB of it."""
+"""Required free space; the servers of four processes used half a GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ async def nats(*, containers: bool) -> AsyncIterator[NatsAddress]:
 async def scratch_database(
     server: PostgresAddress, *, prefix: str, template: str = "template1"
 ) -> AsyncIterator[Database]:
-    """Create a database as a copy of the template, and drop it afterwards whoever is connected."""
+    """Create a database as a copy of the template; drop it afterwards, also with open connections."""
     name = unique(prefix)
     await _execute(server.dsn, f"CREATE DATABASE {name} TEMPLATE {template}")
     try:

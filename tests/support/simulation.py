@@ -1,4 +1,4 @@
-"""Loops in virtual time: what waits takes no time, and who waits for nothing fails at once."""
+"""Event loops in virtual time: a wait takes no real time, and a wait without an end fails at once."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._leaping)
 
     def time(self) -> float:
-        """Tell the time; a timer is due at its time, not a little before, or its waiter would begin anew."""
+        """Return the time; a timer is due exactly at its time, or its waiter would wait again."""
         self._clock_resolution = math.ulp(self._leaping.now)
         return self._leaping.now
 

@@ -50,7 +50,7 @@ class Effects:
     taken: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
     script: dict[str, Behaviour] = field(default_factory=dict)
-    """What happens to a message instead, by its id."""
+    """Behaviour for single messages, by their id."""
 
     async def take(self, call: Call, writer: Any) -> None:
         """Behave so as the handler."""
@@ -65,7 +65,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a fault test has in its hands. ``database`` and ``broker`` go past the proxies."""
+    """Handles of a fault test; ``database`` and ``broker`` bypass the proxies."""
 
     target: Deployment
     dsn: str
@@ -85,13 +85,13 @@ class Site:
         return running(self.target, self.folder / f"{name}.log", *command, worker_name=name, **settings)
 
     async def commit(self, count: int = 1, **event: Any) -> list[str]:
-        """Commit so many events in one transaction; return their ids."""
+        """Commit ``count`` events in one transaction; return their ids."""
         async with self.database.transaction():
             ids = await enqueue(self.database, *(enqueueable(**event) for _ in range(count)))
         return [str(event_id) for event_id in ids]
 
     async def send(self, count: int = 1, body: bytes = b"{}") -> list[str]:
-        """Store so many messages in the upstream stream; return their ids."""
+        """Store ``count`` messages in the upstream stream; return their ids."""
         ids = [str(uuid.uuid4()) for _ in range(count)]
         for message_id in ids:
             await store(self.broker, self.subject, body, headers={"Nats-Msg-Id": message_id})
@@ -122,7 +122,7 @@ class Site:
         return Counter(headers["Nats-Msg-Id"] for *_, headers in stored)
 
     async def dead_letters(self) -> list[Mapping[str, str]]:
-        """Return the headers of what is in the dead-letter stream."""
+        """Return the headers of all dead letters."""
         stored = await stored_messages(self.broker, f"{self.target.context.upper()}_DLQ")
         return [headers for *_, headers in stored]
 
@@ -140,16 +140,16 @@ class Site:
         await eventually(self._all_answered, within=within, what="every message is acknowledged")
 
     async def audit(
-        self, *, dead: frozenset[str] = frozenset(), buried: frozenset[str] = frozenset()
+        self, *, dead: frozenset[str] = frozenset(), dead_lettered: frozenset[str] = frozenset()
     ) -> None:
         """Prove that each event and message came to its end once, unaltered and in its key's order.
 
         Args:
             dead: events that have to be DEAD, all others PUBLISHED.
-            buried: messages that have to be dead-lettered, all others processed.
+            dead_lettered: messages that have to be dead-lettered, all others processed.
         """
         await self._audit_outbound(dead)
-        await self._audit_inbound(buried)
+        await self._audit_inbound(dead_lettered)
 
     async def _all_published(self) -> bool:
         return not await self.database.fetchval(_UNFINISHED)
@@ -175,22 +175,22 @@ class Site:
                 by_key[row["ordering_key"]].append(found[event_id][0])
         assert all(seqs == sorted(seqs) for seqs in by_key.values())
 
-    async def _audit_inbound(self, buried: frozenset[str]) -> None:
+    async def _audit_inbound(self, dead_lettered: frozenset[str]) -> None:
         stored = await stored_messages(self.broker, self.target.upstream_stream)
         sent = {headers["Nats-Msg-Id"] for *_, headers in stored}
         rows = {
             str(row["message_id"]): row for row in await self.database.fetch("SELECT * FROM inbox_messages")
         }
         assert sent <= set(rows)
-        assert {i for i, row in rows.items() if row["processed_at"] is not None} == sent - buried
-        assert {i for i, row in rows.items() if row["dead_lettered_at"] is not None} == buried
+        assert {i for i, row in rows.items() if row["processed_at"] is not None} == sent - dead_lettered
+        assert {i for i, row in rows.items() if row["dead_lettered_at"] is not None} == dead_lettered
         letters = Counter(headers["Dlq-Message-Id"] for headers in await self.dead_letters())
-        assert letters == Counter(buried)
-        assert self.effects.taken == Counter(sent - buried)
+        assert letters == Counter(dead_lettered)
+        assert self.effects.taken == Counter(sent - dead_lettered)
 
 
 SiteWith = Callable[..., AbstractAsyncContextManager[Site]]
-"""`site` in a test's own database, on the session's broker unless it is told another one."""
+"""`site` in a test's own database, on the session's broker unless ``nats_url`` names another one."""
 
 
 def _digest(body: bytes) -> str:

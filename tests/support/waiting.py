@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere, with a deadline instead of a guess."""
+"""Waiting for conditions with a deadline, instead of sleeping."""
 
 import asyncio
 import inspect
@@ -16,7 +16,7 @@ async def eventually(probe: Callable[[], Awaitable[T]], *, within: float = ..., 
 @overload
 async def eventually(probe: Callable[[], T], *, within: float = ..., what: str = ...) -> T: ...
 async def eventually(probe: Callable[[], Any], *, within: float = 30.0, what: str = "") -> Any:
-    """Return the probe's first truthy answer; fail after so many seconds, telling its last answer.
+    """Return the probe's first truthy answer; after the deadline fail with its last answer.
 
     What the probe raises is passed on at once.
     """

@@ -29,7 +29,7 @@ _END_SECONDS = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What a worker is pointed at: ``environment`` holds its SEA_MQ_* settings."""
+    """Servers and names of a worker; ``environment`` holds its SEA_MQ_* settings."""
 
     context: str
     upstream: str
@@ -94,7 +94,7 @@ def _change(file: Path, entries: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A running worker; ``log`` is what it writes to its standard error."""
+    """A running worker; ``log`` is the file of its standard error."""
 
     process: asyncio.subprocess.Process
     log: Path
@@ -134,7 +134,7 @@ class WorkerProcess:
 
     @property
     def written(self) -> str:
-        """What it wrote so far."""
+        """Its standard error so far."""
         return self.log.read_text()
 
     @property
@@ -158,12 +158,12 @@ class WorkerProcess:
         await eventually(lambda: text in self.written, within=_READY_SECONDS, what=f"it tells {text}")
 
     def events(self) -> list[str]:
-        """Return the stable keys of what it logged."""
+        """Return the event names of its log lines."""
         lines = [line for line in self.written.splitlines() if line.startswith("{")]
         return [json.loads(line).get("event", "") for line in lines if line.endswith("}")]
 
     async def metrics(self) -> dict[str, float]:
-        """Return what it counts, by the name of the series with its labels: ``name{label="x"}``."""
+        """Return its metrics by series: ``name{label="x"}``."""
         text = await self.exposition()
         samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {series: float(value) for series, _, value in samples}

@@ -240,11 +240,15 @@ def unknown_options(document: str) -> set[str]:
 
 def test_every_pytest_path_of_a_document_exists(pytestconfig: pytest.Config) -> None:
     texts = [command.text for command in ALL] + [code for name in documents() for code in inline(name)]
-    told = [text.split("pytest ")[-1].split() for text in texts if re.search(r"(bin/|-m |^)pytest ", text)]
+    reported = [
+        text.split("pytest ")[-1].split() for text in texts if re.search(r"(bin/|-m |^)pytest ", text)
+    ]
     marks = {mark.partition(":")[0].partition("(")[0] for mark in pytestconfig.getini("markers")}
-    assert {words[1] for words in told if words[0] == "-m"} <= marks
-    assert [words for words in told if words[0].startswith("tests") and not (ROOT / words[0]).exists()] == []
-    assert len(told) > 5
+    assert {words[1] for words in reported if words[0] == "-m"} <= marks
+    assert [
+        words for words in reported if words[0].startswith("tests") and not (ROOT / words[0]).exists()
+    ] == []
+    assert len(reported) > 5
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ def test_systemd_takes_the_unit_without_a_word(instance: Path) -> None:
 @needs_systemd
 @pytest.mark.fault("S16")
 def test_systemd_finds_it_little_exposed(instance: Path) -> None:
-    told = analyzed(
+    reported = analyzed(
         "security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE_MAX * 10:.0f}", instance
     )
-    assert "Overall exposure level" in told
+    assert "Overall exposure level" in reported
 
 
 @pytest.mark.fault("S16")

@@ -23,7 +23,7 @@ QUIRKS = re.compile(
 )
 JARGON = frozenset(
     {"gate", "gates", "burial", "buried", "bury", "leftovers", "stranded", "doubtful", "patience", "keeping"}
-    | {"lookout", "desk", "errand", "told", "twin"}
+    | {"lookout", "desk", "errand", "reported", "twin"}
 )
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SENTENCE_WORDS_MIN = 3

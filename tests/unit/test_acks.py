@@ -124,9 +124,9 @@ def test_an_error_without_numbers_is_unknown(code: str) -> None:
     assert read(error) == Unknown("refused (0/0)", answered=True)
 
 
-@pytest.mark.parametrize("told", ['"false"', "1", "[0]", "null"])
-def test_only_true_makes_an_acknowledgement_a_duplicates(told: str) -> None:
-    answer = b'{"stream":"SEA_EVENTS","seq":7,"duplicate":%s}' % told.encode()
+@pytest.mark.parametrize("reported", ['"false"', "1", "[0]", "null"])
+def test_only_true_makes_an_acknowledgement_a_duplicates(reported: str) -> None:
+    answer = b'{"stream":"SEA_EVENTS","seq":7,"duplicate":%s}' % reported.encode()
 
     assert read(answer) == Stored(STREAM, 7)
 

@@ -16,12 +16,12 @@ async def test_a_removed_dead_letter_does_not_hide_the_next_one_of_its_message()
         message_id = world.send()
         for count in range(1, 4):
             await world.observer.seen(MessageDeadLettered, count=count)
-            assert world.buried() == [(message_id, "REJECTED")]
+            assert world.dead_lettered() == [(message_id, "REJECTED")]
             world.dead_letters.purge()
             del world.table.rows[message_id]
             world.send(message_id=message_id)
         await world.observer.seen(MessageDeadLettered, count=4)
-    assert world.buried() == [(message_id, "REJECTED")]
+    assert world.dead_lettered() == [(message_id, "REJECTED")]
 
 
 @in_virtual_time
@@ -39,7 +39,7 @@ async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything
         row.locked_by, row.locked_until = "w2#9", world.clock() + 2 * LEASE
         world.dlq.connected = True
         await asyncio.sleep(LEASE)
-        assert world.buried() == []
+        assert world.dead_lettered() == []
         world.inbox.down = False
         await world.observer.seen(LeasesLost)
-    assert world.buried() == []
+    assert world.dead_lettered() == []

@@ -71,11 +71,11 @@ async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> No
         await world.observer.seen(TypeSlowed)
         began = world.clock()
         await asyncio.sleep(20)
-        assert SLOW_AFTER <= len(world.buried()) <= SLOW_AFTER + 2 + 20 * PER_SECOND
+        assert SLOW_AFTER <= len(world.dead_lettered()) <= SLOW_AFTER + 2 + 20 * PER_SECOND
         await world.observer.seen(MessageDeadLettered, count=len(bad), within=120.0)
         assert world.clock() - began <= 90.0
-    assert {message_id for message_id, _ in world.buried()} == bad
-    assert {reason for _, reason in world.buried()} == {"REJECTED"}
+    assert {message_id for message_id, _ in world.dead_lettered()} == bad
+    assert {reason for _, reason in world.dead_lettered()} == {"REJECTED"}
 
 
 @pytest.mark.parametrize("status", [422, 503, 401])
@@ -125,7 +125,7 @@ async def test_no_attempt_counts_while_the_whole_handler_fails() -> None:
         world.handler.script = always(Respond(status=503))
         ids = [world.send() for _ in range(40)]
         await asyncio.sleep(HOUR / 6)
-        assert world.buried() == []
+        assert world.dead_lettered() == []
         assert max(row.attempts for row in world.table.rows.values()) <= 2
         world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=1 + len(ids), within=10.0)
@@ -140,11 +140,11 @@ async def test_where_the_handler_works_for_others_attempts_are_spent_one_after_t
     world.handler.script = failing(503, bad)
     async with world.consuming():
         await world.observer.seen(TypeSlowed)
-        while len(world.buried()) < len(bad):
+        while len(world.dead_lettered()) < len(bad):
             world.send(subject=OTHER)
             await asyncio.sleep(5.0)
             assert world.clock() < HOUR
-    assert {reason for _, reason in world.buried()} == {"EXHAUSTED"}
+    assert {reason for _, reason in world.dead_lettered()} == {"EXHAUSTED"}
     counted = [fact for fact in world.observer.of(MessageRetried) if fact.message_id in bad]
     assert len(counted) == len(bad) * (ATTEMPTS_MAX - 1)
 
@@ -190,13 +190,13 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
         resumptions.resume(event_type)
         await world.observer.seen(MessageGivenBack, count=25)
         resumptions.resume("another")
-        before = len(world.buried())
+        before = len(world.dead_lettered())
         await asyncio.sleep(1.5)
         assert world.observer.of(TypeResumed) == [], "it was resumed before it was slow"
         resumptions.resume(event_type)
         await world.observer.seen(TypeResumed)
         await asyncio.sleep(0.5)
-        assert len(world.buried()) >= before + SLOW_AFTER - 1
+        assert len(world.dead_lettered()) >= before + SLOW_AFTER - 1
         await asyncio.sleep(5.0)
     assert [fact.why for fact in world.observer.of(TypeResumed)] == ["an operator resumed it"]
 
@@ -223,9 +223,9 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
         for _ in range(30):
             world.send(subject=OTHER)
         await world.observer.seen(TypeSlowed, count=2)
-        told = await world.observer.seen(TypeResumed, within=10.0)
-        assert told.event_type == "vibe_created"
-    assert (told.why, told.slow_seconds >= 4.0) == ("an operator resumed it", True)
+        reported = await world.observer.seen(TypeResumed, within=10.0)
+        assert reported.event_type == "vibe_created"
+    assert (reported.why, reported.slow_seconds >= 4.0) == ("an operator resumed it", True)
 
 
 @in_virtual_time
@@ -316,6 +316,6 @@ def test_the_subject_is_of_the_type_that_the_tests_name() -> None:
 async def test_the_commands_that_a_slow_type_names_quote_what_a_sender_chose() -> None:
     world = World()
     async with world.consuming():
-        told = world.health.reason("made;$(id)")
-    assert "inbox resume --type 'made;$(id)' --reason fixed`" in told
-    assert "dlq redrive --dlq-reason REJECTED --type 'made;$(id)' --reason fixed`" in told
+        reported = world.health.reason("made;$(id)")
+    assert "inbox resume --type 'made;$(id)' --reason fixed`" in reported
+    assert "dlq redrive --dlq-reason REJECTED --type 'made;$(id)' --reason fixed`" in reported

@@ -76,7 +76,7 @@ async def test_a_rejected_message_is_dead_lettered_and_then_acknowledged() -> No
     [letter] = world.dead_letters.entries()
     assert letter.subject == f"sea.dlq.{SUBJECT}"
     assert letter.payload == b'{"vibe": 1}'
-    assert world.buried() == [(message_id, "REJECTED")]
+    assert world.dead_lettered() == [(message_id, "REJECTED")]
     assert world.row(message_id).dead_lettered_at is not None
     assert world.consumer.acked == [1]
 
@@ -126,7 +126,7 @@ async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() ->
         await world.observer.seen(MessageProcessed, count=len(ids))
     assert paused.circuit == "handler"
     assert {world.row(message_id).attempts for message_id in ids} == {1}
-    assert world.buried() == []
+    assert world.dead_lettered() == []
 
 
 @in_virtual_time
@@ -213,7 +213,7 @@ async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
         fact = await world.observer.seen(MessageDeadLettered, within=600.0)
     assert (fact.reason, fact.attempts) == ("EXHAUSTED", ATTEMPTS_MAX)
     assert world.handler.calls[bad] == ATTEMPTS_MAX
-    assert world.buried() == [(bad, "EXHAUSTED")]
+    assert world.dead_lettered() == [(bad, "EXHAUSTED")]
 
 
 @pytest.mark.parametrize("other", ["sea__from_another", "sea__from_vibespro"])
@@ -231,8 +231,8 @@ async def test_messages_settled_by_another_workers_consumer_are_reported_once_an
     foreign = other != world.consumer.name
     skipped = [fact for fact in world.observer.facts if isinstance(fact, MessageSkipped)]
     assert [fact.brought_by for fact in skipped] == [other if foreign else ""] * 3
-    told = [fact.event for fact in world.observer.facts if isinstance(fact, Noticed)]
-    assert told == ["consumers_overlap"] * foreign
+    reported = [fact.event for fact in world.observer.facts if isinstance(fact, Noticed)]
+    assert reported == ["consumers_overlap"] * foreign
 
 
 @in_virtual_time
@@ -260,7 +260,7 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
         await asyncio.sleep(LEASE)
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, within=2 * ACK_WAIT)
-    assert world.buried() == [(deadly, "EXHAUSTED")]
+    assert world.dead_lettered() == [(deadly, "EXHAUSTED")]
 
 
 @pytest.mark.clause("POL-047-006")
@@ -276,7 +276,7 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
         assert world.consumer.acked == []
         world.dlq.connected = True
         await world.observer.seen(MessageDeadLettered)
-    assert world.buried() == [(message_id, "REJECTED")]
+    assert world.dead_lettered() == [(message_id, "REJECTED")]
     assert world.consumer.acked == [1]
 
 
@@ -432,5 +432,5 @@ async def test_a_dead_letter_that_is_too_large_leaves_its_body_in_the_original_s
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered)
     [letter] = world.dead_letters.entries()
-    assert world.buried() == [(message_id, "REJECTED")]
+    assert world.dead_lettered() == [(message_id, "REJECTED")]
     assert (letter.payload, letter.headers["Dlq-Body-Omitted"]) == (b"", "2002")

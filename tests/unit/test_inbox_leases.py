@@ -219,7 +219,7 @@ async def test_a_rejected_message_that_somebody_took_over_is_not_dead_lettered()
     world.handler.script = taken_over
     async with world.consuming():
         await world.observer.seen(LeasesLost)
-    assert world.buried() == []
+    assert world.dead_lettered() == []
     assert world.consumer.acked == []
 
 

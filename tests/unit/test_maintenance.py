@@ -16,7 +16,7 @@ from tests.support.simulation import Interrupted
 TODAY = date(2025, 12, 31)
 
 
-async def told(partitions: Any) -> Sequence[RecordedFact]:
+async def reported(partitions: Any) -> Sequence[RecordedFact]:
     observer = RecordingObserver()
     await PartitionMaker(partitions=partitions, observer=observer, days_ahead=1).make()
     return observer.facts
@@ -31,16 +31,16 @@ def failing(error: Exception) -> Interrupted:
 async def test_only_created_partitions_are_reported() -> None:
     partitions = InMemoryPartitions(lambda: TODAY)
     days = "outbox_events_20251231, outbox_events_20260101"
-    assert await told(partitions) == [Progressed(event="partitions_made", text=days)]
-    assert await told(partitions) == []
+    assert await reported(partitions) == [Progressed(event="partitions_made", text=days)]
+    assert await reported(partitions) == []
 
 
 async def test_a_worker_without_the_right_to_create_partitions_reports_it_and_continues() -> None:
-    assert await told(failing(ContractError("permission denied"))) == [
+    assert await reported(failing(ContractError("permission denied"))) == [
         Noticed(event="partitions_not_made", text="permission denied")
     ]
 
 
 async def test_an_outage_is_raised_to_the_circuit_breaker() -> None:
     with pytest.raises(StoreUnavailableError):
-        await told(failing(StoreUnavailableError("away")))
+        await reported(failing(StoreUnavailableError("away")))

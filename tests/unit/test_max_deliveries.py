@@ -51,7 +51,7 @@ async def test_a_message_that_was_given_up_with_attempts_left_is_handled() -> No
         fact = await world.observer.seen(MessageProcessed)
         await settled(world)
     assert fact.message_id == message_id
-    assert world.buried() == []
+    assert world.dead_lettered() == []
     assert world.handler.calls[message_id] == 1
 
 
@@ -66,7 +66,7 @@ async def test_one_that_fails_again_and_again_is_dead_lettered_once_its_attempts
         await settled(world)
     assert (fact.message_id, fact.reason, fact.attempts) == (message_id, "EXHAUSTED", ATTEMPTS_MAX)
     assert world.handler.calls[message_id] == ATTEMPTS_MAX
-    assert world.buried() == [(message_id, "EXHAUSTED")]
+    assert world.dead_lettered() == [(message_id, "EXHAUSTED")]
 
 
 @pytest.mark.parametrize("status", [401, 503])
@@ -78,11 +78,11 @@ async def test_deliveries_that_were_given_back_cost_no_message_its_life(status: 
     async with world.consuming():
         await asyncio.sleep(900.0)
         assert len(world.consumer.exhausted_deliveries) > SLOW_AFTER
-        assert world.buried() == []
+        assert world.dead_lettered() == []
         world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
         await settled(world)
-    assert world.buried() == []
+    assert world.dead_lettered() == []
 
 
 @in_virtual_time
@@ -92,7 +92,7 @@ async def test_an_invalid_message_is_dead_lettered_for_the_reason_that_is_its_ow
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered)
         await settled(world)
-    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]
+    assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]
 
 
 @pytest.mark.clause("POL-047-003")
@@ -104,7 +104,7 @@ async def test_a_message_that_was_processed_at_its_last_delivery_is_only_forgott
     await world.inbox.mark_processed([run.lease])
     async with world.consuming():
         await settled(world)
-    assert world.buried() == []
+    assert world.dead_lettered() == []
     assert not world.handler.calls
 
 
@@ -131,7 +131,7 @@ async def test_a_message_that_kills_each_worker_is_dead_lettered_without_a_call(
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, within=600.0)
         await settled(world)
-    assert world.buried() == [(message_id, "EXHAUSTED")]
+    assert world.dead_lettered() == [(message_id, "EXHAUSTED")]
     assert not world.handler.calls
 
 
@@ -155,7 +155,7 @@ async def test_a_dead_letter_that_a_dead_worker_had_begun_is_found_and_not_repea
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, within=600.0)
         await settled(world)
-    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]
+    assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]
 
 
 @pytest.mark.parametrize("lost", ["inbox", "stranded", "dead letters"])
@@ -181,4 +181,4 @@ async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
         await world.observer.seen(CircuitClosed)
         await world.observer.seen(MessageDeadLettered)
         await settled(world)
-    assert world.buried() == [(message_id, "INVALID_PAYLOAD")]
+    assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]

@@ -22,7 +22,7 @@ async def find_undeliverable(world: World, *, body: bytes = b"{}") -> str:
     return message_id
 
 
-def told(world: World) -> list[str]:
+def reported(world: World) -> list[str]:
     return [fact.event for fact in world.observer.of(Noticed)]
 
 
@@ -35,7 +35,7 @@ async def test_a_message_that_somebody_else_acknowledged_is_handled_again() -> N
         assert not world.handler.calls
         fact = await world.observer.seen(MessageProcessed, within=OVERDUE)
     assert fact.message_id == message_id
-    assert told(world) == ["message_undeliverable"]
+    assert reported(world) == ["message_undeliverable"]
 
 
 @in_virtual_time
@@ -45,7 +45,7 @@ async def test_one_without_an_effect_comes_again_until_its_attempts_are_spent() 
     world.handler.script = always(Respond(status=500))
     async with world.consuming():
         await asyncio.sleep(ATTEMPTS_MAX * OVERDUE)
-    assert world.buried() == [(message_id, "EXHAUSTED")]
+    assert world.dead_lettered() == [(message_id, "EXHAUSTED")]
     assert world.handler.calls[message_id] == ATTEMPTS_MAX - 1
 
 
@@ -61,7 +61,7 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
         await world.consumer.in_progress(message)
     async with world.consuming():
         await world.observer.seen(MessageProcessed, within=OVERDUE)
-    assert told(world) == []
+    assert reported(world) == []
 
 
 @in_virtual_time
@@ -71,7 +71,7 @@ async def test_a_message_dropped_by_its_stream_is_reported_once_and_stays_open()
     world.upstream.purge()
     async with world.consuming():
         await asyncio.sleep(4 * OVERDUE)
-        assert told(world) == ["message_lost"]
+        assert reported(world) == ["message_lost"]
         row = world.row(message_id)
         assert (row.settled, row.attempts, "no longer holds it" in (row.last_error or "")) == (False, 1, True)
         world.send(message_id=message_id)
@@ -88,7 +88,7 @@ async def test_another_message_in_its_place_is_not_taken_for_it(*, same_id: bool
     world.upstream.store(SUBJECT, b"[]", {"ce-id": message_id if same_id else str(uuid.uuid4())})
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
-    assert (told(world), set(world.handler.calls)) == (["message_lost"], set())
+    assert (reported(world), set(world.handler.calls)) == (["message_lost"], set())
     assert not world.row(message_id).settled
 
 
@@ -103,7 +103,7 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
     await world.consumer.ack(message)
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
-    assert world.buried() == [(item.entry.message_id, "CONTENT_CONFLICT")]
+    assert world.dead_lettered() == [(item.entry.message_id, "CONTENT_CONFLICT")]
     assert world.row(first).processed_at is not None
 
 
@@ -120,7 +120,7 @@ async def test_a_worker_without_the_right_to_read_the_stream_reports_it_and_cont
         await asyncio.sleep(2 * OVERDUE)
         world.send()
         await world.observer.seen(MessageProcessed)
-    assert set(told(world)) == {"undeliverable_not_readable"}
+    assert set(reported(world)) == {"undeliverable_not_readable"}
 
 
 @in_virtual_time

@@ -45,10 +45,10 @@ async def test_an_event_larger_than_the_server_takes_is_dead_unread_and_the_othe
     world.table.add("large", payload=b"x" * 3 * 2**20)
     world.table.add("good")
     async with world.relaying():
-        buried = await world.observer.seen(EventDied)
+        dead_lettered = await world.observer.seen(EventDied)
         await world.published(1)
     assert world.states() == {"large": "DEAD", "good": "PUBLISHED"}
-    assert re.search(r"^31457\d\d bytes .* max_payload of 1048576$", buried.error)
+    assert re.search(r"^31457\d\d bytes .* max_payload of 1048576$", dead_lettered.error)
 
 
 @in_virtual_time
@@ -92,8 +92,8 @@ async def test_an_event_released_repeatedly_is_logged_at_a_bounded_rate() -> Non
         claim = await world.outbox.find_unpublished(batch_max=1)
         returned = [Released(event) for event in claim.events]
         await settlement.settle(world.outbox, claim, returned, claimed_at=world.clock())
-    told = [fact.text for fact in world.observer.of(Noticed)]
-    assert [re.findall(r"claimed (\d+) times", text) for text in told] == [["16"], ["32"], ["64"]]
+    reported = [fact.text for fact in world.observer.of(Noticed)]
+    assert [re.findall(r"claimed (\d+) times", text) for text in reported] == [["16"], ["32"], ["64"]]
 
 
 @pytest.mark.parametrize("batches_max", [1, 8])

@@ -29,7 +29,7 @@ def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "told"),
+    ("mistake", "reported"),
     [
         ({"event_type": ""}, "event_type is blank"),
         ({"event_type": "order.*"}, "wildcard"),
@@ -63,9 +63,9 @@ def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
         ({"correlation_id": "c"}, "correlation_id must be a UUID"),
     ],
 )
-def test_a_mistake_is_reported_by_its_name(mistake: Mapping[str, Any], told: str) -> None:
+def test_a_mistake_is_reported_by_its_name(mistake: Mapping[str, Any], reported: str) -> None:
     """Before the connection is even looked at."""
-    with pytest.raises(InvalidEventError, match=f"INVALID_OUTBOX: .*{told}"):
+    with pytest.raises(InvalidEventError, match=f"INVALID_OUTBOX: .*{reported}"):
         enqueue_sync(object(), event(), event(**mistake))
 
 

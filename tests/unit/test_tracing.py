@@ -159,9 +159,9 @@ async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
     inner = InMemoryHandler(lambda _request, _call: Respond(status=500))
     await TracedHandler(inner=inner, url=URL, tracer=traces.tracer).handle(REQUEST)
     assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
-    told = traces.of(SpanKind.CLIENT).attributes
-    assert told is not None
-    assert (told["sea_mq.outcome"], told["error.type"]) == ("Retry", "Retry")
+    reported = traces.of(SpanKind.CLIENT).attributes
+    assert reported is not None
+    assert (reported["sea_mq.outcome"], reported["error.type"]) == ("Retry", "Retry")
 
 
 async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> None:
@@ -206,10 +206,10 @@ async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> No
 
 async def test_the_handlers_address_is_shown_without_its_secrets(traces: Traces) -> None:
     await TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer).handle(REQUEST)
-    told = traces.of(SpanKind.CLIENT).attributes
-    assert told is not None
-    assert told["url.full"] == "http://handler.internal:80/handle"
-    assert told["server.address"] == "handler.internal"
+    reported = traces.of(SpanKind.CLIENT).attributes
+    assert reported is not None
+    assert reported["url.full"] == "http://handler.internal:80/handle"
+    assert reported["server.address"] == "handler.internal"
     assert "secret" not in str([span.attributes for span in traces.spans])
 
 

@@ -33,11 +33,11 @@ async def made_anew(p: Patient, **fields: object) -> Mend:
     """Define what cannot be changed of a stream that is there."""
     delete = f"STREAM.DELETE.{p.name.upper()}_EVENTS"
     await p.ask(delete)
-    mend = await p.define("SEA_EVENTS", **fields)
+    fix = await p.define("SEA_EVENTS", **fields)
 
     async def make_anew(finding: Finding) -> None:
         await p.ask(delete)
-        await mend(finding)
+        await fix(finding)
 
     return make_anew
 
@@ -66,23 +66,23 @@ async def definitions_invalid(p: Patient) -> Mend:
 @provokes
 async def subjects_elsewhere(p: Patient) -> Mend:
     """The own stream takes every subject that it is asked about, and the other one some of them."""
-    mend = await p.define("SEA_EVENTS", subjects=["sea.event.order.>"])
+    fix = await p.define("SEA_EVENTS", subjects=["sea.event.order.>"])
     other = f"{p.name.upper()}_OTHER"
     await create_stream(p.broker, other, f"{p.name}.event.user.>")
 
     async def remove(finding: Finding) -> None:
         await p.ask(f"STREAM.DELETE.{other}")
-        await mend(finding)
+        await fix(finding)
 
     return remove
 
 
 @provokes
 async def stream_nearly_full(p: Patient) -> Mend:
-    mend = await p.define("SEA_EVENTS", max_msgs=5)
+    fix = await p.define("SEA_EVENTS", max_msgs=5)
     for _ in range(4):
         await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())})
-    return mend
+    return fix
 
 
 @provokes
@@ -98,10 +98,10 @@ async def stream_full__of_bytes(p: Patient) -> Mend:
 
 async def filled(p: Patient, **limit: int) -> Mend:
     """Publish to the own stream until it refuses."""
-    mend = await p.define("SEA_EVENTS", **limit)
+    fix = await p.define("SEA_EVENTS", **limit)
     while await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())}):
         pass  # a refusal has sequence 0
-    return mend
+    return fix
 
 
 @provokes
@@ -183,10 +183,10 @@ async def consumer_stuck(p: Patient) -> Mend:
     await p.send()
     acknowledge = await p.take()
 
-    async def mend(_finding: Finding) -> None:
+    async def fix(_finding: Finding) -> None:
         await acknowledge()
 
-    return mend
+    return fix
 
 
 @provokes
@@ -194,7 +194,7 @@ async def consumer_unattended(p: Patient) -> Mend:
     await short_of_patience(p)
     await p.send()
 
-    async def mend(_finding: Finding) -> None:
+    async def fix(_finding: Finding) -> None:
         await p.take()
 
-    return mend
+    return fix

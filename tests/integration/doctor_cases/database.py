@@ -140,12 +140,12 @@ async def dead_rows(p: Patient) -> Mend:
     dead = "SELECT pg_stat_get_dead_tuples('inbox_messages'::regclass)"
     await eventually(lambda: p.pool.fetchval(f"{dead} = 50"), what="the deleted rows are counted")
 
-    async def mend(finding: Finding) -> None:
+    async def fix(finding: Finding) -> None:
         await locking.execute("ROLLBACK")
         await p.sql(finding.sql)
         await eventually(lambda: p.pool.fetchval(f"{dead} = 0"), what="the removed rows are counted")
 
-    return mend
+    return fix
 
 
 @provokes_in_tables
@@ -236,8 +236,8 @@ async def inbox_failing(p: Patient) -> Mend:
     """Of one type the handler wants a token."""
     message, seq = uuid.uuid4(), await p.send()
     await p.received(seq=seq, hours=0)
-    told = "the handler answered 401 (with 0 bytes)"
-    await p.pool.execute("UPDATE inbox_messages SET message_id = $1, last_error = $2", message, told)
+    reported = "the handler answered 401 (with 0 bytes)"
+    await p.pool.execute("UPDATE inbox_messages SET message_id = $1, last_error = $2", message, reported)
 
     async def give_up(finding: Finding) -> None:
         assert finding.what.endswith(": the handler answered 401 (with # bytes)")

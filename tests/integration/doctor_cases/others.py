@@ -39,10 +39,10 @@ def by_answer(slug: str, status: int) -> None:
     async def provoke(p: Patient) -> Mend:
         p.handler.default = answer(status)
 
-        async def mend(_finding: Finding) -> None:
+        async def fix(_finding: Finding) -> None:
             p.handler.default = answer(405)
 
-        return mend
+        return fix
 
     CASES[slug] = provoke
 
