@@ -8,7 +8,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
 from tests.support.handlers import HandlerServer, answer, handler_server
@@ -126,17 +125,6 @@ async def test_a_missing_stream_names_the_command_that_makes_it(
     async with running(target, log) as worker:
         assert await worker.ended() == 3
     assert "python -m sea_mq_worker streams apply" in worker.written
-
-
-async def test_differing_streams_are_reported_by_field_and_not_changed(
-    target: Deployment, nats_url: str, log: Path
-) -> None:
-    async with running(target, log) as worker:
-        await worker.ready()
-        await worker.tells(f"stream {target.stream}: num_replicas should be 3 and is 1")
-    async with connected(nats_url) as connection:
-        info = await api(connection, f"STREAM.INFO.{target.stream}")
-    assert info["config"]["num_replicas"] == 1
 
 
 async def test_it_waits_for_a_database_that_comes_later(

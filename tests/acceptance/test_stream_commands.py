@@ -1,6 +1,5 @@
 """``streams apply`` and ``streams check``: a context changes what is its own, and says what it did."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import api
-from tests.support.jetstream import consumer_info, create_consumer, create_stream, shipped_files
+from tests.support.jetstream import consumer_info, create_stream, shipped_files
 from tests.support.operators import World, world_of
 from tests.support.servers import Database
 
@@ -65,15 +64,6 @@ async def test_the_stream_of_another_context_is_changed_where_it_is_named(world:
     assert (unknown.code, "no file defines NOBODYS" in unknown.err) == (3, True)
 
 
-async def test_no_durable_is_made_that_no_setting_names(world: World) -> None:
-    await their_stream(world)
-    await create_consumer(world.connection, upstream(world), "mine", ack_wait=120 * 10**9)
-    applied = await world.run("streams", "apply", SEA_MQ_CONSUMERS=f"{upstream(world)}/mine")
-    assert applied.code == 0
-    found = await api(world.connection, f"CONSUMER.NAMES.{upstream(world)}")
-    assert found["consumers"] == ["mine"]
-
-
 async def test_a_dry_run_reports_each_difference_and_changes_nothing(world: World) -> None:
     theirs = await their_stream(world)
     own = f"{world.name.upper()}_EVENTS"
@@ -101,13 +91,3 @@ async def test_partitions_created_before_a_refusal_are_reported(
     for name in ("EVENTS", "DLQ", "ADVISORIES"):
         label = f"stream {world.name.upper()}_{name}"
         assert label in made if options else f"created {label}" in made
-
-
-async def test_it_ends_with_the_verdict_of_check(world: World) -> None:
-    """A filter that nothing passes is accepted by the server, and is no change that applying could mend."""
-    await their_stream(world)
-    folder = Path(world.env["SEA_MQ_STREAMS_FOLDER"])
-    [file] = (folder / "consumers").glob("*__from_*")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "filter_subject": "elsewhere.>"}))
-    applied = await world.run("streams", "apply")
-    assert (applied.code, "filter_subject should be within" in applied.out) == (1, True)

@@ -8,12 +8,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS, leave_former_primary
-from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.support.processes import frozen
-from tests.support.rows import opened
-from tests.support.servers import Database
 from tests.support.site import Site, site
 from tests.support.standby import either_of, standby_of
 from tests.support.waiting import eventually
@@ -230,20 +226,3 @@ async def test_the_worker_leaves_a_primary_that_turns_read_only(
             await worker.ready()
             await there.quiet()
             await there.audit()
-
-
-async def test_a_pool_that_only_reads_leaves_a_former_primary_too(own_postgres: EmbeddedPostgres) -> None:
-    database = Database(own_postgres.dsn, "postgres")
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        await leave_former_primary(pool)
-        await pool.execute("ALTER SYSTEM SET default_transaction_read_only = on")
-        await pool.execute("SELECT pg_reload_conf()")
-
-        async def left() -> bool:
-            try:
-                await leave_former_primary(pool)
-            except StoreUnavailableError as error:
-                return "no primary is reachable" in str(error)
-            return False
-
-        await eventually(left)

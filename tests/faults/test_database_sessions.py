@@ -79,20 +79,6 @@ def as_member(shared: Site, member: str) -> str:
     return url._replace(netloc=f"{member}:p@{url.netloc.rpartition('@')[2]}").geturl()
 
 
-async def test_a_server_that_has_no_session_to_spare_is_waited_for(shared: Site, member: str) -> None:
-    async with shared.worker(database_url=as_member(shared, member)) as worker:
-        await worker.ready()
-        await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT 0")
-        await shared.database.execute(END)
-        await eventually(lambda: "SQLSTATE 53300" in worker.written)
-        await worker.answers(503)
-        await shared.both_ways()
-        await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT -1")
-        await worker.ready()
-        await shared.quiet()
-    await shared.audit()
-
-
 @pytest.mark.fault("D18")
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.5, pytest.param(15, id="as shipped")])

@@ -98,23 +98,6 @@ async def test_a_forbidden_dead_letter_is_reported_and_waits_for_the_permission(
         await guarded.audit(dead_lettered=frozenset((message_id,)))
 
 
-@pytest.mark.fault("N30")
-async def test_a_dead_letter_that_the_network_swallows_is_sent_again(shared: Site) -> None:
-    begun = held(shared.dsn, table="inbox_messages", event="UPDATE OF dead_letter_begun_at")
-    async with begun as hold, shared.worker() as worker:
-        await worker.ready()
-        message_id = await rejected(shared)
-        await hold.reached()
-        shared.to_broker.drop_to_server()
-        await hold.on_done()
-        await worker.answers(503)
-        assert await unanswered(shared) == 1
-        shared.to_broker.heal()
-        await shared.quiet()
-        await worker.ready()
-    await shared.audit(dead_lettered=frozenset((message_id,)))
-
-
 @pytest.mark.fault("N32")
 async def test_a_worker_killed_behind_the_dead_letter_leaves_one_however_late_the_next_comes(
     site_with: SiteWith,

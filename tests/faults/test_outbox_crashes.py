@@ -141,29 +141,6 @@ async def test_a_worker_killed_before_it_recorded_an_acknowledgement_has_its_eve
     await shared.audit()
 
 
-@pytest.mark.fault("P04")
-@pytest.mark.crash
-async def test_published_events_whose_settlement_was_still_deferred_are_stored_once(shared: Site) -> None:
-    """The settlement of the first event is held up, and those of the others wait for it in the worker."""
-    async with (
-        held(shared.dsn, table="outbox_events", event="UPDATE", when="NEW.state = 'PUBLISHED'") as hold,
-        shared.worker(name="killed") as killed,
-    ):
-        await killed.ready()
-        ids = await shared.commit()
-        await hold.reached()
-        for _ in range(3):
-            ids += await shared.commit()
-            await has_come_to_the_stream(shared, *ids)
-        killed.send(signal.SIGKILL)
-        await killed.ended()
-        await shared.database.execute(SESSIONS_ENDED)
-        assert all([claimed(await shared.row(event_id)) for event_id in ids])
-    async with shared.worker(**HEIR):
-        await shared.quiet()
-    await shared.audit()
-
-
 @pytest.mark.parametrize("mode", ["pipeline", "fast"])
 @pytest.mark.fault("P05")
 @pytest.mark.crash

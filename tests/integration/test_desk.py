@@ -99,11 +99,6 @@ async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
     assert await desk(place).event(uuid.uuid4()) is None
 
 
-async def test_a_text_that_is_not_an_id_is_reported(place: Site) -> None:
-    with pytest.raises(ValueError, match="no id"):
-        await desk(place).lookup("order 17")
-
-
 async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_to_its_last(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 
 import asyncpg
-import httpx2
 import nats
 import pytest
 
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
 from sea_mq_worker.embedded.accounts import can_pass, open_way_to
-from sea_mq_worker.embedded.process import Account, EmbeddedServer
+from sea_mq_worker.embedded.process import Account
 from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
@@ -129,19 +128,6 @@ async def test_an_interrupted_first_start_leaves_nothing_that_passes_for_data(fo
     assert not (folder / "data").exists()
     async with server:
         assert await query(server, "SELECT 1") == 1
-
-
-@pytest.mark.parametrize("kind", [EmbeddedPostgres, EmbeddedNats])
-async def test_a_server_is_cancelled_while_starting_without_staying_behind(
-    folder: Path, kind: Callable[[Path], EmbeddedServer]
-) -> None:
-    server = kind(folder)
-    starting = asyncio.create_task(server.start())
-    await eventually(lambda: server.running)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert not server.running
 
 
 async def test_a_start_that_fails_names_the_folder_and_shows_the_log(folder: Path) -> None:
@@ -264,20 +250,6 @@ async def test_nats_keeps_its_url_and_streams_from_start_to_start(
         client = await nats.connect(url)
         assert (await client.jetstream().get_last_msg(names, names)).data == b"kept"
         await client.close()
-
-
-async def test_nats_takes_further_configuration_but_keeps_its_address_and_store(folder: Path) -> None:
-    config = {
-        "max_payload": 2048,
-        "port": 1,
-        "jetstream": {"sync_interval": "always", "store_dir": "/nowhere"},
-    }
-    async with EmbeddedNats(folder, config=config) as server, httpx2.AsyncClient() as http:
-        known = (await http.get(f"{server.monitor_url}/varz")).json()
-        assert (known["host"], known["port"]) == ("127.0.0.1", server.port)
-        assert known["max_payload"] == 2048
-        assert known["jetstream"]["config"]["sync_always"] is True
-        assert known["jetstream"]["config"]["store_dir"].startswith(str(folder))
 
 
 def test_nats_refuses_to_run_without_jetstream(folder: Path) -> None:

@@ -254,13 +254,3 @@ async def test_messages_of_a_failed_batch_do_not_mix_with_others(
         [message_id(0), message_id(1)],
         [message_id(3), message_id(4)],
     ]
-
-
-async def test_a_client_that_closes_ends_its_calls(server: HandlerServer, make: MakeHandler) -> None:
-    server.batch = hang
-    handler = make(timeout_seconds=30.0)
-    calls = [asyncio.create_task(handler.handle(request(number))) for number in range(2)]
-    await server.called(1)
-    await handler.close()
-    ended = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(each) for each in ended} == {asyncio.CancelledError}

@@ -110,13 +110,6 @@ async def test_a_partition_guards_its_events_by_itself(owner: asyncpg.Connection
 # --- days ahead
 
 
-async def test_each_days_partition_is_created_once(owner: asyncpg.Connection, database: Database) -> None:
-    async with asyncpg.create_pool(database.dsn, min_size=4, max_size=4) as pool:
-        made = await asyncio.gather(*(pool.fetch("SELECT outbox_make_partitions(9)") for _ in range(4)))
-    days = [f"outbox_events_{midnight() + n * DAY:%Y%m%d}" for n in (8, 9)]
-    assert sorted(row[0] for rows in made for row in rows) == days
-
-
 async def test_a_day_that_the_default_partition_has_events_of_stays_there(owner: asyncpg.Connection) -> None:
     await add(owner, midnight() + 8 * DAY)
     made = await owner.fetch("SELECT outbox_make_partitions(9)")

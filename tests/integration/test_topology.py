@@ -1,6 +1,5 @@
 """Definitions as files, and bringing a server into line with them."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -121,16 +120,6 @@ async def test_missing_ones_are_reported_then_created_and_then_in_line(
     assert [change.action for change in await apply(connection, wanted)] == ["created"] * len(wanted)
     assert await check(connection, wanted) == []
     assert await apply(connection, wanted) == []
-
-
-async def test_eight_at_once_agree(nats_url: str, wanted: list[Definition]) -> None:
-    async def one() -> None:
-        async with connected(nats_url) as own:
-            await apply(own, wanted)
-
-    await asyncio.gather(*(one() for _ in range(8)))
-    async with connected(nats_url) as own:
-        assert await check(own, wanted) == []
 
 
 async def test_apply_names_and_fixes_differences_and_keeps_undefined_fields(

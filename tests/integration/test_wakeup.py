@@ -147,18 +147,6 @@ async def test_a_notification_during_a_claim_ends_the_next_wait(
             await lane.wait(timeout_seconds=POLL_SECONDS)
 
 
-async def test_an_idle_worker_of_two_lanes_is_nearly_silent(
-    database: Database, producer: asyncpg.Pool
-) -> None:
-    async with wakeup(database) as one, wakeup(database) as two:
-        relays = [IdleRelay(wake, producer, keyed=keyed) for wake in (one, two) for keyed in (False, True)]
-        async with running(*relays):
-            await asleep(producer, relays, lanes=2)
-            before = sum(relay.looks for relay in relays)
-            await asyncio.sleep(1.0)
-            assert sum(relay.looks for relay in relays) - before <= 4
-
-
 async def test_no_commit_at_a_random_moment_is_missed(database: Database, producer: asyncpg.Pool) -> None:
     chance = random.Random(7)
     sent: dict[bool, dict[str, float]] = {False: {}, True: {}}

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
 from benchmarks.comparison import OURS, times
-from benchmarks.peer_drain import Drained, DrainError, backlog
-from benchmarks.peers import KEYED, RELAYS, UNKEYED, Size, descriptions, drain_peers
+from benchmarks.peer_drain import Drained, backlog
+from benchmarks.peers import RELAYS, Size, descriptions
 from kit.description import Description, filled
 from kit.ledger import positional
 
@@ -61,33 +60,6 @@ def test_a_slow_relay_gets_a_smaller_backlog_but_never_too_small_a_one() -> None
     size = Size(events=20_000, seconds=4)
     assert [size.at(rate) for rate in (100, 2_100, 90_000)] == [5_000, 8_000, 20_000]
     assert Size(events=2_000, seconds=4).at(90_000) == 2_000
-
-
-async def test_a_round_that_does_not_count_sizes_the_backlogs_and_each_other_round_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[tuple[str, int]] = []
-
-    async def drain(relay: Description, *, events: int, per_key: int, **_: object) -> Drained:
-        sizes.append((relay.name, events))
-        if relay.name != OURS and per_key:
-            raise DrainError("it ended")
-        return drained(90_000 if relay.name == OURS else 100)
-
-    monkeypatch.setattr(peers, "drain", drain)
-    monkeypatch.setattr(peers, "install", lambda *_: None)
-    kept: list[dict[int, Drained]] = []
-    comparison = await drain_peers(
-        descriptions(["txoutbox"]),
-        size=Size(events=20_000, seconds=4),
-        rounds=2,
-        work=tmp_path,
-        keep=lambda so_far: kept.append(dict(so_far.lanes[UNKEYED][OURS].rounds)),
-    )
-    assert [list(rounds) for rounds in kept] == [[], [1], [1, 2]]
-    assert sizes[:4] == [(name, 5_000) for name in (OURS, "txoutbox") * 2]
-    assert sizes[4:] == [(OURS, 20_000), ("txoutbox", 5_000)] * 4
-    assert comparison.lanes[KEYED]["txoutbox"].failures == dict.fromkeys((0, 1, 2), "it ended")
 
 
 def test_the_ratio_is_the_median_of_the_rounds_own_ratios() -> None:

@@ -28,7 +28,6 @@ from tests.support.inbox_loop import (
     CONCURRENCY,
     PER_SECOND,
     SLOW_AFTER,
-    SUBJECT,
     World,
     always,
 )
@@ -306,10 +305,6 @@ async def test_what_was_read_ahead_is_acknowledged_without_a_call_when_it_is_del
         await asyncio.sleep(5.0)
         assert seq in world.consumer.acked
     assert world.handler.calls[good] == 1
-
-
-def test_the_subject_is_of_the_type_that_the_tests_name() -> None:
-    assert SUBJECT.split(".")[2] == "vibe_created"
 
 
 @in_virtual_time

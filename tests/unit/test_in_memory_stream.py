@@ -1,7 +1,6 @@
 """The in-memory stream behaves as a JetStream stream does; the fakes' example runs as it is written."""
 
 import ast
-import asyncio
 from textwrap import dedent
 from typing import Any
 
@@ -58,16 +57,6 @@ def test_a_full_stream_takes_repeats_but_nothing_new() -> None:
     assert bench.store("a").duplicate
     with pytest.raises(StreamFullError):
         bench.store("b")
-
-
-async def test_waiting_ends_with_the_next_message() -> None:
-    bench = Bench()
-    waiting = asyncio.create_task(bench.stream.wait_for_growth(after_seq=0))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    bench.store("a")
-    await asyncio.wait_for(waiting, 1.0)
-    await asyncio.wait_for(bench.stream.wait_for_growth(after_seq=0), 1.0)
 
 
 async def test_the_example_of_the_fakes_handles_its_message() -> None:
