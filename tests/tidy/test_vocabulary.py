@@ -23,7 +23,7 @@ QUIRKS = re.compile(
 )
 JARGON = frozenset(
     {"gate", "gates", "burial", "buried", "bury", "leftovers", "stranded", "doubtful", "patience", "keeping"}
-    | {"lookout", "desk", "errand", "reported", "twin"}
+    | {"lookout", "desk", "errand", "told", "twin"}
 )
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SENTENCE_WORDS_MIN = 3
