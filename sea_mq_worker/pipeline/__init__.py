@@ -1,10 +1,19 @@
 """The data pipeline on Apache Spark: sources, a lake of Delta tables, and the jobs over both.
 
-Needs the extra ``spark``. Nothing outside this package imports pyspark.
+Needs the extra ``spark``. Nothing outside this package imports pyspark. ``land``, ``archive``, ``reconcile``,
+``replay`` and ``report`` run in a session of the caller.
 """
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import wraps
+from importlib import import_module
+from inspect import iscoroutinefunction
+from typing import Any
 
+_JOBS = ("archive", "land", "reconcile", "replay", "report")
 _MAJOR_MIN = 4
 
 with suppress(ModuleNotFoundError):
@@ -15,3 +24,30 @@ with suppress(ModuleNotFoundError):
             f"PySpark {_spark_version} is too old, because Spark has data sources in Python since version"
             f" {_MAJOR_MIN}: pip install 'pyspark>={_MAJOR_MIN},<{_MAJOR_MIN + 1}'"
         )
+
+
+def __getattr__(name: str) -> Any:
+    """Import a job at its first use.
+
+    Raises:
+        AttributeError: there is no such job.
+    """
+    if name not in _JOBS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    job = getattr(import_module(f"{__name__}.jobs.{name}.job"), name)
+    return job if iscoroutinefunction(job) else _outside_event_loops(job)
+
+
+def _outside_event_loops(job: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a job, which has its own event loops, in another thread if this one has a loop (notebooks)."""
+
+    @wraps(job)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return job(*arguments, **options)
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(job, *arguments, **options).result()
+
+    return run

@@ -70,22 +70,23 @@ _LAST_SECONDS = 1.0
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str | None = None, remote: str | None = None, conf: Mapping[str, str] | None = None
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Yield a session for jobs, and stop it afterwards.
 
     Args:
         name: the application's name in Spark's web pages, unless spark-submit chose one.
-        master: in the form of spark-submit; default: the configured master, or ``local[*]``.
-        remote: address of a Spark Connect server, as ``sc://host:15002``; default: start Spark here.
+        master: in the form of spark-submit, or a Spark Connect server as ``sc://host:15002``; default: the
+            configured master, or ``local[*]``.
         conf: Spark properties, which override the configured ones.
 
     Raises:
         PipelineError: no Java was found or the session cannot start. Errors of the block are translated by
             ``translated``.
     """
-    started = _connected(remote, conf or {}) if remote else _started(name, master, conf or {})
-    with started as session:
+    is_remote = master is not None and master.startswith("sc://")
+    session_here = _connected(str(master), conf or {}) if is_remote else _started(name, master, conf or {})
+    with session_here as session:
         yield job_session(session)
 
 

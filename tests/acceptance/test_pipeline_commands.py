@@ -27,8 +27,9 @@ NOT_IN_THE_DOCUMENT = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) -> None:
-    """Those of the document as they are written, and all of them in one session."""
+@pytest.mark.parametrize("session", ["here", pytest.param("connect", marks=pytest.mark.long)])
+def test_the_commands_of_the_document_run_on_the_traffic_of_dev(session: str, tmp_path: Path) -> None:
+    """Those of the document as they are written, and all of them in one session, also of Spark Connect."""
     install_and_show, *others = (command.text for command in commands(DOCUMENT, "Try it"))
     first = install_and_show.partition(" -- ")[2]
     shared = [f"{command} --json" for command in (*others, *NOT_IN_THE_DOCUMENT)]
@@ -36,12 +37,12 @@ def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) 
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "sea_mq_worker", "dev", "--events", str(EVENTS)),
-            *("--folder", tmp_path / "dev", "--", "python", ONE_SESSION, first, *shared),
+            *("--folder", tmp_path / "dev", "--", "python", ONE_SESSION, session, first, *shared),
         ],
         env={
             **os.environ,
             "PATH": programs_without("java", tmp_path / "programs"), "JAVA_HOME": "",
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PYTHONPATH": str(ROOT),
         },
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""A standalone Spark master with workers, each a process of its own on loopback, from the pip package."""
+"""Spark servers on loopback, from the pip package: a standalone master with workers, and Spark Connect."""
 
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,8 @@ _REGISTERED = re.compile(r"Registering worker")
 _MASTER = "org.apache.spark.deploy.master.Master"
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: \S+:(\d+)")
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
@@ -45,10 +48,29 @@ def standalone_cluster(folder: Path, *, workers: int, environment: dict[str, str
 
 
 @contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """Run a Spark Connect server of two cores, whose tasks have this process' environment."""
+    properties = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
+    properties |= {"spark.ui.enabled": "false", "spark.pyspark.python": sys.executable}
+    options = (part for pair in properties.items() for part in ("--conf", "=".join(pair)))
+    java = {"JAVA_HOME": str(java_home(folder / "java"))}
+    log = folder / "connect.log"
+    command = ("spark-submit", "--master", "local[2]", *options, "--class", _CONNECT, "spark-internal")
+    with _program(log, *command, environment=java):
+        yield f"sc://127.0.0.1:{_wait_for(log, _CONNECT_ADDRESS)[0]}"
+
+
+@contextmanager
 def _daemon(log: Path, main: str, *arguments: str, environment: dict[str, str]) -> Iterator[None]:
+    with _program(log, "spark-class", main, "--host", "127.0.0.1", *arguments, environment=environment):
+        yield
+
+
+@contextmanager
+def _program(log: Path, name: str, *arguments: str, environment: dict[str, str]) -> Iterator[None]:
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [SPARK_HOME / "bin" / "spark-class", main, "--host", "127.0.0.1", *arguments],
+            [SPARK_HOME / "bin" / name, *arguments],
             env={
                 **os.environ,
                 **environment,

@@ -20,7 +20,9 @@ MasterOption = Annotated[
     str | None,
     typer.Option(
         "--master",
-        help="Spark master in the form of spark-submit (default: the one of spark-submit, or local[*]).",
+        "--remote",
+        help="Spark master in the form of spark-submit, or a Spark Connect server as sc://host:15002"
+        " (default: the configured master, or local[*]).",
     ),
 ]
 ConfOption = Annotated[
@@ -54,10 +56,12 @@ def run_job(
     with _exit_codes():
         from sea_mq_worker.cli.pipeline.signals import leaving_on_signals
         from sea_mq_worker.pipeline.session import spark_session
+        from sea_mq_worker.pipeline.stage_progress import stage_progress
 
         with (
             leaving_on_signals(),
             spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark,
+            stage_progress(spark, print_progress),
         ):
             return job(spark, settings)
 

@@ -29,6 +29,7 @@ from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, TIMES, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
 from sea_mq_worker.pipeline.lake.read_files import read_files
@@ -110,9 +111,13 @@ def archive(
     """
     if before > datetime.now(UTC):
         raise PipelineError("`before` must be in the past; choose an earlier time")
-    with deletion(settings, actor=actor, reason=reason) as outbox:
+    reads, writes = table_datasets(settings, "outbox_events"), lake_datasets(lake, ARCHIVE)
+    with (
+        job_run(spark, settings, "archive", reads=reads, writes=writes) as session,
+        deletion(settings, actor=actor, reason=reason) as outbox,
+    ):
         run = _ArchiveRun(
-            spark=spark,
+            spark=session,
             settings=settings,
             lake=lake,
             before=before,

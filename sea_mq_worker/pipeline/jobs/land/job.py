@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.job_run import lake_datasets, lineage, stream_datasets
 from sea_mq_worker.pipeline.jobs.land import gold
 from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read, current_progress, recorded_progress
 from sea_mq_worker.pipeline.jobs.land.silver import Silver
@@ -24,7 +25,7 @@ from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
-from sea_mq_worker.pipeline.session import parallelism
+from sea_mq_worker.pipeline.session import job_session, parallelism
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings
@@ -141,8 +142,11 @@ def land(
         DataLossError: a stream lost messages before they were landed; the other streams were landed.
         ConflictError: another run is landing one of the streams into this lake.
     """
-    run = _LandRun(spark, settings, lake, options or LandOptions(), on_progress, is_stopping)
-    return run.all(list(dict.fromkeys(streams)))
+    session = job_session(spark) if spark else None
+    reads, writes = stream_datasets(settings, streams), lake_datasets(lake, BRONZE, SILVER, GOLD)
+    with lineage("land", settings, reads=reads, writes=writes):
+        run = _LandRun(session, settings, lake, options or LandOptions(), on_progress, is_stopping)
+        return run.all(list(dict.fromkeys(streams)))
 
 
 def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandResult:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, stream_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.reconcile.judging import further_findings, hop_names, judge, with_findings
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back, restore_signs
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
@@ -17,7 +18,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.result import Compared, Reconciliatio
 from sea_mq_worker.pipeline.jobs.reconcile.sources import Sources, read_sources
 from sea_mq_worker.pipeline.jobs.reconcile.summary import summaries, troubled
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
-from sea_mq_worker.pipeline.session import described
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.settings import Settings
 
 
@@ -37,8 +38,13 @@ def reconcile(
     """
     if wanted.out and Path(wanted.out).exists():
         raise PipelineError(f"{wanted.out} already exists: name a new folder, so that results do not mix")
-    with described(spark, "reconcile: judge"), ExitStack() as held:
-        sources = read_sources(spark, settings, wanted, held=held, on_progress=on_progress)
+    reads = (
+        *table_datasets(settings, "outbox_events", "inbox_messages"),
+        *stream_datasets(settings, [settings.stream, *(consumer.stream for consumer in settings.consumers)]),
+        *lake_datasets(wanted.lake, ARCHIVE, BRONZE),
+    )
+    with job_run(spark, settings, "reconcile", reads=reads, writes=()) as session, ExitStack() as held:
+        sources = read_sources(session, settings, wanted, held=held, on_progress=on_progress)
         hops, names = _hops(sources, wanted, held), hop_names(sources)
         found, in_table = summaries(hops, names, examples=wanted.examples)
         for hop in found:

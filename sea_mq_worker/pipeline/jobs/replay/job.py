@@ -26,9 +26,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.application.waiting import sleep_or_stop
+from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.replay.read_events import choose_events, with_content
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
 from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import snapshot
 from sea_mq_worker.settings import Settings
@@ -116,23 +118,28 @@ async def replay(
         ContractError: the schema or the stream does not meet the worker's requirements.
     """
     words = selection.as_given(lake)
-    async with replay_store(settings) as store:
-        earlier = None if restart else await store.unfinished(words)
-        if earlier:
-            selection = selection.with_times(earlier.selection)
-        chosen, types = await asyncio.to_thread(_choose, spark, settings, selection, lake, earlier)
-        try:
-            matched = sum(one.table + one.archive for one in types)
-            through = earlier.through if earlier else None
-            found = ReplayJobResult(matched=matched, types=types, resumed_after=through)
-            if dry_run or matched > cap or not (matched or earlier):
-                return found
-            action = earlier or await store.begin(selection.audited(lake), words, actor=actor, reason=reason)
-            rows = await asyncio.to_thread(_in_order, spark, settings, chosen, matched, lake)
-            run = _ReplayRun(store, action, per_second, stop, on_progress)
-            return await run.put_back(rows, replace(found, action=action.id))
-        finally:
-            chosen.unpersist()
+    outbox = table_datasets(settings, "outbox_events")
+    reads = [*outbox, *lake_datasets(lake, ARCHIVE)]
+    with job_run(spark, settings, "replay", reads=reads, writes=outbox) as session:
+        async with replay_store(settings) as store:
+            earlier = None if restart else await store.unfinished(words)
+            if earlier:
+                selection = selection.with_times(earlier.selection)
+            chosen, types = await asyncio.to_thread(_choose, session, settings, selection, lake, earlier)
+            try:
+                matched = sum(one.table + one.archive for one in types)
+                through = earlier.through if earlier else None
+                found = ReplayJobResult(matched=matched, types=types, resumed_after=through)
+                if dry_run or matched > cap or not (matched or earlier):
+                    return found
+                action = earlier or await store.begin(
+                    selection.audited(lake), words, actor=actor, reason=reason
+                )
+                rows = await asyncio.to_thread(_in_order, session, settings, chosen, matched, lake)
+                run = _ReplayRun(store, action, per_second, stop, on_progress)
+                return await run.put_back(rows, replace(found, action=action.id))
+            finally:
+                chosen.unpersist()
 
 
 def _choose(

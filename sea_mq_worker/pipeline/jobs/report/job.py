@@ -17,11 +17,11 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.report.figures import ATTEMPTS_MAX, GROUPS_MAX, Period, figures, moment
 from sea_mq_worker.pipeline.jobs.report.model import AGES, BacklogCount, Report
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, read_outbox, snapshot
 from sea_mq_worker.settings import Settings
 
@@ -53,20 +53,22 @@ def report(
     Raises:
         WorkerError: PostgreSQL or the lake cannot be read.
     """
-    with described(spark, "report"), snapshot(settings) as held:
+    own = table_datasets(settings, "outbox_events", "inbox_messages")
+    reads = [*own, *lake_datasets(lake, ARCHIVE, GOLD)]
+    with job_run(spark, settings, "report", reads=reads, writes=()) as session, snapshot(settings) as held:
         on_progress(f"reading outbox and inbox as of {held.at:%Y-%m-%d %H:%M:%S} UTC")
         source = settings.dlq_stream if settings.nats_url.get_secret_value() else None
         until = until or held.at
-        first = since or _first(spark, held, lake, settings.context)
+        first = since or _first(session, held, lake, settings.context)
         period = Period.of(first if first and first < until else until - timedelta(hours=1), until)
         on_progress(f"counting {period.since:%Y-%m-%d %H:%M:%S} to {period.until:%Y-%m-%d %H:%M:%S} UTC")
-        rows = spark.sql(
+        rows = session.sql(
             _COUNTED,
             args=_arguments(period),
-            events=_events(spark, held, period, lake, settings.context),
-            messages=_messages(spark, held, period),
-            letters=_letters(spark, held, period, source),
-            minutes=_minutes(spark, period, lake),
+            events=_events(session, held, period, lake, settings.context),
+            messages=_messages(session, held, period),
+            letters=_letters(session, held, period, source),
+            minutes=_minutes(session, period, lake),
         ).collect()
         return Report(
             context=settings.context,
