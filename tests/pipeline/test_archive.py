@@ -108,10 +108,15 @@ async def test_outbox_and_lake_together_hold_what_was_inserted(
         "UPDATE outbox_events SET available_at = 'infinity' WHERE id = $1::text::uuid", endless
     )
     before = {name: row for name, row in (await table(pool)).items() if name != endless}
+    reports: list[str] = []
 
-    result = await run(spark, settings, lake)
+    result = await run(spark, settings, lake, on_progress=reports.append)
 
     assert result == ArchiveResult(found=4, unfit=1, batches=1, archived=4, deleted=4)
+    assert reports == [
+        "batch 1: 4 events verified in the lake; 4 of 4 in all",
+        "batch 1: 4 of 4 events deleted from the outbox",
+    ]
     left = await table(pool)
     assert left.pop(endless)
     assert len(left) == 4
