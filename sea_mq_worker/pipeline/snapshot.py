@@ -116,12 +116,20 @@ def _read(
     where: Sequence[Condition],
     options: Mapping[str, str],
 ) -> DataFrame:
-    options = {**options, **access_options(), "snapshot": held.id}
+    options = {**options, **source_options(held, columns=columns, where=where)}
+    return spark.read.format(source).options(**options).load()
+
+
+def source_options(
+    held: Snapshot, *, columns: Sequence[str] | None = None, where: Sequence[Condition] = ()
+) -> dict[str, str]:
+    """Return the options of the source ``outbox`` or ``inbox`` for a read of the snapshot."""
+    options = {**access_options(), "snapshot": held.id}
     if columns is not None:
         options["columns"] = ",".join(columns)
     if conditions := [_sql(*condition) for condition in where if condition[2] is not None]:
         options["where"] = " AND ".join(conditions)
-    return spark.read.format(source).options(**options).load()
+    return options
 
 
 def _sql(column: str, operator: str, value: Any) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import NullType, StructField, StructType
 
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.dataframes import deduplicate_by
@@ -35,8 +36,9 @@ from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.session import described
-from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, read_outbox, snapshot
+from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, snapshot, source_options
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
+from sea_mq_worker.pipeline.sources.tables.source import OutboxSource
 from sea_mq_worker.settings import ConsumerSettings, Settings
 
 INBOX_COLUMNS = ("processed_at", "dead_lettered_at", "locked_until", "content_hash", "stream_seq")
@@ -180,9 +182,11 @@ class _Reading:
         queried again afterwards.
         """
         before, start = query_stream(settings, name, self.since)
-        _check_disk(self.spark, before.last_seq - start + 1)
-        first, last = str(max(start, 1)), str(before.last_seq)
-        found = _message_fingerprints(self.spark, name, startSeq=first, endSeq=last, failOnDataLoss="false")
+        check_disk(self.spark, before.last_seq - start + 1)
+        options = {"stream": name, "startSeq": str(max(start, 1)), "endSeq": str(before.last_seq)}
+        source = JetStreamSource({**options, "failOnDataLoss": "false", **access_options()})
+        reader = source.reader(StructType())
+        found = _represented(self.spark, reader, MessageFingerprints(name), MESSAGES)
         messages = self._keep(name, found)
         after, _ = query_stream(settings, name, None)
         if after.created != before.created or after.last_seq < before.last_seq:
@@ -196,8 +200,11 @@ class _Reading:
     def outbox(self, settings: Settings, moment: Snapshot) -> DataFrame:
         """Return the rows of the outbox, which Spark reads with the first comparison."""
         created = _between("created_at", self.wanted.since, self.wanted.until)
-        rows = read_outbox(self.spark, moment, columns=EVENT_COLUMNS, where=created)
-        return _event_fingerprints(rows, settings).withColumn("in_table", F.lit(True))
+        columns = StructType([StructField(name, NullType()) for name in EVENT_COLUMNS])
+        options = source_options(moment, columns=EVENT_COLUMNS, where=created)
+        represent = EventFingerprints(settings.context, settings.source)
+        rows = _represented(self.spark, OutboxSource(options).reader(columns), represent, EVENTS)
+        return rows.withColumn("in_table", F.lit(True))
 
     def archive(self, settings: Settings, lake: str) -> DataFrame:
         """Read the archive; an event is published after its creation, so older files are not read."""
@@ -207,7 +214,9 @@ class _Reading:
             self.spark, LakeTable(lake, ARCHIVE), [("context", "=", settings.context), *published]
         )
         rows = _matching(rows, _between("created_at", since, self.wanted.until))
-        archived = _event_fingerprints(rows.withColumn("state", F.lit("PUBLISHED")), settings)
+        rows = rows.withColumn("state", F.lit("PUBLISHED")).select(*EVENT_COLUMNS)
+        represent = EventFingerprints(settings.context, settings.source)
+        archived = rows.mapInArrow(represent, from_arrow_schema(EVENTS))
         return self._keep("archive", archived).withColumn("in_table", F.lit(False))
 
     def with_bronze(self, stream: Stream, lake: str) -> Stream:
@@ -254,7 +263,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _ReadPartitions:
-    """Reads partitions of a stream and represents them in one process, so that Java sees no payload."""
+    """Reads partitions of a source and represents them in one process, so that Java sees no payload."""
 
     reader: DataSourceReader
     partitions: Sequence[InputPartition]
@@ -267,17 +276,12 @@ class _ReadPartitions:
                 yield from self.represent(self.reader.read(self.partitions[number]))
 
 
-def _message_fingerprints(spark: SparkSession, stream: str, **options: str) -> DataFrame:
-    reader = JetStreamSource({"stream": stream, **options, **access_options()}).reader(StructType())
+def _represented(
+    spark: SparkSession, reader: DataSourceReader, represent: Callable[[Batches], Batches], schema: pa.Schema
+) -> DataFrame:
     partitions = reader.partitions()
-    read = _ReadPartitions(reader, partitions, MessageFingerprints(stream))
     tasks = spark.range(0, len(partitions), 1, len(partitions))
-    return tasks.mapInArrow(read, from_arrow_schema(MESSAGES))
-
-
-def _event_fingerprints(rows: DataFrame, settings: Settings) -> DataFrame:
-    represent = EventFingerprints(settings.context, settings.source)
-    return rows.select(*EVENT_COLUMNS).mapInArrow(represent, from_arrow_schema(EVENTS))
+    return tasks.mapInArrow(_ReadPartitions(reader, partitions, represent), from_arrow_schema(schema))
 
 
 def _lake_rows(spark: SparkSession, table: LakeTable, conditions: Sequence[Condition]) -> DataFrame:
@@ -297,8 +301,12 @@ def _between(column: str, since: datetime | None, until: datetime | None) -> lis
     return [(column, ">=", since), (column, "<", until)]
 
 
-def _check_disk(spark: SparkSession, messages: int) -> None:
-    """Refuse a comparison whose temporary files will not fit on this machine."""
+def check_disk(spark: SparkSession, messages: int) -> None:
+    """Check that the temporary files of a comparison fit, if Spark runs on this machine alone.
+
+    Raises:
+        PipelineError: they do not fit.
+    """
     if not str(spark.conf.get("spark.master", "")).startswith("local"):
         return
     folder = str(spark.conf.get("spark.local.dir", tempfile.gettempdir())).split(",")[0]
