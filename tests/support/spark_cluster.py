@@ -53,7 +53,7 @@ def connect_server(folder: Path) -> Iterator[str]:
     properties = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
     properties |= {"spark.ui.enabled": "false", "spark.pyspark.python": sys.executable}
     options = (part for pair in properties.items() for part in ("--conf", "=".join(pair)))
-    java = {"JAVA_HOME": str(java_home(folder / "java"))}
+    java = {"JAVA_HOME": str(java_home(folder / "java")), "SPARK_DAEMON_MEMORY": "1g"}
     log = folder / "connect.log"
     command = ("spark-submit", "--master", "local[2]", *options, "--class", _CONNECT, "spark-internal")
     with _program(log, *command, environment=java):
@@ -73,9 +73,9 @@ def _program(log: Path, name: str, *arguments: str, environment: dict[str, str])
             [SPARK_HOME / "bin" / name, *arguments],
             env={
                 **os.environ,
-                **environment,
                 "SPARK_DAEMON_MEMORY": "256m",
                 "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+                **environment,
             },
             stdout=subprocess.DEVNULL,
             stderr=errors,

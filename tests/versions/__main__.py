@@ -1,4 +1,4 @@
-"""``python -m tests.versions``: run tests on servers of other versions, a pair of versions at a time.
+"""``python -m tests.versions``: run tests on pairs of servers of other versions, or on other PySparks.
 
 Linux on x86-64; needs pip and npm. Says what cannot be had, and fails unless everything ran and passed.
 """
@@ -11,21 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.versions.servers import NATS, POSTGRES, UnavailableError, fetch_nats, fetch_postgres
+from tests.versions.servers import NATS, POSTGRES, UnavailableError, fetch_nats, fetch_postgres, fetch_spark
 
 _SUITES = ("tests/contract", "tests/integration")
+_SPARK_SUITES = ("tests/pipeline",)
 _CLOSING = re.compile(r"^(?:=+ )?(\d+ (?:passed|failed|error).*?)(?: =+)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one pair of servers."""
+    """What came of one pair of servers, or of one PySpark."""
 
-    nats: str
-    postgres: str
+    versions: str
     passed: bool
     text: str
 
@@ -36,20 +37,38 @@ def main() -> None:
     # A shell's background job ignores it, and so would the programs under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     all_passed = True
-    for pair in options.pairs:
-        outcome = run(pair, options.cache, options.tests)
-        print(f"nats-server {outcome.nats:8} PostgreSQL {outcome.postgres:6} {outcome.text}", flush=True)
+    if options.spark:
+        outcomes = (run_spark(one, options.cache, options.tests or _SPARK_SUITES) for one in options.spark)
+    else:
+        outcomes = (run(pair, options.cache, options.tests or _SUITES) for pair in options.pairs)
+    for outcome in outcomes:
+        print(f"{outcome.versions} {outcome.text}", flush=True)
         all_passed &= outcome.passed
     sys.exit(not all_passed)
 
 
-def run(pair: str, cache: Path, tests: list[str]) -> Outcome:
+def run_spark(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
+    """Fetch a PySpark and run the tests on it."""
+    name = f"PySpark {version}"
+    try:
+        return run_on([fetch_spark(version, cache)], name, tests)
+    except UnavailableError as error:
+        return Outcome(name, passed=False, text=f"cannot be had: {error}")
+
+
+def run(pair: str, cache: Path, tests: Sequence[str]) -> Outcome:
     """Fetch both servers and run the tests on them."""
     nats, _, postgres = pair.partition("/")
     try:
         folders = [fetch_nats(nats, cache), fetch_postgres(postgres, cache)]
     except UnavailableError as error:
-        return Outcome(nats, postgres, passed=False, text=f"cannot be had: {error}")
+        return Outcome(f"{nats} {postgres}", passed=False, text=f"cannot be had: {error}")
+    versions = f"nats-server {_release(NATS, nats):8} PostgreSQL {_release(POSTGRES, postgres):6}"
+    return run_on(folders, versions, tests)
+
+
+def run_on(folders: Sequence[Path], versions: str, tests: Sequence[str]) -> Outcome:
+    """Run the tests with packages of other versions."""
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
     began = time.monotonic()
     done = subprocess.run(
@@ -63,7 +82,7 @@ def run(pair: str, cache: Path, tests: list[str]) -> Outcome:
         print(done.stdout)
     closing = _CLOSING.findall(done.stdout)[-1:] or [f"exit code {done.returncode}"]
     text = f"{closing[0]} ({time.monotonic() - began:.0f} s)"
-    return Outcome(_release(NATS, nats), _release(POSTGRES, postgres), passed=done.returncode == 0, text=text)
+    return Outcome(versions, passed=done.returncode == 0, text=text)
 
 
 def _release(releases: dict[str, str], version: str) -> str:
@@ -85,7 +104,12 @@ def _options() -> argparse.Namespace:
         default=Path(tempfile.gettempdir(), "sea-mq-versions"),
         help="where fetched servers stay (%(default)s); the system user of PostgreSQL has to reach it",
     )
-    parser.add_argument("tests", nargs="*", default=[*_SUITES], help=f"what to run ({' '.join(_SUITES)})")
+    parser.add_argument(
+        "--spark",
+        type=lambda text: text.split(","),
+        help="versions of PySpark, comma-separated: run the pipeline's tests on each (4.0,4.3)",
+    )
+    parser.add_argument("tests", nargs="*", help=f"what to run ({' '.join((*_SUITES, *_SPARK_SUITES))})")
     return parser.parse_args()
 
 

