@@ -25,6 +25,7 @@ from sea_mq_worker.pipeline.jobs.archive.job import archive
 from sea_mq_worker.pipeline.jobs.erase import job as erase_job
 from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice
+from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, load_event_schemas
 from sea_mq_worker.pipeline.lake.schemas import IDS, SILVER
 from tests.pipeline.landing import Lake, Published, copy_of, last_seq, publish
 from tests.support.documents import commands
@@ -68,8 +69,8 @@ class World:
         subject = f"{self.stream}.event.customer.moved.v1"
         return Published(subject, headers, json.dumps({"id": str(event), "who": customer}).encode())
 
-    async def land(self) -> None:
-        await self.lake.land(self.stream)
+    async def land(self, **options: Any) -> None:
+        await self.lake.land(self.stream, **options)
 
     async def archive(self) -> None:
         await asyncio.to_thread(
@@ -125,6 +126,13 @@ def versions_with(table: Path, text: str) -> list[int]:
     return found
 
 
+def of_ids(wrong: str, folder: Path) -> tuple[EventSchema, ...]:
+    """Return a schema that one ID violates, so that the reason contains it."""
+    document = {"type": "object", "properties": {"id": {"type": "string", "not": {"const": wrong}}}}
+    (folder / "customer.moved.v1.json").write_text(json.dumps(document))
+    return load_event_schemas(folder)
+
+
 @pytest.fixture
 def lake(spark: SparkSession, database: Database, nats_url: str, tmp_path: Path) -> Iterator[Lake]:
     where = {"database_url": database.dsn, "nats_url": nats_url, "consumers": ""}
@@ -144,12 +152,15 @@ async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     await world.archive()
     gone, kept = await world.add("ada"), await world.add("bob")
     await publish(world.broker, world.stream, [copy_of(world.message(gone, "ada"))])
-    await world.land()
+    await world.land(event_schemas=of_ids(gone, world.lake.folder.parent))
     assert world.lake.count(SILVER) == 3
 
     done = await world.erase(ids=frozenset({gone, archived}))
 
-    assert done.rows == {"inbox": 2, "bronze": 3, "ids": 3, "silver": 2, "outbox": 1, "archive": 1}
+    assert done.rows == {
+        "typed/customer.moved.v1": 1, "typed/quarantine": 1,
+        "inbox": 2, "bronze": 3, "ids": 3, "silver": 2, "outbox": 1, "archive": 1,
+    }  # fmt: skip
     assert (done.events, done.stream_messages, done.unused_files) == (2, 3, ())
     assert await world.places_of(gone) == await world.places_of(archived) == []
     assert [row["message_id"] for row in world.lake.rows(SILVER)] == [kept]
@@ -160,7 +171,7 @@ async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     await publish(world.broker, world.stream, map(copy_of, again))
     await world.land()
 
-    assert await world.places_of(gone) == [f"{world.stream}:5"]
+    assert await world.places_of(gone) == [f"{world.stream}:6"]
     assert (world.lake.count(SILVER), world.lake.count(IDS)) == (2, 3)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,6 +73,14 @@ _VacuumHours = Annotated[
         " otherwise never); no query may run longer.",
     ),
 ]
+_Schemas = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Also write a typed table for each JSON Schema of this folder, named <type>.v<version>.json.",
+    ),
+]
 _MetricsFile = Annotated[
     Path | None,
     typer.Option(
@@ -93,6 +101,7 @@ def land(
     late_seconds: _LateSeconds = 60.0,
     compact_files: _CompactFiles = 50,
     vacuum_hours: _VacuumHours = None,
+    schemas: _Schemas = None,
     metrics_file: _MetricsFile = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
@@ -111,9 +120,8 @@ def land(
     remaining = partial(_remaining, lake=where, streams=stream)
 
     def job(spark: "SparkSession | None", settings: "Settings") -> None:
-        from sea_mq_worker.pipeline.jobs.land.job import LandOptions
-
-        options = LandOptions(
+        options = _options(
+            schemas,
             batch_rows=batch_rows,
             accept_loss=accept_loss,
             dedupe_days=dedupe_days,
@@ -130,6 +138,13 @@ def land(
         run_without_spark(partial(job, None), needs=_NEEDS)
     else:
         run_job("land", job, needs=_NEEDS, master=master, conf=conf)
+
+
+def _options(schemas: Path | None, **given: Any) -> "LandOptions":
+    from sea_mq_worker.pipeline.jobs.land.job import LandOptions
+    from sea_mq_worker.pipeline.jobs.typed.event_schemas import load_event_schemas
+
+    return LandOptions(event_schemas=load_event_schemas(schemas) if schemas else (), **given)
 
 
 def _once(
@@ -249,3 +264,7 @@ def _print_result(result: "LandResult", *, json: bool) -> None:
         f"{result.events:,} new events, {result.partitions:,} days recounted, "
         f"{result.compacted:,} partitions compacted, {result.seconds:,.1f} s"
     )
+    if result.violations:
+        typer.echo(
+            f"{result.violations:,} events violate their schema; the table typed/quarantine has the reasons"
+        )

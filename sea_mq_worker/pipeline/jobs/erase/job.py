@@ -31,6 +31,7 @@ from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
     find_rows,
 )
 from sea_mq_worker.pipeline.jobs.erase.old_versions import delete_old_versions
+from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash, record_erased
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SCHEMAS, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable, check_lake
@@ -135,7 +136,7 @@ async def _erase(
         await asyncio.to_thread(record_erased, lake, ids)
         deleted = await _delete_messages(settings, found) if streams else 0
         rows = {"inbox": await _delete_rows(pool, "delete_messages", ids, action)}
-        for schema in (BRONZE, IDS, SILVER):
+        for schema in (*tables_of(lake), BRONZE, IDS, SILVER):
             rows[schema.name] = await asyncio.to_thread(delete_rows, lake, schema, found.rows)
         rows["outbox"] = await _delete_rows(pool, "delete_events", ids, action)
         rows[ARCHIVE.name] = await asyncio.to_thread(delete_rows, lake, ARCHIVE, found.rows)
@@ -169,7 +170,7 @@ async def _delete_messages(settings: Settings, found: FoundEvents) -> int:
 
 
 def _delete_all_old_versions(lake: str) -> tuple[str, ...]:
-    tables = [LakeTable(lake, schema) for schema in SCHEMAS]
+    tables = [LakeTable(lake, schema) for schema in (*SCHEMAS, *tables_of(lake))]
     return tuple(f"{table.uri}/{path}" for table in tables for path in delete_old_versions(table))
 
 

@@ -102,6 +102,8 @@ def delete_rows(lake: str, schema: TableSchema, rows: LakeRows) -> int:
         return 0
     if schema is ARCHIVE:
         condition = _is_in("id", rows.ids)
+    elif schema.name.startswith("typed/"):
+        condition = _is_in("_message_id", rows.ids)
     elif schema is IDS:
         condition = _is_at(rows.positions, "watermark = '{} {}'")
     else:

@@ -21,6 +21,9 @@ from sea_mq_worker.pipeline.jobs.land.silver import Silver
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
 from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
 from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
+from sea_mq_worker.pipeline.jobs.typed import typed_tables
+from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
+from sea_mq_worker.pipeline.jobs.typed.typed_tables import TypedCounts
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable
@@ -82,6 +85,8 @@ class LandResult:
         events: rows added to silver, without copies, and including messages that an earlier run added to
             bronze.
         partitions: updated partitions of gold.
+        typed: rows added to typed tables.
+        violations: rows added to quarantine, because they violate their schema.
         compacted: partitions whose files were merged.
         missing: descriptions of messages missing in the lake, if loss was accepted.
         seconds: duration.
@@ -91,6 +96,8 @@ class LandResult:
     rows: int = 0
     events: int = 0
     partitions: int = 0
+    typed: int = 0
+    violations: int = 0
     compacted: int = 0
     missing: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -107,6 +114,7 @@ class LandOptions:
         late_seconds: an event is late if it was stored more than this after it occurred.
         compact_files: merge the small files of a partition if there are more than this; None: never.
         vacuum_hours: delete merged files and files of killed runs after this many hours; None: never.
+        event_schemas: schemas of the events that have typed tables.
     """
 
     batch_rows: int = BATCH_ROWS
@@ -115,6 +123,7 @@ class LandOptions:
     late_seconds: float = LATE_SECONDS
     compact_files: int | None = None
     vacuum_hours: int | None = None
+    event_schemas: tuple[EventSchema, ...] = ()
 
 
 def land(
@@ -191,6 +200,8 @@ class _LandRun:
         partitions = gold.refresh(
             self.spark, silver, counts, progresses, lake=self.lake, late_seconds=late_seconds
         )
+        schemas = self.options.event_schemas
+        typed = typed_tables.refresh(self.spark, self.lake, schemas, progresses) if schemas else TypedCounts()
         compacted = self._maintain()
         if lost:
             raise DataLossError("\n".join(lost))
@@ -199,6 +210,8 @@ class _LandRun:
             rows=sum(each.rows for each in landed),
             events=self.events,
             partitions=partitions,
+            typed=typed.rows,
+            violations=typed.violations,
             compacted=compacted,
             missing=tuple(self.missing),
             seconds=round(time.monotonic() - started, 3),
@@ -268,7 +281,8 @@ class _LandRun:
         self.missing.append(text)
 
     def _maintain(self) -> int:
-        tables = [LakeTable(self.lake, schema) for schema in (BRONZE, SILVER, IDS, GOLD)]
+        typed = [each.table for each in self.options.event_schemas]
+        tables = [LakeTable(self.lake, schema) for schema in (BRONZE, SILVER, IDS, GOLD, *typed)]
         files, hours = self.options.compact_files, self.options.vacuum_hours
         compacted = 0 if files is None else sum(table.compact(files) for table in tables)
         if hours is not None:

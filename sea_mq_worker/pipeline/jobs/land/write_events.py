@@ -25,7 +25,7 @@ class LandMessages:
     lake: str
     options: JetStreamOptions
     incarnation: str
-    erased: frozenset[str]
+    erased: frozenset[str] = frozenset()
     """Hashes of message IDs that must not return."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

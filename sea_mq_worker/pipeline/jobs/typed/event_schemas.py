@@ -1,0 +1,165 @@
+"""Read JSON Schemas of events, and map them to the columns of typed tables.
+
+| JSON Schema                | column                      |
+|----------------------------|-----------------------------|
+| string                     | string                      |
+| string, format date-time   | timestamp in microseconds   |
+| integer, number, boolean   | bigint, double, boolean     |
+| object with properties     | struct of its properties    |
+| array with a type of items | array                       |
+| anything else              | string that contains JSON   |
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+
+from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.lake.schemas import TableSchema
+
+_FILE = re.compile(r"(?P<type>.+)\.v(?P<version>[1-9][0-9]*)\.json")
+_BAD_NAME = re.compile(r"^_|[ ,;{}()\n\t=]")
+_MOMENT = pa.timestamp("us", tz="UTC")
+_SIMPLE = {
+    "string": pa.string(),
+    "date-time": _MOMENT,
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+}
+_INTEGERS = range(-(2**63), 2**63)
+
+OF_MESSAGE = pa.schema(
+    [
+        ("_message_id", pa.string()),
+        ("_aggregate", pa.string()),
+        ("_occurred_at", _MOMENT),
+        ("_published_at", _MOMENT),
+        ("_stream", pa.string()),
+        ("_incarnation", pa.string()),
+        ("_seq", pa.int64()),
+        ("_context", pa.string()),
+        ("_date", pa.date32()),
+    ]
+)
+"""Columns of all typed tables: those of silver with an underscore before their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSchema:
+    """The JSON Schema of a version of an event type.
+
+    Attributes:
+        name: type and version, such as order.paid.v1.
+        document: the JSON Schema.
+        table: the typed table; ``_rescued`` is the JSON of values that the schema does not name.
+    """
+
+    name: str
+    document: Mapping[str, Any]
+    table: TableSchema
+
+
+def load_event_schemas(folder: Path) -> tuple[EventSchema, ...]:
+    """Read the files ``<type>.v<version>.json`` of a folder.
+
+    Raises:
+        PipelineError: a file cannot be read, or is not the schema of an object with possible column names.
+    """
+    schemas = tuple(map(_load, sorted(folder.glob("*.json"))))
+    if not schemas:
+        raise PipelineError(f"{folder}: contains no files named <type>.v<version>.json")
+    return schemas
+
+
+def _load(path: Path) -> EventSchema:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        validator_for(document).check_schema(document)
+    except (OSError, ValueError, SchemaError) as error:
+        raise PipelineError(f"{path}: is not a JSON Schema: {str(error).splitlines()[0]}") from error
+    if not _FILE.fullmatch(path.name):
+        raise PipelineError(f"{path}: rename it to <type>.v<version>.json")
+    if _kind(document) != "object":
+        raise PipelineError(f"{path}: describe an object with properties")
+    names = list(document["properties"])
+    wrong = [name for name in names if _BAD_NAME.search(name)]
+    wrong += [name for name in names if [each.lower() for each in names].count(name.lower()) > 1]
+    if wrong:
+        raise PipelineError(
+            f"{path}: {', '.join(wrong)}: cannot be names of columns; rename these properties"
+        )
+    columns = [*_type(document), pa.field("_rescued", pa.string())]
+    schema = pa.schema([*OF_MESSAGE, *columns])
+    table = TableSchema(
+        name=f"typed/{path.stem}",
+        schema=schema,
+        partition_by=("_date",),
+        ranged=("_message_id", "_published_at", "_seq"),
+    )
+    return EventSchema(path.stem, document, table)
+
+
+def split(value: Any, schema: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a valid value as its column has it, and its parts that the schema does not name; None: no parts.
+
+    Raises:
+        ValueError: the column cannot contain the value.
+    """
+    kind = _kind(schema)
+    if value is None:
+        return None, None
+    if kind == "object":
+        parts = {name: split(value.get(name), each) for name, each in schema["properties"].items()}
+        rest = {name: each for name, each in value.items() if name not in parts}
+        rest |= {name: other for name, (_, other) in parts.items() if other is not None}
+        return {name: each for name, (each, _) in parts.items()}, rest or None
+    if kind == "array":
+        pairs = [split(each, schema["items"]) for each in value]
+        others = [other for _, other in pairs]
+        return [each for each, _ in pairs], others if any(other is not None for other in others) else None
+    return _simple(value, kind), None
+
+
+def _simple(value: Any, kind: str | None) -> Any:
+    if kind is None:
+        return json.dumps(value, ensure_ascii=False)
+    if kind == "date-time":
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        return moment
+    if kind == "integer" and int(value) not in _INTEGERS:
+        raise ValueError(f"{value} does not fit 64 bits")
+    return int(value) if kind == "integer" else value
+
+
+def _type(schema: Mapping[str, Any]) -> pa.DataType:
+    kind = _kind(schema)
+    if kind == "object":
+        return pa.struct([(name, _type(each)) for name, each in schema["properties"].items()])
+    if kind == "array":
+        return pa.list_(_type(schema["items"]))
+    return _SIMPLE.get(kind or "", pa.string())
+
+
+def _kind(schema: Any) -> str | None:
+    """Return the type that decides on the column; None: the column contains JSON."""
+    if not isinstance(schema, Mapping):
+        return None
+    given = schema.get("type")
+    kinds = [kind for kind in (given if isinstance(given, list) else [given]) if kind != "null"]
+    kind = kinds[0] if len(kinds) == 1 else None
+    if kind == "string" and schema.get("format") == "date-time":
+        return "date-time"
+    if (kind == "object" and not schema.get("properties")) or (kind == "array" and "items" not in schema):
+        return None
+    return kind
