@@ -40,7 +40,7 @@ def erase(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Delete chosen events from database and lake for good; `land` and `replay` never bring them back.
+    """Delete chosen events from database and lake for good; `land` leaves them out from then on.
 
     An event that is still to be published or handled is refused by its ID. All older versions of the lake's
     tables are deleted as well, so stop `land` and long queries before. The audit keeps the reason and a hash
