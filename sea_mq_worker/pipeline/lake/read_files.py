@@ -40,7 +40,7 @@ def read_files(
     """Return the rows of the files, which are named by their paths below ``uri``."""
     wanted = table_schema.chosen(columns)
     if not paths:
-        return spark.createDataFrame(wanted.empty_table())
+        return spark.createDataFrame(wanted.empty_table(), from_arrow_schema(wanted))
     for_jvm = [path for path in paths if is_local(uri) and not _NON_ASCII.search(path)]
     for_tasks = sorted(set(paths).difference(for_jvm))
     frames = []

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.pipeline.snapshot import Snapshot
@@ -108,7 +109,7 @@ def _several(given: Mapping[str, Any], one: str, several: str) -> list[str] | No
 
 
 def _frame(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
-    return spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMA))
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMA), from_arrow_schema(_SCHEMA))
 
 
 def _selects() -> Column:
