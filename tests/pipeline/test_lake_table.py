@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import WriteFiles
 
@@ -68,6 +68,21 @@ def test_pyarrow_finds_rows_by_a_column_without_statistics(
     )
 
     assert found.num_rows == 10
+
+
+def test_a_table_of_an_older_version_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
+    older = [field for field in GOLD.schema if field.name != "late"]
+    DeltaTable.create(f"{tmp_path}/gold", pa.schema(older), partition_by=list(GOLD.partition_by))
+    table = LakeTable(str(tmp_path), GOLD)
+    row = {"event_type": "t", "late": 3, "date": date(2026, 1, 1)}
+    written = WriteFiles(table.uri, GOLD)(iter([pa.RecordBatch.from_pylist([row], GOLD.schema)]))
+
+    table.commit(table.files(pa.Table.from_batches(written)), Watermark("test", 1))
+
+    assert opened(table).to_pyarrow_table()["late"].to_pylist() == [3]
+    assert table.peek([("date", "=", date(2026, 1, 1))], ["late", "p50_seconds"]).to_pylist() == [
+        {"late": 3, "p50_seconds": None}
+    ]
 
 
 def test_files_are_invisible_until_they_are_committed(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.job import LandProgress
 from sea_mq_worker.pipeline.jobs.land.loss_checks import current_progress
 from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
@@ -154,6 +156,18 @@ async def test_a_lake_without_an_index_of_ids_gets_one(
 
     assert (again.rows, again.events) == (2, 1)
     assert lake.count(IDS) == 12
+
+
+async def test_a_run_that_needs_more_space_than_is_free_does_not_begin(
+    lake: Lake, server: NatsConnection, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(server, names, [Published(f"{names}.x", {}, bytes(300_000)) for _ in range(10)])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+
+    with pytest.raises(PipelineError, match="has 1 MiB of free space, 1 MiB are needed"):
+        await lake.land(names)
+
+    assert lake.rows(BRONZE) == []
 
 
 async def test_what_arrives_during_a_run_is_landed_by_the_next(

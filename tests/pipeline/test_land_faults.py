@@ -17,6 +17,7 @@ from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, SILVER
 from tests.pipeline.landing import Lake, copy_of, event, lake_at, publish
+from tests.support.documents import commands
 from tests.support.jetstream import connected, create_stream
 from tests.support.waiting import eventually
 
@@ -140,8 +141,10 @@ async def kill_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bo
 
 
 async def stop_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bool]) -> None:
-    """Start a run that goes on for good, and ask it to end."""
-    run = await started(lake, stream, url, "--every", "1", "--json")
+    """Start a run that goes on for good, as the document shows, and ask it to end."""
+    [shown] = commands("docs/how-to/pipeline.md", "Land for months")
+    options = shown.text.partition("--lake lake ")[2].replace("/var/lib/node_exporter", str(lake.folder))
+    run = await started(lake, stream, url, *options.split(), "--json")
     try:
         await eventually(lambda: has_come() or run.returncode is not None, within=START_SECONDS)
         run.send_signal(signal.SIGTERM)
@@ -151,6 +154,8 @@ async def stop_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bo
             os.killpg(run.pid, signal.SIGKILL)
     assert run.returncode == 0, (lake.folder / "log").read_text()
     assert json.loads(told)["streams"][0]["left"] == 0
+    lag = f'sea_mq_pipeline_lag_sequences{{stream="{stream}",task="land"}} 0.0'
+    assert lag in (lake.folder / "land.prom").read_text()
 
 
 async def started(lake: Lake, stream: str, url: str, *options: str) -> asyncio.subprocess.Process:

@@ -62,6 +62,11 @@ PROOFS = (
         document="docs/how-to/pipeline.md", heading="Erase events",
         test="tests/pipeline/test_erase.py::test_the_command_of_the_document_erases_an_aggregate",
     ),
+    Proof(
+        document="docs/how-to/pipeline.md", heading="Land for months",
+        test="tests/pipeline/test_land_faults.py::"
+        "test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing",
+    ),
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
         document="docs/how-to/partitions.md",

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from sea_mq_worker.cli import app
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
-from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERT_TESTS = DEPLOY / "prometheus" / "alerts.test.yaml"
@@ -26,7 +26,7 @@ ALERTS: list[dict[str, Any]] = [
     for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-LABELS = {metric.name: set(metric.labels) for metric in METRICS}
+LABELS = {metric.name: set(metric.labels) for metric in (*METRICS, *PIPELINE_METRICS)}
 LABELS |= {
     f"{metric.name}_{suffix}": {*metric.labels, "le"} if suffix == "bucket" else set(metric.labels)
     for metric in METRICS

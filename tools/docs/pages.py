@@ -29,7 +29,11 @@ PAGES: Mapping[Path, Text] = {
     PAGE_SCHEMA: whole(admin.schema),
     DOCTOR: sections(findings=doctor.table_of_findings),
     TELEMETRY: sections(
-        metrics=telemetry.metrics, spans=telemetry.spans, resource=telemetry.resource, events=telemetry.events
+        metrics=telemetry.metrics,
+        pipeline_metrics=telemetry.pipeline_metrics,
+        spans=telemetry.spans,
+        resource=telemetry.resource,
+        events=telemetry.events,
     ),
     SCHEMA: sections(schema=schema.tables_and_functions),
     FAULTS: proofs.with_tests_of_faults,

@@ -1,16 +1,27 @@
 """The tables of metrics, spans, resource attributes and log events."""
 
+from collections.abc import Iterable
+
 from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
-from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS, Metric
 from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
 from tools.docs.markdown import code, table
 
 
 def metrics() -> str:
-    """Return a row for each metric."""
+    """Return a row for each metric of the worker."""
+    return _metrics(METRICS)
+
+
+def pipeline_metrics() -> str:
+    """Return a row for each metric that jobs of the pipeline write."""
+    return _metrics(PIPELINE_METRICS)
+
+
+def _metrics(metrics: Iterable[Metric]) -> str:
     return table(
         ("metric", "type", "labels", "what", "what to make of it"),
-        ((f"`{m.name}`", m.kind, code(m.labels), m.meaning, m.conclusion) for m in METRICS),
+        ((f"`{m.name}`", m.kind, code(m.labels), m.meaning, m.conclusion) for m in metrics),
     )
 
 

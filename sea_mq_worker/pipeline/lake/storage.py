@@ -6,6 +6,7 @@ folder.
 """
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,23 @@ def filesystem(uri: str) -> pafs.FileSystem:
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - only for object stores
 
     return pafs.PyFileSystem(DeltaStorageHandler(uri))
+
+
+def check_space(lake: str, size_bytes: int) -> None:
+    """Check that a lake in a folder has free space for files of this size.
+
+    Raises:
+        PipelineError: there is less.
+    """
+    uri = table_uri(lake, "")
+    if is_local(uri):
+        folder = next(each for each in (Path(uri), *Path(uri).parents) if each.exists())
+        free = shutil.disk_usage(folder).free
+        if free < size_bytes:
+            raise PipelineError(
+                f"{lake}: has {free >> 20:,} MiB of free space, {size_bytes >> 20:,} MiB are needed:"
+                " free some, or use another disk"
+            )
 
 
 def make_durable(uri: str, path: str) -> None:

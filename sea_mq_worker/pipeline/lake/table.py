@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +40,7 @@ _READER_VERSION = 1
 """Tables with a higher version (deletion vectors, column mapping) cannot be read as plain Parquet."""
 
 _LOG_RETENTION = "interval 168 hours"
+_MERGED_ROWS = 100_000
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 
@@ -290,7 +291,7 @@ class LakeTable:
                 )
             with reachable(self.uri):
                 try:
-                    self._set_properties(table)
+                    self._upgrade(table)
                     self._write(table, [*files.actions, *_removals(table, replaced)], properties)
                 except CommitFailedError as error:
                     refused = str(error)
@@ -316,7 +317,7 @@ class LakeTable:
         order = [(name, "ascending") for name in self.table_schema.sort_by]
         paths = [unquote(file["path"]) for file in files]
         rows = dataset_of(self.uri, self.table_schema, paths).to_table().sort_by(order)
-        entries = WriteFiles(self.uri, self.table_schema)(iter(rows.to_batches()))
+        entries = WriteFiles(self.uri, self.table_schema)(iter(rows.to_batches(_MERGED_ROWS)))
         merged = self.files(pa.Table.from_batches(entries, ENTRIES))
         try:
             self._write(
@@ -358,10 +359,15 @@ class LakeTable:
             "delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged),
         }
 
-    def _set_properties(self, table: DeltaTable) -> None:
-        """Set the properties of a table that an older version created."""
+    def _upgrade(self, table: DeltaTable) -> None:
+        """Add the properties and columns that a table of an older version lacks."""
         if not self._properties.items() <= table.metadata().configuration.items():
             table.alter.set_table_properties(self._properties)
+        there = {field.name for field in table.schema().fields}
+        if added := [
+            field for field in Schema.from_arrow(self.table_schema.schema).fields if field.name not in there
+        ]:
+            table.alter.add_columns(added)
 
     def _sync(self, version: int) -> None:
         make_durable(self.uri, f"_delta_log/{version:020}.json")

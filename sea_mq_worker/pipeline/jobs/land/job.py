@@ -26,6 +26,7 @@ from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import TypedCounts
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
+from sea_mq_worker.pipeline.lake.storage import check_space
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.session import job_session, parallelism
@@ -37,6 +38,8 @@ BATCH_ROWS = 500_000
 LATE_SECONDS = 60.0
 _BATCH_BYTES = 2 * 2**30
 _ROWS_PER_TASK_MAX = 50_000
+_STORED_SHARE = 0.5
+"""Size of the lake's files, relative to the messages in the stream; 0.2 for texts, more for random bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +225,8 @@ class _LandRun:
             self.events += self._silver.catch_up(each)
         state = stream_state(self.settings, stream)
         progress = current_progress(self.settings, self._bronze, state, on_loss=self._report_loss)
+        left = min(state.messages, state.last_seq - progress.landed)
+        check_space(self.lake, int(_STORED_SHARE * left * state.size_bytes / max(state.messages, 1)))
         rows = 0
         while progress.landed < state.last_seq and not self.is_stopping():
             started = time.monotonic()
