@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from inspect import iscoroutinefunction
 from typing import Any
 
 _JOBS = ("archive", "land", "reconcile", "replay", "report")
 _MAJOR_MIN = 4
 
-with suppress(ModuleNotFoundError):
-    from pyspark.version import __version__ as _spark_version
-
+with suppress(PackageNotFoundError):
+    _spark_version = version("pyspark")  # importing pyspark itself would slow the start of every command
     if int(_spark_version.partition(".")[0]) < _MAJOR_MIN:
         raise ImportError(
             f"PySpark {_spark_version} is too old, because Spark has data sources in Python since version"

@@ -220,3 +220,15 @@ def test_an_outage_that_a_task_has_met_is_one_here() -> None:
     text = "By it:\nsea_mq_worker.domain.errors.BrokerUnavailableError: no server answers\n SQLSTATE: 38000"
     with pytest.raises(BrokerUnavailableError, match=r"^no server answers$"), translated():
         raise PythonException(text)
+
+
+def test_a_pyspark_without_data_sources_in_python_is_refused_with_the_reason(tmp_path: Path) -> None:
+    info = tmp_path / "pyspark-3.5.6.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 3.5.6\n")
+    run = subprocess.run(
+        [sys.executable, "-c", "import sea_mq_worker.pipeline"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert "PySpark 3.5.6 is too old" in run.stderr
