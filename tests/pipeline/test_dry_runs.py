@@ -1,7 +1,6 @@
 """What a job would do is told without a Spark session, where counting needs none."""
 
 import asyncio
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,6 @@ async def test_a_missing_server_is_reported_as_by_the_job(
 def test_a_lake_to_be_read_that_is_not_there_is_an_error(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "spark_session", lambda *_, **__: nullcontext())
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setenv("SEA_MQ_NATS_URL", "nats://127.0.0.1:1")
     monkeypatch.chdir(tmp_path)

@@ -137,8 +137,9 @@ def reconcile(
     if out and Path(out).exists():
         abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
 
+    needs = ("database_url", "nats_url")
     given: dict[str, Any] = {
-        "lake": lake,
+        "lake": lake_to_read(lake, needs=needs),
         "receivers": _receivers(receiver or ()),
         "since": since,
         "until": until,
@@ -147,7 +148,7 @@ def reconcile(
     given |= {"out": out, "out_format": out_format.value}
     repair = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
     job = partial(_run, given, repair)
-    result = run_job("reconcile", job, needs=("database_url", "nats_url"), master=master, conf=conf)
+    result = run_job("reconcile", job, needs=needs, master=master, conf=conf)
     _end(result, frozenset(fail_on or LOSS), json=json)
 
 
@@ -157,9 +158,8 @@ def _run(
     from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
     from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
 
-    lake = lake_to_read(given["lake"], settings)
     requeue = Requeue(**repair) if repair else None
-    wanted = ReconcileRequest(**{**given, "lake": lake}, requeue=requeue)
+    wanted = ReconcileRequest(**given, requeue=requeue)
     return reconcile(spark, settings, wanted, on_progress=print_progress)
 
 

@@ -132,7 +132,9 @@ def replay(
     some are not.
     """
     selection = events.selection()
+    needs = ("database_url", "nats_url")
     given: dict[str, Any] = {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart}
+    given |= {"lake": lake_to_read(lake, needs=needs)}
     given |= {"dry_run": dry_run, "cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
 
     async def put_back(spark: "SparkSession", settings: "Settings") -> "ReplayJobResult":
@@ -140,13 +142,12 @@ def replay(
 
         stop = asyncio.Event()
         stop_on_signals(stop)
-        given["lake"] = lake_to_read(lake, settings)
         return await replay_(spark, settings, selection, stop=stop, on_progress=print_progress, **given)
 
     result = run_job(
         "replay",
         lambda spark, settings: asyncio.run(put_back(spark, settings)),
-        needs=("database_url", "nats_url"),
+        needs=needs,
         master=master,
         conf=conf,
     )

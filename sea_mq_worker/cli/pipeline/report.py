@@ -50,16 +50,18 @@ def report(
     def progress(text: str) -> None:
         print_progress(f"report: {text}")
 
+    needs = ("database_url",)
+    where = lake_to_read(lake, needs=needs)
+
     def job(spark: "SparkSession", settings: "Settings") -> "Report":
         from sea_mq_worker.pipeline.jobs.report.job import report as report_
         from sea_mq_worker.pipeline.jobs.report.page import page, write_page
 
-        where = lake_to_read(lake, settings)
         figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=progress)
         write_page(page(figures, title=title), out)
         return figures
 
-    figures = run_job("report", job, needs=("database_url",), master=master, conf=conf)
+    figures = run_job("report", job, needs=needs, master=master, conf=conf)
     if json:
         print_json(asdict(figures))
     else:

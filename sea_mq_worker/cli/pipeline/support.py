@@ -100,18 +100,21 @@ def required_lake(given: str | None) -> str:
     return lake or abort("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
-def lake_to_read(given: str | None, settings: "Settings") -> str | None:
+def lake_to_read(given: str | None, *, needs: Collection[str]) -> str | None:
     """Return the lake that a job reads in addition to the tables; None if none is configured.
 
-    Raises:
-        PipelineError: the lake does not exist.
+    Exit before Spark starts if the lake does not exist.
     """
-    from sea_mq_worker.pipeline.lake.table import check_lake
 
-    lake = given or settings.pipeline_lake or None
-    if lake:
-        check_lake(lake)
-    return lake
+    def check(settings: "Settings") -> str | None:
+        from sea_mq_worker.pipeline.lake.table import check_lake
+
+        lake = given or settings.pipeline_lake or None
+        if lake:
+            check_lake(lake)
+        return lake
+
+    return run_without_spark(check, needs=needs)
 
 
 def print_progress(text: str) -> None:
