@@ -45,6 +45,8 @@ def test_the_output_ends_with_the_next_step_for_each_bad_verdict(
     )
     result = Reconciliation(since=None, until=None, compared=[], rows={}, hops=[hop], notes=[], requeued=None)
     monkeypatch.setattr(reconcile, "run_job", lambda *_, **__: result)
+    monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("SEA_MQ_NATS_URL", "nats://127.0.0.1:1")
     ended = CliRunner().invoke(app, ["pipeline", "reconcile"])
     assert ended.exit_code == exit_code
     assert ended.stdout.splitlines()[-len(last) :] == last

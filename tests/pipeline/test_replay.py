@@ -25,6 +25,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
 from sea_mq_worker.pipeline.jobs.replay.store import replay_store
+from sea_mq_worker.pipeline.lake.erased_ids import record_erased
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
@@ -190,6 +191,20 @@ async def test_an_archived_event_comes_back_as_it_was(
     action = (await site.actions())[0]
     assert (action["action"], action["actor"], action["affected"]) == ("replay", "ann", 2)
     assert json.loads(action["selection"])["ids"] == sorted(map(str, ids))
+
+
+async def test_erased_events_stay_away_from_a_replay_also_after_a_restored_backup(
+    site: Site, add: Callable[..., Awaitable[UUID]]
+) -> None:
+    in_archive, in_table, kept = [await add("PUBLISHED") for _ in range(3)]
+    site.archive(f"id IN ('{in_archive}', '{kept}')")
+    await site.pool.execute("DELETE FROM outbox_events WHERE id = $1", in_archive)
+    record_erased(site.lake, [str(in_archive), str(in_table)])
+
+    done = await site.replay(Selection(ids=(in_archive, in_table, kept)))
+
+    assert (done.matched, done.replayed) == (1, 1)
+    assert await site.pending() == {kept}
 
 
 async def test_a_replay_reads_only_the_archives_files_that_can_hold_its_events(

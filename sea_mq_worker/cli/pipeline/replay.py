@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.replay.selection import Selection
     from sea_mq_worker.settings import Settings
 
+_NEEDS = ("database_url", "nats_url")
 _WITHOUT_YES_MAX = 10
 
 LakeOption = Annotated[
@@ -132,10 +133,9 @@ def replay(
     some are not.
     """
     selection = events.selection()
-    needs = ("database_url", "nats_url")
     given: dict[str, Any] = {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart}
-    given |= {"lake": lake_to_read(lake, needs=needs)}
-    given |= {"dry_run": dry_run, "cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
+    given |= {"lake": lake_to_read(lake, needs=_NEEDS), "dry_run": dry_run}
+    given |= {"cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
 
     async def put_back(spark: "SparkSession", settings: "Settings") -> "ReplayJobResult":
         from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
@@ -147,7 +147,7 @@ def replay(
     result = run_job(
         "replay",
         lambda spark, settings: asyncio.run(put_back(spark, settings)),
-        needs=needs,
+        needs=_NEEDS,
         master=master,
         conf=conf,
     )

@@ -18,6 +18,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
 from sea_mq_worker.pipeline.jobs.replay.store import RESTORED, RESTORED_TIMES, Action
+from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_outbox
@@ -52,7 +53,8 @@ def choose_events(
 
     The table is read as of the snapshot and the archive afterwards, so an event that moves from one to the
     other is found in at least one. Of an event in both, the table's row counts, in any state. Of an event
-    that was archived twice, the row that was published last counts.
+    that was archived twice, the row that was published last counts. An event that was erased, and came back
+    by a restored backup, is left out.
 
     Args:
         spark: the session.
@@ -69,6 +71,9 @@ def choose_events(
     if selection.ids:
         ids = spark.createDataFrame(pa.table({"id": [str(one) for one in selection.ids]})).distinct()
         rows = rows.join(ids, "id", "left_semi")
+    if lake and (hashes := erased_hashes(lake)):
+        erased = spark.createDataFrame(pa.table({"hash": sorted(hashes)}))
+        rows = rows.join(erased, F.sha2("id", 256) == erased["hash"], "left_anti")
     once = deduplicate_by(rows, "id", "archived", F.desc("published_at"))
     return once.where(F.col("state").isin(*selection.states) & _is_within(selection, earlier))
 
