@@ -55,7 +55,8 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, paylo
 GRANT SELECT ON sea_mq_migrations, sea_mq_context, sea_mq_consumers, sea_mq_standings, sea_mq_sessions, outbox_events,
                 inbox_messages
    TO :"relay", :"janitor", :"reader";
-SELECT format('GRANT SELECT ON SEQUENCE %s TO %I, %I', pg_get_serial_sequence('outbox_events', 'seq'), :'relay', :'reader')
+SELECT format('GRANT SELECT ON SEQUENCE %s, %s TO %I, %I', pg_get_serial_sequence('outbox_events', 'seq'),
+              pg_get_serial_sequence('operator_actions', 'id'), :'relay', :'reader')
 \gexec
 GRANT INSERT (context) ON sea_mq_context TO :"relay";
 GRANT INSERT (stream, durable, handler, subjects), UPDATE (subjects, seen_at) ON sea_mq_consumers TO :"relay";

@@ -74,8 +74,9 @@ def _parts(
         yield f"PostgreSQL {version} (schema {database.schema})", True
         if rows is None:
             yield "the backlog in its tables", False
-        elif rows.sequence and rows.sequence.last is None:
-            yield "the sequence of the outbox (grant SELECT on it)", False
+        for sequence in rows.sequences if rows else ():
+            if sequence.last is None:
+                yield f"the sequence of {sequence.relation} (grant SELECT on it)", False
     else:
         yield "PostgreSQL", False
     if broker:

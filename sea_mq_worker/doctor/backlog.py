@@ -30,10 +30,10 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
     yield from map(_failing, rows.failing)
     if s.outbox_enabled:
         yield from _outbox(rows.outbox, facts.connections, s)
-        if rows.sequence:
-            yield from _sequence(rows.sequence, facts)
         if rows.partitions:
             yield from _partitions(rows.partitions, facts, s)
+    for sequence in rows.sequences:
+        yield from _sequence(sequence, facts)
     yield from _missed(rows.missed, facts.schema)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
@@ -98,12 +98,16 @@ def _failing(group: Failing) -> Finding:
 
 
 def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding]:
-    if sequence.last is None or sequence.highest is None or sequence.last >= sequence.highest:
-        return
-    what = f"the last assigned number is {sequence.last}, an event has {sequence.highest}"
-    table = f"{quoted_schema(facts.schema)}.outbox_events"
-    sql = f"SELECT setval(pg_get_serial_sequence('{table}', 'seq'), max(seq)) FROM {table}"  # noqa: S608
-    yield DatabaseKind.SEQUENCE_BEHIND.finding("outbox", what, sql=sql)
+    table, name = f"{quoted_schema(facts.schema)}.{sequence.relation}", sequence.name
+    where = f"column {name} of {sequence.relation}"
+    if (sequence.increment, sequence.cache) != (1, 1):
+        what = f"its sequence has increment {sequence.increment} and cache {sequence.cache}, not 1 and 1"
+        sql = f"ALTER TABLE {table} ALTER {name} SET INCREMENT 1 SET CACHE 1"
+        yield DatabaseKind.SEQUENCE_DIFFERS.finding(where, what, sql=sql)
+    if sequence.last is not None and sequence.highest is not None and sequence.last < sequence.highest:
+        what = f"the last assigned number is {sequence.last}, a row has {sequence.highest}"
+        sql = f"SELECT setval(pg_get_serial_sequence('{table}', '{name}'), max({name})) FROM {table}"  # noqa: S608
+        yield DatabaseKind.SEQUENCE_BEHIND.finding(where, what, sql=sql)
 
 
 def _partitions(outbox: PartitionFacts, facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:

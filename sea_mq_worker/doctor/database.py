@@ -12,6 +12,7 @@ from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     expected_functions,
     expected_objects,
 )
+from sea_mq_worker.adapters.postgres.schema.migrations import Migration
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Finding, format_duration
 from sea_mq_worker.settings import Settings
@@ -52,6 +53,7 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     yield from _server(facts, s)
     yield from _connections(facts, s)
     yield from _tables(facts)
+    yield from (_altered(facts, script) for script in facts.altered)
     yield from _indexes(facts)
     yield from _triggers(facts)
     yield from _functions(facts)
@@ -181,6 +183,15 @@ def _tables(facts: DatabaseFacts) -> Iterator[Finding]:
         if table.dead > _DEAD_TIMES * table.vacuum_from:
             what = f"{table.dead} dead rows; autovacuum starts at {table.vacuum_from:.0f}"
             yield DatabaseKind.DEAD_ROWS.finding(where, what, sql=f"VACUUM {name}")
+
+
+def _altered(facts: DatabaseFacts, script: Migration) -> Finding:
+    sql = (
+        f"UPDATE {_table(facts, 'sea_mq_migrations')} SET sha256 = {_literal(script.sha256)}"  # noqa: S608
+        f" WHERE version = {script.version}"
+    )
+    what = f"{script.name} was applied with other content"
+    return DatabaseKind.MIGRATION_ALTERED.finding("table sea_mq_migrations", what, sql=sql)
 
 
 def _indexes(facts: DatabaseFacts) -> Iterator[Finding]:

@@ -163,6 +163,12 @@ class DatabaseKind(Kind):
         "a rule of the lifecycle is not enforced, or no insert wakes the worker",
         "enable the trigger",
     )
+    MIGRATION_ALTERED = (
+        Severity.ERROR,
+        "a migration was applied with other content than this version's file has",
+        "the schema may not be the one that this worker knows",
+        "fix the other findings about the schema, then record the file's SHA-256",
+    )
     FUNCTION_DIFFERS = (
         Severity.ERROR,
         "a function is missing, or its body or search path differs from the migrations",
@@ -244,9 +250,15 @@ class DatabaseKind(Kind):
     )
     SEQUENCE_BEHIND = (
         Severity.ERROR,
-        "the sequence of `seq` is behind the table, as after a copy of rows",
-        "new events overtake older ones of their key",
+        "a sequence is behind its table, as after a copy of rows",
+        "new events overtake older ones of their key; operators' commands fail",
         "set the sequence to the table's highest number; check events written meanwhile",
+    )
+    SEQUENCE_DIFFERS = (
+        Severity.ERROR,
+        "a sequence has other parameters than in the migrations",
+        "sessions get numbers in blocks: new events overtake older ones of their key",
+        "set the parameters again",
     )
     PARTITIONS_SHORT = (
         Severity.WARNING,

@@ -225,13 +225,23 @@ SELECT side, error, count, example,
 -- name: sequence
 -- The last assigned seq, and the highest seq of the latest 1000 events by two orders. The last one is null if this login
 -- may not read it. Indexes: the primary key, idx_outbox_unpublished.
-SELECT CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
+SELECT 'outbox_events' AS relation, 'seq' AS name, q.seqincrement AS increment, q.seqcache AS cache,
+       CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
             THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
        GREATEST((SELECT max(x.seq) FROM (SELECT seq FROM outbox_events ORDER BY id DESC LIMIT 1000) x),
                 (SELECT max(x.seq) FROM (SELECT seq FROM outbox_events WHERE published_at IS NULL
                                           ORDER BY occurred_at DESC LIMIT 1000) x)) AS highest
   FROM pg_sequence q
  WHERE q.seqrelid = pg_get_serial_sequence('outbox_events', 'seq')::regclass;
+
+-- name: action_sequence
+-- The last assigned number of an operator's action, and the highest. Index: the primary key.
+SELECT 'operator_actions' AS relation, 'id' AS name, q.seqincrement AS increment, q.seqcache AS cache,
+       CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
+            THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
+       (SELECT max(x.id) FROM operator_actions x) AS highest
+  FROM pg_sequence q
+ WHERE q.seqrelid = pg_get_serial_sequence('operator_actions', 'id')::regclass;
 
 -- name: partitions
 -- Time for which partitions exist in advance, and size of the default partition. No row: the outbox has none.
@@ -263,8 +273,10 @@ SELECT stream, durable, missed_first_seq AS first_seq, missed_last_seq AS last_s
  WHERE missed_at > clock_timestamp() - interval '7 days'
  ORDER BY stream, durable;
 
--- name: may_read_audit
-SELECT has_table_privilege('operator_actions', 'SELECT') AS may;
+-- name: audit
+-- Whether this login may read the audit records, and their numbers.
+SELECT has_table_privilege('operator_actions', 'SELECT') AS may_read,
+       has_column_privilege('operator_actions', 'id', 'SELECT') AS may_read_ids;
 
 -- name: inbox_pruned
 -- Time before which inbox rows were pruned; null: never, or none existed.

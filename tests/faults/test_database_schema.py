@@ -1,15 +1,19 @@
 """A schema that changes under a worker, or is another than it knows: it goes on, or stops and says why."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, migrate, migrations
 from sea_mq_worker.resources import resource_folder
-from tests.support.site import Site
+from tests.releases import DUMPS
+from tests.support.servers import PostgresAddress, scratch_database
+from tests.support.site import Site, site
 
-KNOWN = len(list((resource_folder("sql") / "migrations").glob("*.sql"))) - 1
+KNOWN = len(migrations())
 PROJECT = resource_folder("sql").parent
 ADDITIONS = """
 ALTER TABLE outbox_events ADD COLUMN region TEXT NOT NULL DEFAULT 'eu', ADD COLUMN priority INT;
@@ -20,6 +24,15 @@ WRITES = (
     "SELECT (SELECT sum(publish_attempts) FROM outbox_events) + (SELECT count(*) FROM inbox_messages)"
     " + (SELECT count(*) FROM sea_mq_context)"
 )
+
+
+EVENTS = """
+SELECT id, state, published_at, publish_attempts, failures, publish_error, stream_seq FROM outbox_events
+ WHERE id = ANY ($1) ORDER BY id"""
+MESSAGES = """
+SELECT message_id, processed_at, dead_lettered_at, dead_letter_reason, attempts, last_error
+  FROM inbox_messages
+ WHERE message_id = ANY ($1) ORDER BY message_id"""
 
 
 def next_version(folder: Path, script: str) -> None:
@@ -40,6 +53,25 @@ def of_next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return begin
 
 
+@pytest.fixture(params=DUMPS, ids=lambda dump: f"from_{dump.stem}")
+async def released(
+    request: pytest.FixtureRequest,
+    postgres_server: PostgresAddress,
+    nats_url: str,
+    names: str,
+    tmp_path: Path,
+) -> AsyncIterator[Site]:
+    """A site on the tables of a release, with rows in every state, migrated to this version."""
+    async with scratch_database(postgres_server, prefix="released_") as database:
+        connection = await asyncpg.connect(database.dsn)
+        await connection.execute(request.param.read_text())
+        await connection.execute("UPDATE public.sea_mq_context SET context = $1", names)
+        await connection.close()
+        await migrate(database.dsn)
+        async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
+            yield made
+
+
 async def migrated(shared: Site, *, announced: str) -> None:
     async with shared.worker("migrate", "--dry-run", name="migrate --dry-run") as command:
         assert await command.ended() == 0
@@ -54,8 +86,12 @@ async def migrated(shared: Site, *, announced: str) -> None:
 
 @pytest.mark.fault("L14")
 async def test_two_versions_work_together_on_a_schema_that_serves_both(
-    shared: Site, of_next_version: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    released: Site, of_next_version: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shared, database = released, released.database
+    finished = [row[0] for row in await database.fetch("SELECT id FROM outbox_events WHERE NOT is_open")]
+    received = [row[0] for row in await database.fetch("SELECT message_id FROM inbox_messages")]
+    rows = await database.fetch(EVENTS, finished), await database.fetch(MESSAGES, received)
     async with shared.worker(name="old", outbox_batch_max=3) as old:
         await old.ready()
         await shared.both_ways()
@@ -71,6 +107,10 @@ async def test_two_versions_work_together_on_a_schema_that_serves_both(
     monkeypatch.chdir(PROJECT)
     async with shared.worker(name="old started anew"):
         await shared.quiet()
+    assert (await database.fetch(EVENTS, finished), await database.fetch(MESSAGES, received)) == rows
+    assert await altered_migrations(database) == []
+    await database.execute("DELETE FROM outbox_events WHERE id = ANY ($1)", finished)
+    await database.execute("DELETE FROM inbox_messages WHERE message_id = ANY ($1)", received)
     await shared.audit()
 
 
@@ -88,28 +128,28 @@ async def test_a_migration_that_does_not_serve_it_stops_a_worker_that_runs(
 
 
 @pytest.mark.fault("D14")
-@pytest.mark.parametrize(
-    ("change", "reported"),
-    [
-        (
-            f"DELETE FROM sea_mq_migrations WHERE version = {KNOWN}",
-            f"version {KNOWN - 1}, this worker needs {KNOWN}",
-        ),
-        (
-            "INSERT INTO sea_mq_migrations VALUES (99, 'later')",
-            f"version 99, this worker knows only {KNOWN}",
-        ),
-    ],
-)
+@pytest.mark.parametrize("is_older", [True, False])
 async def test_a_schema_that_does_not_serve_it_is_left_alone(
-    shared: Site, change: str, reported: str
+    shared: Site, of_next_version: Callable[[str], None], is_older: bool
 ) -> None:
     await shared.both_ways()
-    await shared.database.execute(change)
+    if is_older:
+        of_next_version(ADDITIONS)
+        reported = f"version {KNOWN}, this worker needs {KNOWN + 1}"
+    else:
+        await shared.database.execute("INSERT INTO sea_mq_migrations VALUES (99, 'later', '')")
+        reported = f"version 99, this worker knows only {KNOWN}"
     async with shared.worker() as worker:
         assert await worker.ended() == 3
     assert reported in worker.written
     assert await shared.database.fetchval(WRITES) == 0
+
+
+async def test_a_migration_that_was_applied_with_other_content_is_reported(shared: Site) -> None:
+    await shared.database.execute("UPDATE sea_mq_migrations SET sha256 = 'other'")
+    async with shared.worker() as worker:
+        await worker.ready()
+    assert "migration_altered" in worker.events()
 
 
 async def test_statements_are_planned_again_after_a_column_has_changed(shared: Site) -> None:

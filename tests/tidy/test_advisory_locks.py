@@ -7,16 +7,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PURPOSES = {
-    "7177": {"sql/migrations/0001_outbox.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
-    "7179": {"sql/migrations/0001_outbox.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7177": {"sql/migrations/0001_schema.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7179": {"sql/migrations/0001_schema.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
     "7178": {"sql/queries/outbox.sql"},
-    "7180": {"sql/migrations/0007_partitions.sql"},
+    "7180": {"sql/migrations/0001_schema.sql"},
     "7181": {"sql/queries/pipeline_archive.sql"},
     "7182": {"sql/queries/lane.sql"},
     "7183": {"sea_mq_worker/adapters/postgres/schema/migrations.py"},
     "7184": {
         "sea_mq_worker/adapters/postgres/worker_session.py",
-        "sql/migrations/0004_context.sql",
+        "sql/migrations/0001_schema.sql",
         "sql/queries/inbox.sql",
         "sql/queries/outbox.sql",
         "sql/queries/sessions.sql",

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.manage.consumer_state import consumer_state
 from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, check_version
 from sea_mq_worker.adapters.postgres.schema.schema_owner import check_rows_visible, claim_schema
 from sea_mq_worker.admin.history import STEP_SECONDS
 from sea_mq_worker.admin.status_collector import StatusCollector
@@ -23,6 +23,7 @@ from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry.metrics import Backlog, Side
 
@@ -40,6 +41,9 @@ async def sampling(base: WorkerContext, status: StatusCollector) -> dict[str, Lo
         pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
         base.stack.push_async_callback(pool.close)
         await check_version(pool)
+        for script in await altered_migrations(pool):
+            text = f"{script.name} was applied with other content; run `python -m sea_mq_worker doctor`"
+            base.observer.observe(Noticed(event="migration_altered", text=text))
         await claim_schema(pool, base.settings.context)
         await check_rows_visible(pool)
         return pool

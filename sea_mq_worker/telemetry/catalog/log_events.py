@@ -162,6 +162,10 @@ NOTICES = tuple(
             "session_refused",
             "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry.",
         ),
+        (
+            "migration_altered",
+            "A migration was applied with other content than its file has: run `doctor`.",
+        ),
         ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
         (
             "secret_file_exposed",

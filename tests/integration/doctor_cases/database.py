@@ -47,6 +47,13 @@ by_sql(
     " SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'",
 )
 by_sql("function_differs__looks_elsewhere", "ALTER FUNCTION outbox_make_partitions RESET search_path")
+by_sql("migration_altered", "UPDATE sea_mq_migrations SET sha256 = 'other'")
+by_sql("sequence_differs", "ALTER TABLE outbox_events ALTER seq SET CACHE 20")
+by_sql(
+    "sequence_behind__of_actions",
+    "INSERT INTO operator_actions (id, actor, action, reason, selection, affected)"
+    " OVERRIDING SYSTEM VALUE VALUES (7, 'a', 'prune_inbox', 'r', '{{}}', 0)",
+)
 by_sql("autovacuum_off", "ALTER TABLE outbox_events SET (autovacuum_enabled = false)")
 by_sql("slot_inactive", "SELECT pg_create_physical_replication_slot('{database}', true)")
 

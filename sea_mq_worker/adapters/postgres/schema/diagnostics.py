@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES, expected_functions
+from sea_mq_worker.adapters.postgres.schema.migrations import Migration, altered_migrations
 from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
 
 _SETTINGS = (
@@ -29,7 +30,8 @@ _SETTINGS = (
 _STATEMENTS = (
     *("identity", "settings", "connections", "transactions", "prepared", "slots"),
     *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
-    *("outbox", "failing", "sequence", "partitions", "inbox", "missed", "may_read_audit", "inbox_pruned"),
+    *("outbox", "failing", "sequence", "action_sequence", "partitions"),
+    *("inbox", "missed", "audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -149,8 +151,15 @@ class OutboxFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceFacts:
-    """The last ``seq`` assigned (None: this login may not read it), and the highest of late events."""
+    """Sequence of a column: its parameters, the last number assigned, and the highest of late rows.
 
+    ``last`` is None if this login may not read the sequence.
+    """
+
+    relation: str
+    name: str
+    increment: int
+    cache: int
     last: int | None
     highest: int | None
 
@@ -203,6 +212,7 @@ class RowFacts:
     """Facts read from the tables; a lock on a table can delay them.
 
     Attributes:
+        sequences: of the tables that this login may read.
         constraints: definitions as PostgreSQL prints them, by table and name.
         inbox_pruned_before: inbox rows before this time were deleted.
         acknowledged: stream sequences of published rows.
@@ -211,7 +221,7 @@ class RowFacts:
     constraints: Mapping[tuple[str, str], str]
     outbox: OutboxFacts
     failing: Sequence[Failing]
-    sequence: SequenceFacts | None
+    sequences: Sequence[SequenceFacts]
     partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
     missed: Sequence[MissedFacts]
@@ -240,6 +250,7 @@ class DatabaseFacts:
     triggers: Mapping[str, Trigger]
     functions: Mapping[str, Function]
     lacks: Sequence[Lack]
+    altered: Sequence[Migration]
 
 
 async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
@@ -270,6 +281,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
             row["name"]: Function(**row) for row in await ask("functions", list(expected_functions()))
         },
         lacks=[Lack(**row) for row in await ask("rights")],
+        altered=await altered_migrations(pool),
     )
 
 
@@ -279,18 +291,19 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
     Raises as ``database_facts``.
     """
     ask = _questions(pool)
-    [audited] = await ask("may_read_audit")
+    [audit] = await ask("audit")
+    sequences = ["sequence", "action_sequence"] if audit["may_read_ids"] else ["sequence"]
     constraints = await ask("constraints", list(TABLES))
     return RowFacts(
         constraints={(row["relation"], row["name"]): row["definition"] for row in constraints},
         outbox=OutboxFacts(**(await ask("outbox"))[0]),
         failing=[Failing(**row) for row in await ask("failing", NUMBERS, MARKED)],
-        sequence=next((SequenceFacts(**row) for row in await ask("sequence")), None),
+        sequences=[SequenceFacts(**row) for name in sequences for row in await ask(name)],
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
         missed=[MissedFacts(**row) for row in await ask("missed")],
         acknowledged=await acknowledged(pool, stream),
-        inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audited["may"] else None,
+        inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audit["may_read"] else None,
     )
 
 

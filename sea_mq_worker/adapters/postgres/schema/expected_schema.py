@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sea_mq_worker.resources import files_in, resource_folder
+from sea_mq_worker.adapters.postgres.schema.migrations import migrations
 
 TABLES = (
     "sea_mq_migrations",
@@ -25,9 +25,7 @@ _FUNCTION = re.compile(
 )
 _OWN_PATH = re.compile(r"SET search_path = ([^;]*?) AS \$\$")
 _NOT_FOR_ALL = re.compile(r"^REVOKE ALL ON FUNCTION ([\w, ]+)\s+FROM PUBLIC;", re.MULTILINE)
-_TABLE = re.compile(
-    r"^CREATE (?:UNLOGGED )?TABLE (?:IF NOT EXISTS )?(\w+) \((.*?)^\)", re.MULTILINE | re.DOTALL
-)
+_TABLE = re.compile(r"^CREATE (?:UNLOGGED )?TABLE (\w+) \((.*?)^\)", re.MULTILINE | re.DOTALL)
 _COLUMN_ADDED = re.compile(r"^ALTER TABLE (\w+) ADD COLUMN ([^;]*);", re.MULTILINE)
 _NAMED = re.compile(r'CONSTRAINT "?(\w+)"? (.*)', re.DOTALL)
 _CHECK = re.compile(r"(?:CONSTRAINT (\w+) )?(CHECK \(.*)", re.DOTALL)
@@ -63,8 +61,8 @@ class ExpectedFunction:
 def expected_objects(kind: str) -> Mapping[str, ExpectedObject]:
     """Return each ``INDEX`` or ``TRIGGER`` by name, as the last script leaves it."""
     found: dict[str, ExpectedObject] = {}
-    for script in _scripts():
-        for statement in _STATEMENT.finditer(script):
+    for script in migrations():
+        for statement in _STATEMENT.finditer(script.sql):
             verb, what, name = statement.groups()
             if what != kind:
                 continue
@@ -77,14 +75,13 @@ def expected_objects(kind: str) -> Mapping[str, ExpectedObject]:
 
 @functools.cache
 def expected_functions() -> Mapping[str, ExpectedFunction]:
-    """Return each function by name; the migrations set the search path of every function."""
+    """Return each function by name; one without a search path of its own gets the schema's."""
     found = {}
-    for script in _scripts():
-        closed = set(re.findall(r"\w+", " ".join(_NOT_FOR_ALL.findall(script))))
-        for text, name, body in _FUNCTION.findall(script):
+    for script in migrations():
+        closed = set(re.findall(r"\w+", " ".join(_NOT_FOR_ALL.findall(script.sql))))
+        for text, name, body in _FUNCTION.findall(script.sql):
             own = _OWN_PATH.search(text)
-            system = "pg_catalog, pg_temp" if "RETURNS trigger" in text else f"pg_catalog, {SCHEMA}, pg_temp"
-            path = own[1] if own else system
+            path = own[1] if own else f"pg_catalog, {SCHEMA}, pg_temp"
             sql = f"CREATE OR REPLACE {text};\nALTER FUNCTION {name} SET search_path = {path}"
             if name in closed:
                 sql += f";\nREVOKE ALL ON FUNCTION {name} FROM PUBLIC"
@@ -96,8 +93,8 @@ def expected_functions() -> Mapping[str, ExpectedFunction]:
 def expected_constraints() -> Mapping[tuple[str, str], ExpectedObject]:
     """Return each constraint by table and name; a NOT NULL constraint has its column's name."""
     found = {}
-    for script in _scripts():
-        text = re.sub(r"--.*", "", script)
+    for script in migrations():
+        text = re.sub(r"--.*", "", script.sql)
         items = [(table, item) for table, body in _TABLE.findall(text) for item in _items(body)]
         for table, item in [*items, *_COLUMN_ADDED.findall(text)]:
             for name, definition in _constraints(table, item.strip()):
@@ -140,8 +137,3 @@ def _items(body: str) -> Iterator[str]:
         else:
             item += char
     yield item
-
-
-def _scripts() -> Iterator[str]:
-    for script in files_in(resource_folder("sql") / "migrations", ".sql"):
-        yield script.read_text(encoding="utf-8")

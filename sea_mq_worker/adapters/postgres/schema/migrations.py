@@ -1,10 +1,11 @@
 """Migrate a schema to the version of this worker, and check its version."""
 
 import functools
+import hashlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -27,10 +28,21 @@ _CONNECT_SECONDS = 10.0
 _LOCK = "SELECT pg_advisory_xact_lock(7183, hashtext($1::text))"
 _HAS_VERSIONS = "SELECT to_regclass('sea_mq_migrations') IS NOT NULL"
 _VERSION = "SELECT coalesce(max(version), 0) FROM sea_mq_migrations"
-_RECORD = "INSERT INTO sea_mq_migrations (version, name) VALUES ($1, $2)"
-_RECORD_SERVING = "INSERT INTO sea_mq_migrations (version, name, serves_from) VALUES ($1, $2, $3)"
+_RECORD = "INSERT INTO sea_mq_migrations (version, name, sha256, serves_from) VALUES ($1, $2, $3, $4)"
+_APPLIED = "SELECT version, sha256 FROM sea_mq_migrations WHERE version <= $1 ORDER BY version"
 _SERVES = "SELECT bool_and(coalesce(serves_from, version) <= $1) FROM sea_mq_migrations WHERE version > $1"
 _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """A script; ``serves_from``: oldest version of workers that may continue after it, None: its own."""
+
+    version: int
+    name: str
+    sha256: str
+    serves_from: int | None
+    sql: str
 
 
 async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
@@ -41,15 +53,12 @@ async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
         ContractError: the schema is newer than this worker, or the server is too old.
     """
     async with owner_session(dsn, schema) as connection:
-        found: int = await connection.fetchval(_VERSION) if await connection.fetchval(_HAS_VERSIONS) else 0
-        if found > len(_migrations()):
-            await _check_newer(connection, found, len(_migrations()))
-        scripts = _migrations()[found:]
-        serving = (_SERVES_FROM.search(script.read_text(encoding="utf-8")) for script in scripts)
+        found = await _found(connection)
+        missing = migrations()[found:]
         return MigrationPlan(
             version=found,
-            missing=[script.stem for script in scripts],
-            serves_running=all(serves and int(serves[1]) <= found for serves in serving),
+            missing=[script.name for script in missing],
+            serves_running=all((script.serves_from or script.version) <= found for script in missing),
         )
 
 
@@ -102,65 +111,81 @@ async def check_version(database: Any) -> None:
         ContractError: the schema is missing or older; the text names the remedy.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
-    known = len(_migrations())
+    known = len(migrations())
     with translated():
-        if not await database.fetchval(_HAS_VERSIONS):
+        found = await _found(database)
+        if not found:
             schema = await database.fetchval("SELECT current_setting('search_path')")
             raise ContractError(f"the database has no schema of the worker in {schema}; run `{_MIGRATE}`")
-        found = await database.fetchval(_VERSION)
-        if found > known:
-            await _check_newer(database, found, known)
     if found < known:
         raise ContractError(f"the schema has version {found}, this worker needs {known}; run `{_MIGRATE}`")
+
+
+async def altered_migrations(database: Any) -> Sequence[Migration]:
+    """Return the migrations that were applied to ``database`` from a file with other content.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: the login may not read the table.
+    """
+    with translated():
+        rows = await database.fetch(_APPLIED, len(migrations()))
+    applied = {row["version"]: row["sha256"] for row in rows}
+    return [script for script in migrations() if applied.get(script.version, script.sha256) != script.sha256]
+
+
+@functools.cache
+def migrations() -> Sequence[Migration]:
+    """Return the scripts in order; the nth makes version n.
+
+    They are read once: an upgrade of the files does not change a running worker's version.
+    """
+    return [
+        _migration(version, file.stem, file.read_bytes())
+        for version, file in enumerate(files_in(resource_folder("sql") / "migrations", ".sql"), 1)
+    ]
+
+
+def _migration(version: int, name: str, content: bytes) -> Migration:
+    sql = content.decode("utf-8")
+    serves = _SERVES_FROM.search(sql)
+    return Migration(
+        version=version,
+        name=name,
+        sha256=hashlib.sha256(content).hexdigest(),
+        serves_from=int(serves[1]) if serves else None,
+        sql=sql,
+    )
 
 
 async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
     """Apply the first missing migration and return its name; return nothing if none is missing."""
     async with connection.transaction():
         await connection.execute(_LOCK, schema)
-        await _prepare(connection, schema)
-        found: int = await connection.fetchval(_VERSION)
-        migrations = _migrations()
-        if found > len(migrations):
-            await _check_newer(connection, found, len(migrations))
-        if found >= len(migrations):
+        await _create_schema(connection, schema)
+        found = await _found(connection)
+        if found >= len(migrations()):
             return ""
-        script = migrations[found]
-        await _apply(connection, found + 1, script.stem, script.read_text(encoding="utf-8"))
-        return script.stem
+        script = migrations()[found]
+        await connection.execute(script.sql)
+        await connection.execute(_RECORD, script.version, script.name, script.sha256, script.serves_from)
+        return script.name
 
 
-async def _apply(connection: asyncpg.Connection, version: int, name: str, text: str) -> None:
-    await connection.execute(text)
-    if serves := _SERVES_FROM.search(text):
-        await connection.execute(_RECORD_SERVING, version, name, int(serves[1]))
-    else:
-        await connection.execute(_RECORD, version, name)
-
-
-async def _prepare(connection: asyncpg.Connection, schema: str) -> None:
+async def _create_schema(connection: asyncpg.Connection, schema: str) -> None:
     """Check first, so that a login without rights to create can still find that nothing is to be done."""
     if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", schema):
         await connection.execute(f"CREATE SCHEMA {quoted_schema(schema)}")
-    if not await connection.fetchval(_HAS_VERSIONS):
-        await connection.execute(_folder().joinpath("0000_versions.sql").read_text(encoding="utf-8"))
 
 
-async def _check_newer(database: Any, found: int, known: int) -> None:
-    if not await database.fetchval(_SERVES, known):
+async def _found(database: Any) -> int:
+    """Return the version of the schema, 0 if there is none; refuse one that does not serve this worker."""
+    if not await database.fetchval(_HAS_VERSIONS):
+        return 0
+    found: int = await database.fetchval(_VERSION)
+    known = len(migrations())
+    if found > known and not await database.fetchval(_SERVES, known):
         raise FinalError(
             f"the schema has version {found}, this worker knows only {known}; run a newer worker"
         )
-
-
-@functools.cache
-def _migrations() -> Sequence[Path]:
-    """Return the scripts 0001 and following, in order; the nth makes version n.
-
-    The list is read once: an upgrade of the files does not change a running worker's version.
-    """
-    return files_in(_folder(), ".sql")[1:]
-
-
-def _folder() -> Path:
-    return resource_folder("sql") / "migrations"
+    return found
