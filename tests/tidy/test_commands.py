@@ -74,6 +74,10 @@ PROOFS = (
         "test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_record",
     ),
     Proof(
+        document="docs/how-to/restoring.md",
+        test="tests/integration/test_restoring.py::test_the_commands_of_the_document_copy_everything",
+    ),
+    Proof(
         document="docs/reference/doctor.md",
         test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows",
     ),

@@ -1,0 +1,113 @@
+"""An outbox and an inbox that move to another database, by the commands of the document."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, migrate
+from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.producer import enqueue
+from tests.integration.test_migrations import psql
+from tests.releases import FOLDER
+from tests.support.builders import enqueueable
+from tests.support.documents import commands
+from tests.support.servers import QUICK, PostgresAddress, scratch_database
+from tests.support.waiting import eventually
+
+RESTORING = "docs/how-to/restoring.md"
+REPLICATION = "Logical replication, and blue/green"
+TABLES = {
+    "outbox_events": "id",
+    "inbox_messages": "message_id",
+    "operator_actions": "id",
+    "sea_mq_context": "one",
+    "sea_mq_consumers": "durable",
+    "sea_mq_standings": "durable",
+}
+SEQUENCES = (
+    "SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')),"
+    " pg_sequence_last_value(pg_get_serial_sequence('operator_actions', 'id'))"
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def source() -> AsyncIterator[EmbeddedPostgres]:
+    """A server with rows in every state."""
+    with tempfile.TemporaryDirectory(prefix="sea-mq-test-") as folder:
+        async with EmbeddedPostgres(Path(folder), settings={**QUICK, "wal_level": "logical"}) as server:
+            await migrate(server.dsn)
+            connection = await asyncpg.connect(server.dsn)
+            await connection.execute((FOLDER / "rows.sql").read_text())
+            await connection.close()
+            yield server
+
+
+async def shell(command: str, folder: Path, **urls: str) -> str:
+    path = f"{Path(psql()).parent}{os.pathsep}{os.environ['PATH']}"
+    done = await asyncio.create_subprocess_shell(
+        command,
+        cwd=folder,
+        env=os.environ | {"PATH": path, **urls},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await done.communicate()
+    assert done.returncode == 0, out.decode()
+    return out.decode().strip()
+
+
+async def contents(connection: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
+    return {
+        table: await connection.fetch(f"SELECT * FROM {table} ORDER BY {key}")
+        for table, key in TABLES.items()
+    }
+
+
+async def copy_by_replication(folder: Path, urls: dict[str, str]) -> None:
+    publish, subscribe, missing, behind, *end = (one.text for one in commands(RESTORING, REPLICATION))
+    await shell(publish, folder, **urls)
+    await shell(subscribe, folder, **urls)
+    for count in (missing, behind):
+        await eventually(lambda count=count: _is_zero(count, folder, urls), what=f"{count} prints 0")
+    for command in end:
+        await shell(command, folder, **urls)
+
+
+async def _is_zero(command: str, folder: Path, urls: dict[str, str]) -> bool:
+    return await shell(command, folder, **urls) == "0"
+
+
+@pytest.mark.parametrize("heading", ["A whole database", "Rows alone", REPLICATION])
+async def test_the_commands_of_the_document_copy_everything(
+    heading: str, source: EmbeddedPostgres, postgres_server: PostgresAddress, tmp_path: Path
+) -> None:
+    async with scratch_database(postgres_server, prefix="target_") as target:
+        urls = {"SOURCE": source.dsn, "TARGET": target.dsn}
+        if heading != "A whole database":
+            await migrate(target.dsn)
+        if heading == REPLICATION:
+            await copy_by_replication(tmp_path, urls)
+            left = commands(RESTORING, "Sequences")
+        else:
+            left = commands(RESTORING, heading)
+        for command in left:
+            await shell(command.text, tmp_path, **urls)
+        old, new = await asyncpg.connect(source.dsn), await asyncpg.connect(target.dsn)
+        try:
+            assert await contents(new) == await contents(old)
+            assert tuple(await new.fetchrow(SEQUENCES)) == tuple(await old.fetchrow(SEQUENCES)) == (8, 4)
+            assert await altered_migrations(new) == []
+            async with new.transaction():
+                [event] = await enqueue(new, enqueueable())
+            assert await new.fetchval("SELECT seq FROM outbox_events WHERE id = $1", event) == 9
+            with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
+                await new.execute("UPDATE outbox_events SET state = 'DEAD' WHERE id = $1", event)
+        finally:
+            await old.close()
+            await new.close()
