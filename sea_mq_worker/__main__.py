@@ -3,16 +3,26 @@
 import os
 import sys
 
+_EXIT_CONTRACT = 3
 _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; what it takes to load may be cut short by Ctrl-C like all else."""
+    """Run the command line; Ctrl-C may also interrupt the imports that it needs."""
     _fill_standard_streams()
     try:
-        from sea_mq_worker.cli import app  # noqa: PLC0415 - what is told above
+        from sea_mq_worker.cli import app  # noqa: PLC0415 - a base install has no package that it needs
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("sea_mq_worker"):
+            raise
+        sys.stderr.write(
+            f"The package {missing.name} is not installed; a base install only writes events. Commands need"
+            " the extra `worker`: pip install '.[worker]' in a checkout, or"
+            " pip install './sea_mq_worker-VERSION-py3-none-any.whl[worker]' from a wheel\n"
+        )
+        raise SystemExit(_EXIT_CONTRACT) from None
     app()
 
 

@@ -1,5 +1,6 @@
-"""The wheel carries all that the worker needs, and works where there is no checkout."""
+"""The wheel carries all that producer and worker need, and works where there is no checkout."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,7 +8,11 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import asyncpg
+import psycopg
 import pytest
+
+from tests.support.servers import Database
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +28,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's content installed; what it requires comes from our own environment."""
+    """A folder with the wheel and all that it requires, which is nothing: pip has no index to look in."""
     folder = tmp_path_factory.mktemp("site")
-    run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
+    run("-m", "pip", "install", "--quiet", "--no-index", "--target", str(folder), str(wheel))
     return folder
 
 
@@ -69,3 +74,46 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(
     assert {name.split("/")[0].split("-")[0] for name in files} == {"sea_mq_worker"}
     assert "sea_mq_worker/py.typed" in files
     assert any(name.endswith("licenses/LICENSE") for name in files)
+
+
+PRODUCER = """
+import sys
+from sea_mq_worker.producer import Event, enqueue_sync
+sys.path.append(sys.argv[1])
+import psycopg
+event = Event(aggregate_type="order", aggregate_id="1", event_type="order.paid", payload={"order": 1})
+with psycopg.connect(sys.argv[2]) as connection:
+    print(*enqueue_sync(connection, event))
+"""
+"""Imports the producer before any other package can be found."""
+
+
+def bare(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python that finds the standard library and the wheel's content alone."""
+    return subprocess.run(
+        [sys.executable, "-S", *arguments],
+        cwd=site,
+        env=os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def test_a_base_install_enqueues_with_the_services_driver_alone(site: Path, database: Database) -> None:
+    driver = str(Path(psycopg.__file__).parents[1])
+    done = await asyncio.to_thread(bare, site, "-c", PRODUCER, driver, database.dsn)
+    assert done.returncode == 0, done.stderr
+
+    connection = await asyncpg.connect(database.dsn)
+    try:
+        assert str(await connection.fetchval("SELECT id FROM outbox_events")) == done.stdout.strip()
+    finally:
+        await connection.close()
+
+
+def test_a_base_install_names_the_extra_that_its_commands_need(site: Path) -> None:
+    done = bare(site, "-m", "sea_mq_worker", "depth")
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "need the extra `worker`" in done.stderr

@@ -17,11 +17,10 @@ HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 @cache
 def project() -> dict[str, list[Requirement]]:
-    """Return what pyproject.toml requires: for the build, to run, and by extra."""
+    """Return what pyproject.toml requires: for the build, and by extra."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lists = {
         "build": document["build-system"]["requires"],
-        "run": document["project"]["dependencies"],
         **document["project"]["optional-dependencies"],
     }
     own = canonicalize_name(document["project"]["name"])
@@ -45,10 +44,10 @@ def pins(lock: str) -> dict[str, str]:
     ("lock", "keys"),
     [
         ("build", ["build"]),
-        ("run", ["run", "otel"]),
-        ("embedded", ["run", "embedded"]),
-        ("spark", ["run", "spark", "spark-java"]),
-        ("dev", ["run", "embedded", "otel", "spark", "spark-java", "dev"]),
+        ("run", ["worker", "otel"]),
+        ("embedded", ["worker", "embedded"]),
+        ("spark", ["worker", "spark", "spark-java"]),
+        ("dev", ["worker", "embedded", "otel", "spark", "spark-java", "dev"]),
     ],
 )
 def test_a_lock_satisfies_every_requirement_of_its_install(lock: str, keys: list[str]) -> None:
