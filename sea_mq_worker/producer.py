@@ -1,8 +1,9 @@
 """Put events into the outbox, in the same transaction as the change that the events describe.
 
-``enqueue`` accepts an asyncpg connection, a psycopg AsyncConnection, and a SQLAlchemy AsyncConnection or
-AsyncSession. ``enqueue_sync`` accepts a psycopg Connection, and a SQLAlchemy Connection or Session. This
-module imports none of these libraries.
+``enqueue`` accepts an asyncpg connection, a psycopg AsyncConnection or AsyncCursor, an AsyncConnection or
+AsyncSession of SQLAlchemy or SQLModel, and a Tortoise transaction. ``enqueue_sync`` accepts a connection or
+cursor of psycopg or psycopg2, a Connection or Session of SQLAlchemy or SQLModel, and Django's connection or
+cursor. This module imports none of these libraries.
 
 Both functions send one statement and never commit. They refuse a connection in autocommit mode, which would
 commit the events separately from the change. A plain INSERT into ``outbox_events`` works as well.
@@ -21,23 +22,17 @@ from typing import Any
 from uuid import UUID
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.adapters.postgres.service_transaction import execute, execute_sync, in_schema
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.headers import header_problem
 from sea_mq_worker.domain.subjects import event_subject
 
 __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
 
-_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _VERSION_MAX = 2**31 - 1
 ORDERING_KEY_BYTES_MAX = 2048
 """Cap on an ordering key in bytes of UTF-8: an index entry of PostgreSQL holds little more."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-_IDLE = 0
-"""psycopg's TransactionStatus IDLE: the connection is outside any transaction."""
-
-_ASYNCPG = {"asyncpg.Connection", "asyncpg.PoolConnectionProxy"}
-_ASYNC_SESSIONS = {"sqlalchemy.AsyncSession", "sqlalchemy.async_scoped_session"}
-_SESSIONS = {"sqlalchemy.Session", "sqlalchemy.scoped_session"}
 
 
 def uuid7() -> UUID:
@@ -55,8 +50,8 @@ class Event:
         aggregate_type: the kind of thing that changed, such as ``order``.
         aggregate_id: the ID of the thing that changed.
         event_type: the name of the event, such as ``order.created``; it becomes part of the subject.
-        payload: a value for ``json.dumps``, or JSON text as ``str`` or ``bytes``. JSON text keeps every digit
-            of its numbers.
+        payload: a value for ``json.dumps``, a pydantic model, or JSON text as ``str`` or ``bytes``. JSON text
+            keeps every digit of its numbers.
         event_version: the version of the payload's schema; it becomes part of the subject.
         occurred_at: a time with a time zone, not in the future. None: the start of the transaction.
         correlation_id: the ID shared by all messages of one business process.
@@ -67,6 +62,7 @@ class Event:
         headers: delivered to consumers unchanged.
         metadata: stays in the database, except a W3C trace context, which is delivered as headers. Without a
             ``traceparent`` here, the context of the active OpenTelemetry span is added.
+        dataschema: the URI of the payload's schema, delivered as ``ce-dataschema``.
         available_at: the event is not published before this time. None: publish immediately.
         id: created with the event, so a retried transaction inserts the same ID.
     """
@@ -83,6 +79,7 @@ class Event:
     partition_key: str | None = None
     headers: Mapping[str, str] | None = None
     metadata: Mapping[str, Any] | None = None
+    dataschema: str | None = None
     available_at: datetime | None = None
     id: UUID = field(default_factory=uuid7)
 
@@ -100,6 +97,7 @@ _TYPES: Mapping[str, type] = {
     "partition_key": str,
     "headers": Mapping,
     "metadata": Mapping,
+    "dataschema": str,
     "available_at": datetime,
 }
 _OPTIONAL = {own.name for own in fields(Event) if own.default is None}
@@ -109,7 +107,7 @@ async def enqueue(connection: Any, *events: Event, schema: str | None = None) ->
     """Insert events in the connection's transaction and return their IDs.
 
     Args:
-        connection: an open asyncpg, psycopg or SQLAlchemy connection or session; the module lists the types.
+        connection: an open connection, cursor or session of a supported library; the module lists them.
         events: events with the same ordering key are published in this order.
         schema: the schema that contains ``outbox_events``. None: the first one in the search path.
 
@@ -118,80 +116,19 @@ async def enqueue(connection: Any, *events: Event, schema: str | None = None) ->
         TypeError: the connection's type is not supported.
         ValueError: the connection is not in a transaction.
     """
-    document = _document(events)
-    kinds = _kinds(connection)
-    if kinds & _ASYNC_SESSIONS:
-        connection, kinds = await connection.connection(), {"sqlalchemy.AsyncConnection"}
-    if kinds & _ASYNCPG:
-        _require_transaction(connection.is_in_transaction())
-        await connection.execute(_statement("$1", schema), document)
-    elif "psycopg.AsyncConnection" in kinds:
-        _require_transaction(_in_psycopg_transaction(connection))
-        await connection.execute(_statement("%s", schema), (document,))
-    elif "sqlalchemy.AsyncConnection" in kinds:
-        _require_transaction(_in_sqlalchemy_transaction(connection.sync_connection))
-        await connection.execute(_sqlalchemy_text(schema), {"events": document})
-    else:
-        raise TypeError(
-            f"enqueue does not support {type(connection)}; use enqueue_sync for synchronous connections"
-        )
+    await execute(connection, _statement(schema), _document(events))
     return [event.id for event in events]
 
 
 def enqueue_sync(connection: Any, *events: Event, schema: str | None = None) -> list[UUID]:
     """Insert events over a synchronous connection or session; otherwise the same as ``enqueue``."""
-    document = _document(events)
-    kinds = _kinds(connection)
-    if kinds & _SESSIONS:
-        connection, kinds = connection.connection(), {"sqlalchemy.Connection"}
-    if "psycopg.Connection" in kinds:
-        _require_transaction(_in_psycopg_transaction(connection))
-        connection.execute(_statement("%s", schema), (document,))
-    elif "sqlalchemy.Connection" in kinds:
-        _require_transaction(_in_sqlalchemy_transaction(connection))
-        connection.execute(_sqlalchemy_text(schema), {"events": document})
-    else:
-        raise TypeError(
-            f"enqueue_sync does not support {type(connection)}; use enqueue for asynchronous connections"
-        )
+    execute_sync(connection, _statement(schema), _document(events))
     return [event.id for event in events]
 
 
-# --- connections
-
-
-def _kinds(connection: object) -> set[str]:
-    """Return the names of the connection's classes as ``library.Class``, without importing a library."""
-    return {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(connection).__mro__}
-
-
-def _in_psycopg_transaction(connection: Any) -> bool:
-    return not connection.autocommit or connection.info.transaction_status != _IDLE
-
-
-def _in_sqlalchemy_transaction(connection: Any) -> bool:
-    return not getattr(connection.connection.dbapi_connection, "autocommit", False)
-
-
-def _require_transaction(is_open: bool) -> None:
-    if not is_open:
-        raise ValueError(
-            "no transaction is open: begin one, so that events commit together with the change they describe"
-        )
-
-
-def _sqlalchemy_text(schema: str | None) -> Any:
-    return sys.modules["sqlalchemy"].text(_statement(":events", schema))
-
-
 @cache
-def _statement(placeholder: str, schema: str | None) -> str:
-    text = load_queries("producer", "enqueue")["enqueue"].replace("$1", placeholder)
-    if schema is None:
-        return text
-    if not _SCHEMA.fullmatch(schema):
-        raise ValueError("the schema's name must consist of letters, digits and underscores")
-    return text.replace("outbox_events", f'"{schema}".outbox_events')
+def _statement(schema: str | None) -> str:
+    return in_schema(load_queries("producer", "enqueue")["enqueue"], "outbox_events", schema)
 
 
 # --- events
@@ -211,10 +148,10 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
     metadata = dict(event.metadata or {})
     if "traceparent" not in metadata:
         metadata |= context
-    columns = {name: getattr(event, name) for name in _TYPES}
-    columns |= {"metadata": metadata or None, "headers": dict(event.headers) if event.headers else None}
+    columns = {name: getattr(event, name) for name in _TYPES if name != "dataschema"}
+    columns |= {"metadata": metadata or None, "headers": _headers(event) or None}
     known = {name: value for name, value in columns.items() if value is not None}
-    member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {_payload(event.payload)}}}'
+    member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {payload_json(event.payload)}}}'
     if _NUL.search(member):
         raise _invalid("the event contains a NUL character, which PostgreSQL cannot store")
     return member
@@ -240,13 +177,25 @@ def _check_values(event: Event) -> None:
         moment = getattr(event, name)
         if moment is not None and moment.utcoffset() is None:
             raise _invalid(f"{name} has no time zone")
-    for header, value in (event.headers or {}).items():
+    for header, value in _headers(event).items():
         problem = header_problem(str(header), value)
         if problem:
             raise _invalid(f"header {header!r:.64} {problem}")
 
 
-def _payload(payload: Any) -> str:
+def _headers(event: Event) -> dict[str, str]:
+    own = dict(event.headers or {})
+    return own | {"ce-dataschema": event.dataschema} if event.dataschema else own
+
+
+def payload_json(payload: Any) -> str:
+    """Return a payload as the JSON text that ``enqueue`` stores.
+
+    Raises:
+        InvalidEventError: the payload is not JSON.
+    """
+    if hasattr(payload, "model_dump_json"):
+        return str(payload.model_dump_json())
     if not isinstance(payload, str | bytes):
         return _json("payload", payload)
     try:

@@ -1,133 +1,42 @@
 """enqueue, over every kind of connection that it takes, against PostgreSQL."""
 
+import contextlib
+import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import asyncpg
+import django.db
 import psycopg
+import psycopg2
 import pytest
 import sqlalchemy as sa
 from opentelemetry.sdk.trace import TracerProvider
-from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sa_asyncio
 
 from sea_mq_worker.producer import Event, InvalidEventError, enqueue, enqueue_sync
 from tests.support.builders import enqueueable as event
 from tests.support.servers import Database
-
-CHANGE = "INSERT INTO orders VALUES ('o-1')"
-
-Produce = Callable[..., Awaitable[None]]
-"""Takes a DSN, events and whether to commit; makes a change and enqueues in one transaction."""
-
-
-async def by_asyncpg(dsn: str, *events: Event, commit: bool = True) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute(CHANGE)
-        await enqueue(connection, *events)
-        await (transaction.commit() if commit else transaction.rollback())
-    finally:
-        await connection.close()
+from tests.support.service_libraries import (
+    ASYNCHRONOUS,
+    SYNCHRONOUS,
+    Transaction,
+    configured_django,
+    psycopg_connection,
+    tortoise,
+    url,
+)
 
 
-async def by_asyncpg_pool(dsn: str, *events: Event, commit: bool = True) -> None:
-    async with asyncpg.create_pool(dsn, min_size=1) as pool, pool.acquire() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute(CHANGE)
-        await enqueue(connection, *events)
-        await (transaction.commit() if commit else transaction.rollback())
-
-
-async def by_psycopg(dsn: str, *events: Event, commit: bool = True) -> None:
-    with psycopg.connect(dsn) as connection:
-        connection.execute(CHANGE)
-        enqueue_sync(connection, *events)
-        if not commit:
-            connection.rollback()
-
-
-async def by_psycopg_autocommit_block(dsn: str, *events: Event, commit: bool = True) -> None:
-    with (
-        psycopg.connect(dsn, autocommit=True) as connection,
-        connection.transaction(force_rollback=not commit),
-    ):
-        connection.execute(CHANGE)
-        enqueue_sync(connection, *events)
-
-
-async def by_psycopg_async(dsn: str, *events: Event, commit: bool = True) -> None:
-    async with await psycopg.AsyncConnection.connect(dsn) as connection:
-        await connection.execute(CHANGE)
-        await enqueue(connection, *events)
-        if not commit:
-            await connection.rollback()
-
-
-async def by_sqlalchemy_connection(dsn: str, *events: Event, commit: bool = True) -> None:
-    engine = sa.create_engine(url(dsn, "psycopg"))
-    try:
-        with engine.connect() as connection:
-            connection.execute(sa.text(CHANGE))
-            enqueue_sync(connection, *events)
-            (connection.commit if commit else connection.rollback)()
-    finally:
-        engine.dispose()
-
-
-async def by_sqlalchemy_session(dsn: str, *events: Event, commit: bool = True) -> None:
-    engine = sa.create_engine(url(dsn, "psycopg"))
-    try:
-        with orm.Session(engine) as session:
-            session.execute(sa.text(CHANGE))
-            enqueue_sync(session, *events)
-            (session.commit if commit else session.rollback)()
-    finally:
-        engine.dispose()
-
-
-async def by_sqlalchemy_async_connection(dsn: str, *events: Event, commit: bool = True) -> None:
-    engine = sa_asyncio.create_async_engine(url(dsn, "asyncpg"))
-    try:
-        async with engine.connect() as connection:
-            await connection.execute(sa.text(CHANGE))
+async def produce(transaction: Transaction, dsn: str, *events: Event, commit: bool = True) -> None:
+    """Enqueue events in a transaction of a library."""
+    async with transaction(dsn, commit=commit) as connection:
+        if transaction in ASYNCHRONOUS:
             await enqueue(connection, *events)
-            await (connection.commit() if commit else connection.rollback())
-    finally:
-        await engine.dispose()
-
-
-async def by_sqlalchemy_async_session(dsn: str, *events: Event, commit: bool = True) -> None:
-    engine = sa_asyncio.create_async_engine(url(dsn, "psycopg"))
-    try:
-        async with sa_asyncio.AsyncSession(engine) as session:
-            await session.execute(sa.text(CHANGE))
-            await enqueue(session, *events)
-            await (session.commit() if commit else session.rollback())
-    finally:
-        await engine.dispose()
-
-
-def url(dsn: str, driver: str) -> str:
-    return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
-
-
-PRODUCERS = [
-    by_asyncpg,
-    by_asyncpg_pool,
-    by_psycopg,
-    by_psycopg_autocommit_block,
-    by_psycopg_async,
-    by_sqlalchemy_connection,
-    by_sqlalchemy_session,
-    by_sqlalchemy_async_connection,
-    by_sqlalchemy_async_session,
-]
+        else:
+            enqueue_sync(connection, *events)
 
 
 @pytest.fixture
@@ -154,17 +63,17 @@ async def stored(reader: asyncpg.Connection) -> list[Any]:
 
 
 @pytest.mark.clause("terminology: the event is written in the same transaction as the business state change")
-@pytest.mark.parametrize("produce", PRODUCERS)
+@pytest.mark.parametrize("transaction", [*ASYNCHRONOUS, *SYNCHRONOUS])
 async def test_events_are_committed_and_rolled_back_with_the_change(
-    database: Database, reader: asyncpg.Connection, produce: Produce
+    database: Database, reader: asyncpg.Connection, transaction: Transaction
 ) -> None:
     lost, kept = event(), [event(ordering_key="k") for _ in range(3)]
 
-    await produce(database.dsn, lost, commit=False)
+    await produce(transaction, database.dsn, lost, commit=False)
     assert await stored(reader) == []
     assert await reader.fetchval("SELECT count(*) FROM orders") == 0
 
-    await produce(database.dsn, *kept)
+    await produce(transaction, database.dsn, *kept)
     assert [row["id"] for row in await stored(reader)] == [one.id for one in kept]
     assert await reader.fetchval("SELECT count(*) FROM orders") == 1
 
@@ -181,6 +90,14 @@ async def test_a_connection_that_would_commit_at_once_is_refused(
     async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
         with refused:
             await enqueue(connection, event())
+    with contextlib.closing(psycopg2.connect(database.dsn)) as connection, refused:
+        connection.autocommit = True
+        enqueue_sync(connection, event())
+    with configured_django(database.dsn), refused:
+        enqueue_sync(django.db.connection, event())
+    async with tortoise(database.dsn, commit=False) as transaction:
+        with refused:
+            await enqueue(transaction._parent, event())
     engine = sa.create_engine(url(database.dsn, "psycopg"), isolation_level="AUTOCOMMIT")
     with engine.connect() as plain, refused:
         enqueue_sync(plain, event())
@@ -194,15 +111,18 @@ async def test_a_connection_that_would_commit_at_once_is_refused(
     assert await stored(reader) == []
 
 
-async def test_a_connection_of_another_kind_is_refused(database: Database) -> None:
-    with pytest.raises(TypeError, match="enqueue does not support"):
-        await enqueue(object(), event())
-    with pytest.raises(TypeError, match="enqueue_sync does not support"):
-        enqueue_sync(object(), event())
+async def test_a_connection_of_another_kind_is_refused_with_a_hint(database: Database) -> None:
     async with asyncpg.create_pool(database.dsn, min_size=1) as pool:
-        with pytest.raises(TypeError, match="enqueue does not support"):
+        with pytest.raises(TypeError, match=r"asyncpg\.pool\.Pool.* not a pool or engine"):
             await enqueue(pool, event())
-    with psycopg.connect(database.dsn) as connection, pytest.raises(TypeError, match="use enqueue_sync"):
+        async with pool.acquire() as connection:
+            with pytest.raises(TypeError, match="enqueue and `async with` take asynchronous"):
+                enqueue_sync(connection, event())
+    sqlite = contextlib.closing(sqlite3.connect(":memory:"))
+    with sqlite as other, pytest.raises(TypeError, match=r"sqlite3\.Connection'> is not supported"):
+        enqueue_sync(other, event())
+    wrong_function = pytest.raises(TypeError, match="enqueue_sync and `with` take synchronous")
+    with psycopg.connect(database.dsn) as connection, wrong_function:
         await enqueue(connection, event())
 
 
@@ -222,9 +142,9 @@ async def test_a_schema_may_be_named(database: Database, reader: asyncpg.Connect
 # --- what is stored
 
 
-@pytest.mark.parametrize("produce", PRODUCERS)
+@pytest.mark.parametrize("transaction", [*ASYNCHRONOUS, *SYNCHRONOUS])
 async def test_every_field_is_stored_as_given(
-    database: Database, reader: asyncpg.Connection, produce: Produce
+    database: Database, reader: asyncpg.Connection, transaction: Transaction
 ) -> None:
     given: dict[str, Any] = {
         "aggregate_type": "order",
@@ -245,7 +165,7 @@ async def test_every_field_is_stored_as_given(
         metadata={"by": given["causation_id"]},
     )
 
-    await produce(database.dsn, one)
+    await produce(transaction, database.dsn, one)
 
     [row] = await stored(reader)
     assert {name: row[name] for name in given} == given
@@ -259,7 +179,7 @@ async def test_every_field_is_stored_as_given(
 async def test_what_is_not_given_has_the_columns_defaults(
     database: Database, reader: asyncpg.Connection
 ) -> None:
-    await by_psycopg(database.dsn, event())
+    await produce(psycopg_connection, database.dsn, event())
 
     [row] = await stored(reader)
     assert row["event_version"] == 1
@@ -281,7 +201,7 @@ async def test_what_is_not_given_has_the_columns_defaults(
 async def test_a_payload_keeps_its_json(
     database: Database, reader: asyncpg.Connection, payload: Any, text: str
 ) -> None:
-    await by_psycopg(database.dsn, event(payload=payload))
+    await produce(psycopg_connection, database.dsn, event(payload=payload))
 
     assert [row["payload"] for row in await stored(reader)] == [text]
 
@@ -302,10 +222,10 @@ async def test_a_plain_insert_does_as_well(reader: asyncpg.Connection) -> None:
 @pytest.mark.clause("event-model: event_id MUST be unique within the outbox store")
 async def test_an_event_is_not_enqueued_twice(database: Database, reader: asyncpg.Connection) -> None:
     one = event()
-    await by_psycopg(database.dsn, one)
+    await produce(psycopg_connection, database.dsn, one)
 
     with pytest.raises(psycopg.errors.UniqueViolation):
-        await by_psycopg(database.dsn, one)
+        await produce(psycopg_connection, database.dsn, one)
 
 
 @pytest.mark.clause("POL-047-001")
@@ -330,7 +250,12 @@ async def test_the_active_span_is_stored_with_the_event(
     given = f"00-{1:032x}-{2:016x}-01"
 
     with TracerProvider().get_tracer("test").start_as_current_span("place order") as span:
-        await by_psycopg(database.dsn, event(metadata={"by": "test"}), event(metadata={"traceparent": given}))
+        await produce(
+            psycopg_connection,
+            database.dsn,
+            event(metadata={"by": "test"}),
+            event(metadata={"traceparent": given}),
+        )
     context = span.get_span_context()
 
     own = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

@@ -1,0 +1,273 @@
+"""Connections of a service: each opens a transaction with a change in it, and ends the transaction."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import django
+import django.conf
+import django.db
+import django.db.transaction
+import psycopg
+import psycopg2
+import sqlalchemy as sa
+import sqlmodel
+from sqlalchemy import orm
+from sqlalchemy.ext import asyncio as sa_asyncio
+from sqlmodel.ext.asyncio import session as sqlmodel_asyncio
+from tortoise import Model, Tortoise, fields
+from tortoise.transactions import in_transaction
+
+CHANGE = "INSERT INTO orders VALUES ('o-1')"
+
+Transaction = Callable[..., AbstractAsyncContextManager[Any]]
+"""Takes a DSN and whether to commit; its block is in the transaction of the change."""
+
+
+@asynccontextmanager
+async def asyncpg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(CHANGE)
+        yield connection
+        await (transaction.commit() if commit else transaction.rollback())
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def asyncpg_pool(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with asyncpg.create_pool(dsn, min_size=1) as pool, pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(CHANGE)
+        yield connection
+        await (transaction.commit() if commit else transaction.rollback())
+
+
+@asynccontextmanager
+async def psycopg_async(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await connection.execute(CHANGE)
+        yield connection
+        if not commit:
+            await connection.rollback()
+
+
+@asynccontextmanager
+async def psycopg_async_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with psycopg_async(dsn, commit=commit) as connection, connection.cursor() as cursor:
+        yield cursor
+
+
+@asynccontextmanager
+async def sqlalchemy_async_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    engine = sa_asyncio.create_async_engine(url(dsn, "asyncpg"))
+    try:
+        async with engine.connect() as connection:
+            await connection.execute(sa.text(CHANGE))
+            yield connection
+            await (connection.commit() if commit else connection.rollback())
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def sqlmodel_async_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    """Open a subclass of SQLAlchemy's AsyncSession."""
+    engine = sa_asyncio.create_async_engine(url(dsn, "psycopg"))
+    try:
+        async with sqlmodel_asyncio.AsyncSession(engine) as session:
+            await (await session.connection()).execute(sa.text(CHANGE))
+            yield session
+            await (session.commit() if commit else session.rollback())
+    finally:
+        await engine.dispose()
+
+
+class Order(Model):
+    """A model of Tortoise."""
+
+    id = fields.CharField(9, primary_key=True)
+
+    class Meta:
+        table = "orders"
+
+
+@asynccontextmanager
+async def tortoise(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    server = urlsplit(dsn)
+    credentials = {
+        "host": server.hostname,
+        "port": server.port,
+        "user": server.username,
+        "password": server.password,
+        "database": server.path[1:],
+    }
+    default = {"engine": "tortoise.backends.asyncpg", "credentials": credentials}
+    app = {"models": [__name__], "default_connection": "default"}
+    await Tortoise.init(config={"connections": {"default": default}, "apps": {"shop": app}})
+    try:
+        async with in_transaction("default") as connection:
+            await Order.create(id="o-1")
+            yield connection
+            if not commit:
+                await connection.rollback()
+    finally:
+        await Tortoise.close_connections()
+
+
+@asynccontextmanager
+async def psycopg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    with psycopg.connect(dsn) as connection:
+        connection.execute(CHANGE)
+        yield connection
+        if not commit:
+            connection.rollback()
+
+
+@asynccontextmanager
+async def psycopg_autocommit_block(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    with (
+        psycopg.connect(dsn, autocommit=True) as connection,
+        connection.transaction(force_rollback=not commit),
+    ):
+        connection.execute(CHANGE)
+        yield connection
+
+
+@asynccontextmanager
+async def psycopg_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with psycopg_connection(dsn, commit=commit) as connection:
+        with connection.cursor() as cursor:
+            yield cursor
+
+
+@asynccontextmanager
+async def psycopg2_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    connection = psycopg2.connect(dsn)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(CHANGE)
+        yield connection
+        (connection.commit if commit else connection.rollback)()
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def psycopg2_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with psycopg2_connection(dsn, commit=commit) as connection:
+        with connection.cursor() as cursor:
+            yield cursor
+
+
+@asynccontextmanager
+async def sqlalchemy_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    engine = sa.create_engine(url(dsn, "psycopg2"))
+    try:
+        with engine.connect() as connection:
+            connection.execute(sa.text(CHANGE))
+            yield connection
+            (connection.commit if commit else connection.rollback)()
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def sqlalchemy_scoped_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    engine = sa.create_engine(url(dsn, "psycopg"))
+    session = orm.scoped_session(orm.sessionmaker(engine))
+    try:
+        session.execute(sa.text(CHANGE))
+        yield session
+        (session.commit if commit else session.rollback)()
+    finally:
+        session.remove()
+        engine.dispose()
+
+
+@asynccontextmanager
+async def sqlmodel_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    """Open a subclass of SQLAlchemy's Session."""
+    engine = sa.create_engine(url(dsn, "psycopg"))
+    try:
+        with sqlmodel.Session(engine) as session:
+            session.connection().execute(sa.text(CHANGE))
+            yield session
+            (session.commit if commit else session.rollback)()
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def django_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    with configured_django(dsn), django.db.transaction.atomic():
+        with django.db.connection.cursor() as cursor:
+            cursor.execute(CHANGE)
+        yield django.db.connection
+        django.db.transaction.set_rollback(not commit)
+
+
+@asynccontextmanager
+async def django_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with django_connection(dsn, commit=commit) as connection:
+        with connection.cursor() as cursor:
+            yield cursor
+
+
+@contextmanager
+def configured_django(dsn: str) -> Iterator[None]:
+    """Lead Django's default connection to a database."""
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # a test may block its loop
+    if not django.conf.settings.configured:
+        django.conf.settings.configure(LOGGING_CONFIG=None)
+        django.setup()
+    server = urlsplit(dsn)
+    default = {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": server.hostname,
+        "PORT": server.port,
+        "USER": server.username,
+        "PASSWORD": server.password or "",
+        "NAME": server.path[1:],
+    }
+    handler = django.db.connections
+    handler.databases.update(handler.configure_settings({"default": default}))
+    try:
+        yield
+    finally:
+        django.db.connection.close()
+        del django.db.connections["default"]
+
+
+def url(dsn: str, driver: str) -> str:
+    return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
+
+
+ASYNCHRONOUS = (
+    asyncpg_connection,
+    asyncpg_pool,
+    psycopg_async,
+    psycopg_async_cursor,
+    sqlalchemy_async_connection,
+    sqlmodel_async_session,
+    tortoise,
+)
+SYNCHRONOUS = (
+    psycopg_connection,
+    psycopg_autocommit_block,
+    psycopg_cursor,
+    psycopg2_connection,
+    psycopg2_cursor,
+    sqlalchemy_connection,
+    sqlalchemy_scoped_session,
+    sqlmodel_session,
+    django_connection,
+    django_cursor,
+)
