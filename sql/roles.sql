@@ -3,7 +3,7 @@
 --
 --   psql -v ON_ERROR_STOP=1 -v schema=public -v prefix=sea_mq -f sql/roles.sql
 --
---   {prefix}_producer  the service: puts events into the outbox, and can neither read nor change them
+--   {prefix}_producer  the service: puts events into the outbox and marks handled messages, and can neither read nor change them
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
 --   {prefix}_operator  `outbox replay|mark-dead`, `inbox close`, `dlq redrive|purge`, `pipeline replay`, with all rights
 --                      of the relay
@@ -51,6 +51,7 @@ SET LOCAL search_path = :"schema", pg_temp;
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
               causation_id, partition_key, ordering_key, headers, metadata, available_at)
    ON outbox_events TO :"producer";
+GRANT INSERT (message_id) ON handled_messages TO :"producer";
 
 GRANT SELECT ON sea_mq_migrations, sea_mq_context, sea_mq_consumers, sea_mq_standings, sea_mq_sessions, outbox_events,
                 inbox_messages
@@ -78,7 +79,8 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, paylo
               available_at)
    ON outbox_events TO :"operator";
 
-GRANT DELETE ON outbox_events, inbox_messages TO :"janitor";
+GRANT DELETE ON outbox_events, inbox_messages, handled_messages TO :"janitor";
+GRANT SELECT (message_id) ON handled_messages TO :"janitor";
 
 -- Partitions: the worker may create them, and may change no table otherwise.
 REVOKE ALL ON FUNCTION outbox_make_partitions, outbox_drop_partition

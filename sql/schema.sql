@@ -4,4 +4,4 @@
 
 \ir migrations/0001_schema.sql
 INSERT INTO sea_mq_migrations (version, name, sha256)
-VALUES (1, '0001_schema', '308364e0a31f9ead7c01d56905d965d8a0c4961da3dfcb188a9c7b0442542239');
+VALUES (1, '0001_schema', 'a0531f5751521b8287dff9b49abb19632c8905bd3fd7dbf8714d6675a4661a00');

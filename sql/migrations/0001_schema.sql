@@ -363,6 +363,31 @@ CREATE INDEX idx_inbox_dead_lettered ON inbox_messages (dead_lettered_at) WHERE 
 COMMENT ON INDEX idx_inbox_unprocessed IS 'SDS-047: the depth, the age of the oldest message, and overdue messages.';
 COMMENT ON INDEX idx_inbox_dead_lettered IS 'Numbers and lists of dead-lettered messages, and their pruning.';
 
+-- The service's own marks of handled messages, written in the transactions of their effects. inbox_messages cannot be
+-- used for it: the worker updates its rows while the handler works, and would wait for the service's transaction.
+
+CREATE TABLE handled_messages (
+    message_id UUID PRIMARY KEY,
+    handled_at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
+
+COMMENT ON TABLE handled_messages IS 'Messages whose effect the service has committed (sea_mq_worker.idempotency).';
+COMMENT ON COLUMN handled_messages.message_id IS 'UUID of the message.';
+COMMENT ON COLUMN handled_messages.handled_at IS 'Start of the transaction of the effect.';
+
+-- A mark is needed as long as the message's row: without the row, the inbox would hand the message over again anyway.
+CREATE FUNCTION inbox_delete_marks() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('DELETE FROM %I.handled_messages h USING gone WHERE h.message_id = gone.message_id', TG_TABLE_SCHEMA);
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER inbox_delete_marks AFTER DELETE ON inbox_messages
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION inbox_delete_marks();
+
+COMMENT ON TRIGGER inbox_delete_marks ON inbox_messages IS 'Deletes the marks of deleted messages.';
+
 -- The audit of operators: each of their changes leaves one row.
 
 CREATE TABLE operator_actions (

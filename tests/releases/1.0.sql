@@ -18,6 +18,20 @@ SET client_min_messages = warning;
 SET row_security = off;
 
 --
+-- Name: inbox_delete_marks(); Type: FUNCTION; Schema: public; Owner: -
+--
+
+CREATE FUNCTION public.inbox_delete_marks() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    EXECUTE format('DELETE FROM %I.handled_messages h USING gone WHERE h.message_id = gone.message_id', TG_TABLE_SCHEMA);
+    RETURN NULL;
+END $$;
+
+
+--
 -- Name: operator_actions_reject(); Type: FUNCTION; Schema: public; Owner: -
 --
 
@@ -355,6 +369,37 @@ END $$;
 SET default_tablespace = '';
 
 SET default_table_access_method = heap;
+
+--
+-- Name: handled_messages; Type: TABLE; Schema: public; Owner: -
+--
+
+CREATE TABLE public.handled_messages (
+    message_id uuid NOT NULL,
+    handled_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+
+--
+-- Name: TABLE handled_messages; Type: COMMENT; Schema: public; Owner: -
+--
+
+COMMENT ON TABLE public.handled_messages IS 'Messages whose effect the service has committed (sea_mq_worker.idempotency).';
+
+
+--
+-- Name: COLUMN handled_messages.message_id; Type: COMMENT; Schema: public; Owner: -
+--
+
+COMMENT ON COLUMN public.handled_messages.message_id IS 'UUID of the message.';
+
+
+--
+-- Name: COLUMN handled_messages.handled_at; Type: COMMENT; Schema: public; Owner: -
+--
+
+COMMENT ON COLUMN public.handled_messages.handled_at IS 'Start of the transaction of the effect.';
+
 
 --
 -- Name: inbox_messages; Type: TABLE; Schema: public; Owner: -
@@ -1127,39 +1172,45 @@ COMMENT ON COLUMN public.sea_mq_standings.missed_at IS 'Time of the last detecti
 
 
 --
+-- Data for Name: handled_messages; Type: TABLE DATA; Schema: public; Owner: -
+--
+
+
+
+--
 -- Data for Name: inbox_messages; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000001', 'billing.event.made.v1', '2026-11-23 06:46:48.345666+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 1, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000002', 'billing.event.made.v1', '2026-11-23 06:46:48.345666+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 2, '\x00', '2026-11-23 05:46:48.345666+00', 'gone', '$JS.ACK.1', NULL, NULL, NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000003', 'billing.event.made.v1', '2026-11-23 06:46:48.345666+00', '2026-11-23 06:46:48.345666+00', 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 3, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000004', 'billing.event.made.v1', '2026-11-23 06:46:48.345666+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 4, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 06:46:48.345666+00', NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000005', 'billing.event.made.v1', '2026-11-23 06:46:48.345666+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 5, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 06:46:48.345666+00', '2026-11-23 06:46:48.345666+00');
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000006', 'billing.event.made.v1', '2026-11-23 06:46:48.345666+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 6, '\x00', NULL, NULL, '$JS.ACK.1', 'CLOSED', '2026-11-23 06:46:48.345666+00', '2026-11-23 06:46:48.345666+00');
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000001', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 1, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000002', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 2, '\x00', '2026-11-23 05:59:06.949572+00', 'gone', '$JS.ACK.1', NULL, NULL, NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000003', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', '2026-11-23 06:59:06.949572+00', 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 3, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000004', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 4, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 06:59:06.949572+00', NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000005', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 5, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 06:59:06.949572+00', '2026-11-23 06:59:06.949572+00');
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000006', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 6, '\x00', NULL, NULL, '$JS.ACK.1', 'CLOSED', '2026-11-23 06:59:06.949572+00', '2026-11-23 06:59:06.949572+00');
 
 
 --
 -- Data for Name: operator_actions; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (1, '2026-11-23 06:46:48.357389+00', 'anna', 'replay', 'lost by a consumer', '{"types": ["order.paid"], "progress": {"through": 6}}', 1, NULL);
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (2, '2026-11-23 06:46:48.360698+00', 'anna', 'prune_inbox', 'monthly', '{"before": "2025-01-01T00:00:00+00:00"}', 2, 'done');
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (3, '2026-11-23 06:46:48.360707+00', 'ben', 'discard', 'test data', '{}', 0, 'refused');
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (4, '2026-11-23 06:46:48.360709+00', 'ben', 'discard', 'test data', '{}', 0, 'failed');
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (1, '2026-11-23 06:59:06.956675+00', 'anna', 'replay', 'lost by a consumer', '{"types": ["order.paid"], "progress": {"through": 6}}', 1, NULL);
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (2, '2026-11-23 06:59:06.956752+00', 'anna', 'prune_inbox', 'monthly', '{"before": "2025-01-01T00:00:00+00:00"}', 2, 'done');
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (3, '2026-11-23 06:59:06.956756+00', 'ben', 'discard', 'test data', '{}', 0, 'refused');
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (4, '2026-11-23 06:59:06.956757+00', 'ben', 'discard', 'test data', '{}', 0, 'failed');
 
 
 --
 -- Data for Name: outbox_events; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000001', 'order', 'o-1', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', '08d10e86-3114-482e-8208-2593a86a9923', 'fc9e0fa1-dd5c-4954-9542-0d0467dda587', 1, '2026-11-23 06:46:48.345666+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000005', 'order', 'o-5', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', 'eaa92b88-400a-42c7-92bb-66d760322aeb', '1a20ac46-c36b-4750-aaa5-2a7275745181', 5, '2026-11-23 06:46:48.345666+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000004', 'order', 'o-4', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', 'a4a1fc7d-83ca-4cfb-a81a-6b3119a88530', 'c3370b05-48c0-406f-87e7-e11db9929b83', 4, '2026-11-23 06:46:48.345666+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 1, 0, '2026-11-23 05:46:48.345666+00', NULL, NULL, 'CLAIMED', '2026-11-23 05:46:48.345666+00', 'gone', NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000008', 'order', 'o-8', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', 'c2bc852b-c3ce-4c91-8d42-278bdf985d1a', '4b8319f6-43f2-4e6d-91b5-c92b2d8345b1', 8, '2026-11-23 06:46:48.345666+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 1, 0, '2026-11-23 05:46:48.345666+00', NULL, NULL, 'CLAIMED', '2026-11-23 05:46:48.345666+00', 'gone', NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000002', 'order', 'o-2', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', '6aa71c1e-1959-4a33-b912-52c4c9863f3b', 'e23e0b82-74f0-4fe5-8f15-54a95c4e9cae', 2, '2026-11-23 06:46:48.345666+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 1, 0, '2026-11-23 05:46:48.345666+00', 'ORDERS_EVENTS', 1, 'PUBLISHED', NULL, NULL, '2026-11-23 06:46:48.345666+00', NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000003', 'order', 'o-3', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', 'e88658fc-fc2c-4417-b05e-251f6acd4abe', 'e974e103-6f1b-409e-a1eb-a28822630006', 3, '2026-11-23 06:46:48.345666+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 1, 10, '2026-11-23 05:46:48.345666+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000007', 'order', 'o-7', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', '02f291e3-a4d9-47ff-9e10-22b7567f8936', 'b4f301d8-333d-45c2-822e-af110d0fe038', 7, '2026-11-23 06:46:48.345666+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 1, 10, '2026-11-23 05:46:48.345666+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000006', 'order', 'o-6', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:46:48.345666+00', '579c63b0-523d-453b-8797-ae0aa672178c', 'f3b50037-e0d2-46ad-9633-4b8a0326eeac', 6, '2026-11-23 06:46:48.345666+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:46:48.345666+00', DEFAULT, 0, 1, '2026-11-23 05:46:48.345666+00', 'ORDERS_EVENTS', 1, 'PENDING', NULL, NULL, NULL, 'no answer');
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000001', 'order', 'o-1', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', '92e656e7-468b-4925-8b8f-6f9e1bd6167d', '977f4f7d-e426-4c43-81bb-4fb50218caf5', 1, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000005', 'order', 'o-5', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'e264110c-6adb-4e9f-a8cd-1fe748737133', 'f7b47979-f0ce-4511-ade1-5faf64b2c74b', 5, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000004', 'order', 'o-4', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'f881a0b8-6581-4129-ac6c-3350d7e4f19a', '9f1d9c8b-1889-4834-b607-79343e12f4b5', 4, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 0, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'CLAIMED', '2026-11-23 05:59:06.949572+00', 'gone', NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000008', 'order', 'o-8', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', '8672498d-0d97-48b4-8d3c-90c64da77439', '0207c737-6d17-4db8-b168-ef11bbe26b9f', 8, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 0, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'CLAIMED', '2026-11-23 05:59:06.949572+00', 'gone', NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000002', 'order', 'o-2', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'bd34074f-1d66-4bfd-b188-03a9b163a8a5', '24a9578d-3fc6-4493-af22-73b4be7bf200', 2, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 0, '2026-11-23 05:59:06.949572+00', 'ORDERS_EVENTS', 1, 'PUBLISHED', NULL, NULL, '2026-11-23 06:59:06.949572+00', NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000003', 'order', 'o-3', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'a9cf05a4-85e5-4c3f-9c61-fdd02167e797', 'e5498410-78cb-4347-aae0-1b8c74898509', 3, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 10, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000007', 'order', 'o-7', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'eaf9d338-5966-4870-b0ac-0541b3cfef0a', '2828597f-ae88-47fe-923f-5a1e45bf16a5', 7, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 10, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000006', 'order', 'o-6', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', '9ab15e7d-94ed-4310-90cb-bbef09c0a5ee', 'bc92a908-b309-4af9-a874-0daf5b8a0d9a', 6, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 0, 1, '2026-11-23 05:59:06.949572+00', 'ORDERS_EVENTS', 1, 'PENDING', NULL, NULL, NULL, 'no answer');
 
 
 --
@@ -1173,14 +1224,14 @@ INSERT INTO public.sea_mq_consumers VALUES ('BILLING_EVENTS', 'orders__from_bill
 -- Data for Name: sea_mq_context; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.sea_mq_context VALUES (true, 'orders', '2026-11-23 06:46:48.346432+00');
+INSERT INTO public.sea_mq_context VALUES (true, 'orders', '2026-11-23 06:59:06.950066+00');
 
 
 --
 -- Data for Name: sea_mq_migrations; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.sea_mq_migrations VALUES (1, '0001_schema', '308364e0a31f9ead7c01d56905d965d8a0c4961da3dfcb188a9c7b0442542239', '2026-11-23 06:46:48.313933+00', NULL);
+INSERT INTO public.sea_mq_migrations VALUES (1, '0001_schema', 'a0531f5751521b8287dff9b49abb19632c8905bd3fd7dbf8714d6675a4661a00', '2026-11-23 06:59:06.922033+00', NULL);
 
 
 --
@@ -1216,6 +1267,14 @@ SELECT pg_catalog.setval('public.outbox_events_seq_seq', 8, true);
 
 ALTER TABLE ONLY public.inbox_messages
     ADD CONSTRAINT "DUPLICATE_MESSAGE" PRIMARY KEY (message_id);
+
+
+--
+-- Name: handled_messages handled_messages_pkey; Type: CONSTRAINT; Schema: public; Owner: -
+--
+
+ALTER TABLE ONLY public.handled_messages
+    ADD CONSTRAINT handled_messages_pkey PRIMARY KEY (message_id);
 
 
 --
@@ -1426,6 +1485,20 @@ CREATE TRIGGER chk_occurred_not_future BEFORE INSERT ON public.outbox_events FOR
 --
 
 COMMENT ON TRIGGER chk_occurred_not_future ON public.outbox_events IS 'Refuses an event of the future (POL-047-002).';
+
+
+--
+-- Name: inbox_messages inbox_delete_marks; Type: TRIGGER; Schema: public; Owner: -
+--
+
+CREATE TRIGGER inbox_delete_marks AFTER DELETE ON public.inbox_messages REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION public.inbox_delete_marks();
+
+
+--
+-- Name: TRIGGER inbox_delete_marks ON inbox_messages; Type: COMMENT; Schema: public; Owner: -
+--
+
+COMMENT ON TRIGGER inbox_delete_marks ON public.inbox_messages IS 'Deletes the marks of deleted messages.';
 
 
 --

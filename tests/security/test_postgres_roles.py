@@ -222,7 +222,7 @@ async def test_in_partitions_each_role_has_the_rights_that_it_had(roles: Roles) 
 
 
 NEEDS = {
-    "producer": ("producer.",),
+    "producer": ("producer.", "handled."),
     "relay": (
         *("outbox.", "inbox.", "context.", "backlog.", "inspection.outbox_depth_capped", "page."),
         *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
@@ -239,7 +239,7 @@ NEEDS = {
         *("pipeline_archive.", "pipeline_erase.", "context.owner"),
     ),
     "reader": (
-        *("depth.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),
+        *("depth.", "testing.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),
         *("leaves.leaves", "context.owner", "partitions.list", "ghosts.", "pipeline_report."),
     ),
 }
@@ -274,6 +274,7 @@ DENIED = {
     "producer": (
         "SELECT FROM outbox_events",
         "SELECT FROM inbox_messages",
+        "SELECT FROM handled_messages",
         "SELECT FROM sea_mq_migrations",
         "UPDATE outbox_events SET state = 'DEAD'",
         f"INSERT INTO outbox_events {EVENT} RETURNING id",

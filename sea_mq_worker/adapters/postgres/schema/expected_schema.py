@@ -15,6 +15,7 @@ TABLES = (
     "sea_mq_sessions",
     "outbox_events",
     "inbox_messages",
+    "handled_messages",
     "operator_actions",
 )
 
