@@ -47,11 +47,6 @@ def run(*, until_empty: UntilEmptyOption = False) -> None:
     settings = settings_for("database_url", "nats_url")
     if until_empty and not settings.outbox_enabled:
         abort("--until-empty publishes the outbox: set SEA_MQ_OUTBOX_ENABLED=true", EXIT_USAGE)
-    if settings.consumers and not settings.handler_url and not until_empty:
-        abort(
-            "SEA_MQ_HANDLER_URL: is required, since there are consumers (SEA_MQ_CONSUMERS= for none)",
-            EXIT_USAGE,
-        )
     import asyncio
 
     import uvloop

@@ -123,7 +123,7 @@ class TextFormatter(logging.Formatter):
             parts.append(event)
         if record.msg:
             parts.append(_escaped(record.getMessage()))
-        parts += [f"{name}={_format_value(value)}" for name, value in _fields(record).items()]
+        parts += _assignments(_fields(record))
         lines = [" ".join(parts)]
         if record.exc_info and record.exc_info[1]:
             lines += [f"    {_escaped(line)}" for line in _exception_lines(record.exc_info[1])]
@@ -135,10 +135,12 @@ class LogObserver:
 
     Args:
         clock: monotonic seconds.
+        in_text: also put the event and its fields into the record's message, for formatters of others.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, in_text: bool = False) -> None:
         self._logger = logging.getLogger(LOGGER)
+        self._in_text = in_text
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
@@ -158,7 +160,8 @@ class LogObserver:
                 return
             if suppressed_count > 0:
                 values["suppressed"] = suppressed_count
-        self._logger.log(level, "", extra={"event": event, "fields": values})
+        text = " ".join([event, *_assignments(values)]) if self._in_text else ""
+        self._logger.log(level, text, extra={"event": event, "fields": values})
 
     def _suppressed_count(self, fact: Fact | EventPublished, event: str) -> int:
         """Return the number of lines suppressed since the last one of this kind; -1: suppress this line."""
@@ -206,6 +209,10 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 def _timestamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _assignments(values: Mapping[str, object]) -> list[str]:
+    return [f"{name}={_format_value(value)}" for name, value in values.items()]
 
 
 def _format_value(value: object) -> str:

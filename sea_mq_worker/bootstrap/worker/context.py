@@ -46,6 +46,7 @@ class WorkerContext:
     stop: asyncio.Event
     stack: AsyncExitStack
     readiness: Readiness = field(default_factory=Readiness)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
     clock: Callable[[], float] = time.monotonic
     session: PostgresWorkerSession | None = None
     takeover: Takeover | None = None

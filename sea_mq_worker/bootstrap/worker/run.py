@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -42,54 +42,80 @@ _BESIDE_OTHERS: Mapping[str, Any] = MappingProxyType({"consumers": (), "worker_n
 """Settings of a worker that only publishes a backlog, beside workers of the same settings."""
 
 
-async def run_worker(settings: Settings, stop: asyncio.Event, *, until_empty: bool = False) -> ExitCode:
+async def run_worker(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    until_empty: bool = False,
+    host: Callable[[WorkerContext], None] | None = None,
+) -> ExitCode:
     """Run until ``stop``; return the exit code of the process.
 
-    ``until_empty``: only publish the outbox, under a name and a port of its own, and end when none of the
-    events that were due at the start can be published; FAILED if any of them is unpublished then.
+    Args:
+        settings: checked settings.
+        stop: ends the worker when set.
+        until_empty: only publish the outbox, under a name and a port of its own, and end when none of the
+            events that were due at the start can be published; FAILED if any of them is unpublished then.
+        host: called with the worker's parts before the start. The process then belongs to another program:
+            the worker configures neither logs nor tracing, and serves no admin pages.
 
     Raises:
-        SettingsError: a setting contradicts what a server reports.
+        SettingsError: a setting is missing, or contradicts what a server reports.
         StoreUnavailableError: the unpublished events cannot be counted at the end.
     """
     if until_empty:
         settings = settings.model_copy(update=_BESIDE_OTHERS)
-    configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
+    if settings.consumers and not settings.handler_url:
+        raise SettingsError(
+            "SEA_MQ_HANDLER_URL: is required, since there are consumers (SEA_MQ_CONSUMERS= for none)"
+        )
+    if host is None:
+        configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
     metrics, activity = MetricsObserver(), ActivityLog()
     async with bounded_stack() as stack:
         base = WorkerContext(
             settings=settings,
             name=settings.worker_name or _own_name(),
-            observer=FanOut([LogObserver(), metrics, activity]),
+            observer=FanOut([LogObserver(in_text=host is not None), metrics, activity]),
             metrics=metrics,
             stop=stop,
             stack=stack,
         )
-        if settings.tracing:
-            start_tracing(base)
         for exposure in exposures(settings):
             base.observer.observe(exposure)
+        base.readiness.check("start", lambda: "" if base.started.is_set() else "the worker is starting")
+        base.readiness.check("stop", lambda: "the worker is stopping" if stop.is_set() else "")
         status = _status(base, activity)
-        started = await _serve_admin(base, status)
-        try:
-            base = await with_session(base)
-            backlog = await Backlog.open(base) if until_empty else None
-            loops = await _loops(base, status, backlog)
-        except StoppedError:
-            return ExitCode.DONE
-        except ContractError as error:
-            base.observer.observe(Noticed(event="contract_broken", text=str(error)))
-            return ExitCode.CONTRACT
-        await _warn_of_differences(base)
-        started.set()
-        code = await Supervisor(
-            name=base.name,
-            version=_VERSION,
-            loops=loops,
-            observer=base.observer,
-            grace_seconds=settings.grace_seconds,
-        ).run(stop)
-        return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
+        if host is not None:
+            host(base)
+        else:
+            if settings.tracing:
+                start_tracing(base)
+            await _serve_admin(base, status)
+        return await _run(base, status, until_empty=until_empty)
+
+
+async def _run(base: WorkerContext, status: StatusCollector, *, until_empty: bool) -> ExitCode:
+    try:
+        base = await with_session(base)
+        backlog = await Backlog.open(base) if until_empty else None
+        loops = await _loops(base, status, backlog)
+    except StoppedError:
+        return ExitCode.DONE
+    except ContractError as error:
+        base.observer.observe(Noticed(event="contract_broken", text=str(error)))
+        return ExitCode.CONTRACT
+    await _warn_of_differences(base)
+    base.started.set()
+    supervisor = Supervisor(
+        name=base.name,
+        version=_VERSION,
+        loops=loops,
+        observer=base.observer,
+        grace_seconds=base.settings.grace_seconds,
+    )
+    code = await supervisor.run(base.stop)
+    return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
 
 
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
@@ -140,11 +166,8 @@ def _status(base: WorkerContext, activity: ActivityLog) -> StatusCollector:
     )
 
 
-async def _serve_admin(base: WorkerContext, status: StatusCollector) -> asyncio.Event:
-    """Answer probes from the first moment on; not ready until the returned event is set."""
-    started = asyncio.Event()
-    base.readiness.check("start", lambda: "" if started.is_set() else "the worker is starting")
-    base.readiness.check("stop", lambda: "the worker is stopping" if base.stop.is_set() else "")
+async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
+    """Answer probes from the first moment on."""
     s = base.settings
     admin = AdminServer(
         host=s.admin_host,
@@ -162,7 +185,6 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> asyncio.
         raise SettingsError(f"SEA_MQ_ADMIN_HOST, SEA_MQ_ADMIN_PORT: {error}") from error
     base.stack.push_async_callback(admin.close)
     base.observer.observe(Progressed(event="admin_listening", text=f"http://{s.admin_host}:{admin.port}/"))
-    return started
 
 
 def _own_name() -> str:
