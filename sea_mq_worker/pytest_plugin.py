@@ -1,0 +1,207 @@
+"""Fixtures for a service's tests: a database with the outbox, the events of a block, a running worker.
+
+Load them by ``pytest_plugins = ["sea_mq_worker.pytest_plugin"]`` in the topmost ``conftest.py``. They need
+the extra ``embedded``. They are synchronous, and fit synchronous and asynchronous tests.
+"""
+
+import asyncio
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.operations.broker import apply_topology, defined_streams
+from sea_mq_worker.operations.database import migrate_schema
+from sea_mq_worker.settings import Settings
+from sea_mq_worker.worker import running_worker
+
+_STREAM_BYTES = 64 * 1024 * 1024
+_TEMPLATE = "sea_mq_template"
+_POLL_SECONDS = 0.05
+
+_T = TypeVar("_T")
+
+
+class _LoopThread:
+    """An event loop of its own, so that no fixture depends on the loop of a test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sea_mq_worker", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a coroutine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    @contextmanager
+    def entered(self, context: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
+        """Enter an asynchronous context for a block."""
+
+        async def enter() -> _T:
+            return await context.__aenter__()
+
+        async def leave() -> None:
+            await context.__aexit__(None, None, None)
+
+        value = self.run(enter())
+        try:
+            yield value
+        finally:
+            self.run(leave())
+
+    def close(self) -> None:
+        """Stop the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Embedded PostgreSQL and nats-server of the test session."""
+
+    postgres_dsn: str
+    nats_url: str
+    _thread: _LoopThread
+
+    def dsn_for(self, database: str) -> str:
+        """Return the URL of a database of the server."""
+        return urlsplit(self.postgres_dsn)._replace(path=f"/{database}").geturl()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEvents:
+    """The events that a test's database gets."""
+
+    _dsn: str
+    _thread: _LoopThread
+
+    @contextmanager
+    def exactly(self, *expected: Mapping[str, Any]) -> Iterator[None]:
+        """Check that the block commits exactly these events, in this order.
+
+        Args:
+            expected: for each event the columns to compare, such as ``event_type`` and ``payload``.
+        """
+        before = len(self._thread.run(_written(self._dsn)))
+        yield
+        written = self._thread.run(_written(self._dsn))[before:]
+        wanted = json.loads(json.dumps(expected, default=str))
+        columns = {name for want in wanted for name in want} or {"event_type"}
+        found = [{name: event[name] for name in columns} for event in written]
+        is_same = len(found) == len(wanted) and all(
+            want.items() <= event.items() for want, event in zip(wanted, found, strict=True)
+        )
+        if not is_same:
+            raise AssertionError(f"expected the events {wanted}, found {found}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnderTest:
+    """A worker that runs on the embedded servers."""
+
+    _dsn: str
+    _thread: _LoopThread
+
+    def wait_until_published(self, *, within: float = 10.0) -> None:
+        """Wait until every event of the outbox is PUBLISHED; fail after ``within`` seconds, by default 10."""
+        self._thread.run(self._published(within))
+
+    async def _published(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while unpublished := [e for e in await _written(self._dsn) if e["state"] != "PUBLISHED"]:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not published within {seconds:g} s: {unpublished}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+RunWorker = Callable[..., AbstractContextManager[WorkerUnderTest]]
+"""Takes settings by their names, such as ``handler_url``; the worker runs during the block."""
+
+
+@pytest.fixture(scope="session")
+def sea_mq_servers() -> Iterator[Servers]:
+    """Start embedded PostgreSQL and nats-server once for all tests.
+
+    Their folder is not pytest's, which only its owner may enter: under root, PostgreSQL has another user.
+    """
+    thread = _LoopThread()
+    with (
+        TemporaryDirectory(prefix="sea-mq-test-") as folder,
+        thread.entered(EmbeddedPostgres(Path(folder, "postgres"), settings={"fsync": "off"})) as postgres,
+        thread.entered(EmbeddedNats(Path(folder, "nats"))) as nats,
+    ):
+        servers = Servers(postgres.dsn, nats.url, thread)
+        thread.run(_execute(postgres.dsn, f"CREATE DATABASE {_TEMPLATE}"))
+        template = Settings.model_validate({"database_url": servers.dsn_for(_TEMPLATE)})
+        thread.run(migrate_schema(template))
+        yield servers
+    thread.close()
+
+
+@pytest.fixture
+def sea_mq_database(sea_mq_servers: Servers) -> Iterator[str]:
+    """Return the URL of a database with the worker's tables for one test; override it to use your own."""
+    name, thread = f"test_{secrets.token_hex(5)}", sea_mq_servers._thread  # noqa: SLF001 - of this module
+    thread.run(_execute(sea_mq_servers.postgres_dsn, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}"))
+    yield sea_mq_servers.dsn_for(name)
+    thread.run(_execute(sea_mq_servers.postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def sea_mq_events(sea_mq_servers: Servers, sea_mq_database: str) -> WrittenEvents:
+    """Check which events a block commits to ``sea_mq_database``."""
+    return WrittenEvents(sea_mq_database, sea_mq_servers._thread)  # noqa: SLF001 - of this module
+
+
+@pytest.fixture
+def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorker:
+    """Run a worker on ``sea_mq_database`` and the embedded nats-server; streams stay for the session."""
+    thread = sea_mq_servers._thread  # noqa: SLF001 - of this module
+
+    @contextmanager
+    def run_worker(**settings: Any) -> Iterator[WorkerUnderTest]:
+        own = {
+            "database_url": sea_mq_database,
+            "nats_url": sea_mq_servers.nats_url,
+            "consumers": "",
+            "stream_replicas": 1,
+            "stream_max_bytes": _STREAM_BYTES,
+        }
+        given = Settings.model_validate(own | settings)
+        thread.run(apply_topology(given, streams=defined_streams(given)))
+        with thread.entered(running_worker(given)) as worker:
+            thread.run(worker.started())
+            yield WorkerUnderTest(sea_mq_database, thread)
+
+    return run_worker
+
+
+async def _written(dsn: str) -> list[dict[str, Any]]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch(load_queries("testing", "written")["written"])
+    finally:
+        await connection.close()
+    return [json.loads(row["event"]) for row in rows]
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
