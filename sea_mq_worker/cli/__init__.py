@@ -9,6 +9,7 @@ import typer
 
 from sea_mq_worker.cli import (
     audit,
+    contracts,
     database,
     dev,
     dlq,
@@ -33,6 +34,8 @@ app.command("run")(run.run)
 app.command("dev")(dev.dev)
 app.command("migrate")(database.migrate)
 app.add_typer(streams.app, name="streams")
+app.command("asyncapi")(contracts.asyncapi)
+app.add_typer(contracts.schemas_app, name="schemas")
 app.command("doctor")(doctor.doctor)
 app.command("where")(where.where)
 app.command("depth")(database.depth)

@@ -67,6 +67,11 @@ PROOFS = (
         test="tests/pipeline/test_land_faults.py::"
         "test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing",
     ),
+    Proof(
+        document="docs/how-to/contracts.md",
+        test="tests/acceptance/test_contract_commands.py::"
+        "test_the_commands_of_the_document_compare_schemas_and_describe_events",
+    ),
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
         document="docs/how-to/partitions.md",

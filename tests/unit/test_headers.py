@@ -5,6 +5,7 @@ import urllib.parse
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from cloudevents.core.bindings import http
 
 from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.errors import InvalidEventError
@@ -56,6 +57,25 @@ def test_the_attributes_of_the_event_are_headers_and_the_body_is_the_payload() -
         "ce-causationid": "22222222-2222-2222-2222-222222222222",
         "ce-partitionkey": "tenant-7",
     }
+
+
+def test_the_cloudevents_sdk_reads_a_message() -> None:
+    dataschema = "https://example.com/order.paid.v2"
+    message = made(
+        id=EVENT_ID,
+        event_type="order.paid",
+        event_version=2,
+        aggregate_type="order",
+        aggregate_id="ordér/1 2",
+        payload=b'{"order": 7}',
+        headers=json.dumps({"ce-dataschema": dataschema}),
+    )
+
+    found = http.from_http_event(http.HTTPMessage(headers=dict(message.headers), body=message.payload))
+
+    assert (found.get_id(), found.get_type(), found.get_source()) == (EVENT_ID, "order.paid", "urn:sea")
+    assert (found.get_subject(), found.get_extension("eventversion")) == ("order/ordér/1 2", "2")
+    assert (found.get_dataschema(), found.get_data()) == (dataschema, {"order": 7})
 
 
 def test_what_the_event_has_not_is_no_header() -> None:

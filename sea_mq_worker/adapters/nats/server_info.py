@@ -276,6 +276,21 @@ async def durable_consumers(connection: NatsConnection, stream: str) -> Sequence
             return [info for info in found if info.is_durable]
 
 
+async def subjects_in(connection: NatsConnection, stream: str) -> set[str]:
+    """Request the subjects of all messages in a stream, page by page. Raises as ``stream_info`` does."""
+    subject, found = f"STREAM.INFO.{stream}", set[str]()
+    while True:
+        request = {"subjects_filter": ">", "offset": len(found)}
+        answer = await _found(connection, subject, request)
+        if answer is None:
+            raise missing_stream(stream)
+        with _parsing(subject):
+            page = answer["state"].get("subjects") or {}
+            found |= page.keys()
+            if not page or len(found) >= answer.get("total", 0):
+                return found
+
+
 async def streams_taking(connection: NatsConnection, subject: str) -> Sequence[str]:
     """Request the names of the streams that store messages of ``subject``. Raises as ``find_stream`` does."""
     answer = await api(connection, "STREAM.NAMES", {"subject": subject})
@@ -283,10 +298,14 @@ async def streams_taking(connection: NatsConnection, subject: str) -> Sequence[s
 
 
 async def _found(
-    connection: NatsConnection, subject: str, *, timeout_seconds: float = 5.0
+    connection: NatsConnection,
+    subject: str,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    timeout_seconds: float = 5.0,
 ) -> dict[str, Any] | None:
     try:
-        return await api(connection, subject, timeout_seconds=timeout_seconds)
+        return await api(connection, subject, payload, timeout_seconds=timeout_seconds)
     except ApiRefusedError as error:
         if error.code != _NOT_FOUND:
             raise

@@ -1,0 +1,107 @@
+"""The AsyncAPI 3 document of a context: the events that it sends and receives."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sea_mq_worker.domain.errors import InvalidMessageError
+from sea_mq_worker.domain.subjects import parse_subject
+
+_NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_.-]")
+_HEADERS = {
+    "Nats-Msg-Id": "ID of the event, a UUID",
+    "ce-id": "ID of the event, a UUID",
+    "ce-source": "CloudEvents source",
+    "ce-specversion": "1.0",
+    "ce-type": "type of the event",
+    "ce-subject": "aggregate type and ID, as type/ID",
+    "ce-time": "time of the event (RFC 3339)",
+    "ce-eventversion": "version of the event's schema",
+    "ce-correlationid": "ID of the business process",
+    "ce-causationid": "ID of the message that caused the event",
+    "ce-partitionkey": "routing hint",
+    "ce-dataschema": "URI of the payload's schema",
+    "traceparent": "W3C trace context",
+    "tracestate": "W3C trace context",
+}
+_REQUIRED = ["Nats-Msg-Id", "ce-id", "ce-source", "ce-specversion", "ce-type", "ce-time"]
+_DRAFT_07 = "application/schema+json;version=draft-07"
+_FORMATS = {
+    "https://json-schema.org/draft/2020-12/schema": "application/schema+json;version=2020-12",
+    "https://json-schema.org/draft/2019-09/schema": "application/schema+json;version=2019-09",
+}
+
+
+def asyncapi_document(
+    context: str, *, sent: Collection[str], received: Collection[str], schemas: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        context: the context.
+        sent: subjects that the context publishes to; others than its events' are left out.
+        received: subjects that it consumes.
+        schemas: JSON Schemas of payloads by type and version, such as ``order.paid.v1``. A schema of no
+            received type declares a sent one.
+    """
+    of_received = {_name(subject) for subject in received}
+    declared = {f"{context}.event.{name}" for name in schemas if name not in of_received}
+    actions = {subject: "send" for subject in {*sent, *declared} if _name(subject)}
+    actions |= {subject: "receive" for subject in received if _name(subject)}
+    subjects = sorted(actions)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": f"Events of the context {context}", "version": "1.0.0"},
+        "defaultContentType": "application/json",
+        "channels": {_key(subject): _channel(subject) for subject in subjects},
+        "operations": {
+            f"{actions[subject]}.{_key(subject)}": _operation(subject, actions[subject])
+            for subject in subjects
+        },
+        "components": {
+            "messages": {_key(subject): _message(subject, schemas) for subject in subjects},
+            "schemas": {"headers": _headers()},
+        },
+    }
+
+
+def _name(subject: str) -> str:
+    """Return type and version of a subject; empty: it is no event's."""
+    try:
+        parsed = parse_subject(subject)
+    except InvalidMessageError:
+        return ""
+    return f"{parsed.event_type}.v{parsed.event_version}"
+
+
+def _key(subject: str) -> str:
+    return _NOT_IN_A_KEY.sub("_", subject)
+
+
+def _channel(subject: str) -> dict[str, Any]:
+    message = {"$ref": f"#/components/messages/{_key(subject)}"}
+    return {"address": subject, "messages": {"event": message}}
+
+
+def _operation(subject: str, action: str) -> dict[str, Any]:
+    channel = f"#/channels/{_key(subject)}"
+    return {
+        "action": action,
+        "channel": {"$ref": channel},
+        "messages": [{"$ref": f"{channel}/messages/event"}],
+    }
+
+
+def _message(subject: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
+    name = _name(subject)
+    message = {"name": name, "headers": {"$ref": "#/components/schemas/headers"}}
+    if name not in schemas:
+        return message
+    schema = schemas[name]
+    schema_format = _FORMATS.get(schema.get("$schema", ""), _DRAFT_07)
+    return {**message, "payload": {"schemaFormat": schema_format, "schema": schema}}
+
+
+def _headers() -> dict[str, Any]:
+    properties = {name: {"type": "string", "description": meaning} for name, meaning in _HEADERS.items()}
+    return {"type": "object", "required": _REQUIRED, "properties": properties}
