@@ -1,8 +1,8 @@
-"""``streams check`` and ``streams apply``: compare and update JetStream streams and consumers."""
+"""``streams``: compare, update and print the definitions of JetStream streams and consumers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -45,6 +45,28 @@ async def _check(settings: "Settings", streams: Sequence[str]) -> Sequence[Diffe
     from sea_mq_worker.operations.broker import check_topology
 
     return await check_topology(settings, streams=streams)
+
+
+@app.command("show")
+def show(
+    *,
+    streams: StreamsOption = None,
+    form: Annotated[
+        Literal["nack", "terraform"],
+        typer.Option(
+            "--format",
+            help="Form of the resources: nack for `kubectl apply -f`, terraform for a file *.tf.json.",
+        ),
+    ],
+) -> None:
+    """Print the definitions as resources of another tool, as JSON; use it if that tool owns the streams."""
+    print_json(run_command(lambda settings: _show(settings, streams or (), form), needs=()))
+
+
+async def _show(settings: "Settings", streams: Sequence[str], form: Literal["nack", "terraform"]) -> object:
+    from sea_mq_worker.operations.broker import exported_topology
+
+    return exported_topology(settings, form, streams=streams)
 
 
 @app.command("apply")

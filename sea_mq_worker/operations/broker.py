@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, assert_never
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage import sync_definitions
@@ -14,8 +14,9 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
     StreamDefinition,
     definitions,
 )
+from sea_mq_worker.adapters.nats.manage.exported_definitions import Format, exported
 from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
-from sea_mq_worker.adapters.nats.server_info import stream_info
+from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info, subjects_in
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.topology import Change, Difference
@@ -76,6 +77,21 @@ class Applied:
     differences: list[Difference] = field(default_factory=list)
 
 
+async def stored_subjects(settings: Settings) -> tuple[Collection[str], Collection[str]]:
+    """Return the subjects in this context's stream, and those in other streams that its consumers want.
+
+    Raises:
+        ContractError: a stream or a consumer does not exist.
+    """
+    async with broker(settings) as connection:
+        sent = await subjects_in(connection, settings.stream)
+        received: set[str] = set()
+        for wanted in settings.consumers:
+            consumer = await consumer_info(connection, wanted.stream, wanted.durable)
+            received |= {s for s in await subjects_in(connection, wanted.stream) if consumer.wants(s)}
+    return sent, received
+
+
 def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
     """Read the definitions of this context, or those of ``streams``, which may be another context's.
 
@@ -101,6 +117,11 @@ def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> lis
                 assert_never(definition)
 
     return [definition for definition in found if is_wanted(definition)]
+
+
+def exported_topology(settings: Settings, form: Format, *, streams: Collection[str] = ()) -> dict[str, Any]:
+    """Return the definitions of ``wanted_topology`` as resources of another tool; raises the same."""
+    return exported(wanted_topology(settings, streams=streams), form)
 
 
 def defined_streams(settings: Settings) -> frozenset[str]:
