@@ -125,6 +125,13 @@ class Lake:
         return [table.version() for table in opened if table]
 
 
+def descriptions(spark: SparkSession) -> list[str]:
+    """Return the descriptions of all jobs as Scala shows an option, the latest first."""
+    assert spark._jvm
+    jobs = spark._jsc.sc().statusStore().jobsList(None)
+    return [jobs.apply(number).description().toString() for number in range(jobs.size())]
+
+
 def settings_file(path: Path, url: str) -> Path:
     """Write the settings that driver and tasks read."""
     path.write_text(f'nats_url = "{url}"\nconsumers = ""\n')

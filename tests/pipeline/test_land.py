@@ -22,7 +22,7 @@ from sea_mq_worker.pipeline.lake.table import ConflictError
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
-from tests.pipeline.landing import Lake, Published, copy_of, event, publish
+from tests.pipeline.landing import Lake, Published, copy_of, descriptions, event, publish
 from tests.support.jetstream import connected, create_stream
 
 EVENTS = 20_000
@@ -38,7 +38,10 @@ async def test_a_stream_becomes_bronze_silver_and_gold(
     for seq in (1, 7, 500, EVENTS + 3):
         await api(server, f"STREAM.MSG.DELETE.{names}", {"seq": seq})
 
+    before = len(descriptions(spark))
     result = await lake.land(names, batch_rows=EVENTS // 2 + 1000)
+    described = descriptions(spark)[: -before or None]
+    assert set(described) == {f"Some(land {names} 1-11000: bronze and silver)", "Some(land: gold)"}
 
     stored = dict(enumerate([*events, *copies], start=1))
     for seq in (1, 7, 500, EVENTS + 3):

@@ -22,6 +22,7 @@ from sea_mq_worker.pipeline.session import described, job_session, parallelism
 from sea_mq_worker.pipeline.spark_errors import cause, translated
 from sea_mq_worker.pipeline.stage_progress import stage_progress
 from sea_mq_worker.pipeline.temporary_folders import temporary_folder
+from tests.pipeline.landing import descriptions
 from tests.support.spark_cluster import SPARK_HOME
 from tests.support.waiting import eventually
 
@@ -165,13 +166,6 @@ def test_jobs_are_described_inside_the_block_alone(spark: SparkSession) -> None:
 
 def test_the_parallelism_is_the_number_of_cores_of_a_local_master(spark: SparkSession) -> None:
     assert parallelism(spark) == 2
-
-
-def descriptions(spark: SparkSession) -> list[str]:
-    """Return the descriptions of all jobs as Scala shows an option, the latest first."""
-    assert spark._jvm
-    jobs = spark._jsc.sc().statusStore().jobsList(None)
-    return [jobs.apply(number).description().toString() for number in range(jobs.size())]
 
 
 @pytest.mark.crash

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,130 +116,127 @@ def land(
     property is given; otherwise it works in one process. Exit code 1: messages were deleted before they could
     be landed, or another failure.
     """
-    where = required_lake(lake)
-    remaining = partial(_remaining, lake=where, streams=stream)
-
-    def job(spark: "SparkSession | None", settings: "Settings") -> None:
-        options = _options(
-            schemas,
-            batch_rows=batch_rows,
-            accept_loss=accept_loss,
-            dedupe_days=dedupe_days,
-            late_seconds=late_seconds,
-            compact_files=compact_files or None,
-            vacuum_hours=vacuum_hours,
-        )
-        once = partial(_once, spark, settings, lake=where, streams=stream, metrics_file=metrics_file)
-        _land(once, options, every, json=json)
-
-    if dry_run:
-        _print_remaining(run_without_spark(remaining, needs=_NEEDS), json=json)
-    elif run_without_spark(partial(_is_small, remaining, wants_spark=bool(master or conf)), needs=_NEEDS):
-        run_without_spark(partial(job, None), needs=_NEEDS)
-    else:
-        run_job("land", job, needs=_NEEDS, master=master, conf=conf)
-
-
-def _options(schemas: Path | None, **given: Any) -> "LandOptions":
-    from sea_mq_worker.pipeline.jobs.land.job import LandOptions
-    from sea_mq_worker.pipeline.jobs.typed.event_schemas import load_event_schemas
-
-    return LandOptions(event_schemas=load_event_schemas(schemas) if schemas else (), **given)
-
-
-def _once(
-    spark: "SparkSession | None",
-    settings: "Settings",
-    options: "LandOptions",
-    *,
-    lake: str,
-    streams: list[str] | None,
-    metrics_file: Path | None,
-    is_stopping: Callable[[], bool],
-) -> "LandResult":
-    from sea_mq_worker.pipeline.jobs.land.job import land as land_
-    from sea_mq_worker.pipeline.metrics_file import write_metrics
-
-    result = land_(
-        spark,
-        settings,
-        lake=lake,
-        streams=streams or _streams(settings),
-        options=options,
-        on_progress=_print_progress,
-        is_stopping=is_stopping,
-    )
-    if metrics_file:
-        values = {"seconds": result.seconds}
-        counts = {each.stream: {"rows": each.rows, "lag_sequences": each.left} for each in result.streams}
-        write_metrics(metrics_file, "land", {name: count | values for name, count in counts.items()})
-    return result
-
-
-def _remaining(settings: "Settings", *, lake: str, streams: list[str] | None) -> "LandResult":
-    from sea_mq_worker.pipeline.jobs.land.job import count
-
-    return count(settings, lake=lake, streams=streams or _streams(settings))
-
-
-def _is_small(
-    remaining: "Callable[[Settings], LandResult]", settings: "Settings", *, wants_spark: bool
-) -> bool:
-    """Return whether one process should land the messages; it also waits if NATS is unavailable."""
-    from sea_mq_worker.domain.errors import UnavailableError
-
+    given = {
+        "batch_rows": batch_rows,
+        "accept_loss": accept_loss,
+        "dedupe_days": dedupe_days,
+        "late_seconds": late_seconds,
+        "compact_files": compact_files or None,
+        "vacuum_hours": vacuum_hours,
+    }
+    run = _Run(required_lake(lake), stream, schemas, given, every, metrics_file, json)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Spark
-    try:
-        left = sum(each.left for each in remaining(settings).streams)
-    except UnavailableError:
-        left = 0
-    return left <= (0 if wants_spark or submitted else _ROWS_WITHOUT_SPARK)
+    rows_without_spark = 0 if master or conf or submitted else _ROWS_WITHOUT_SPARK
+    if dry_run:
+        run_without_spark(run.print_remaining, needs=_NEEDS)
+    elif run_without_spark(run.left, needs=_NEEDS) <= rows_without_spark:
+        run_without_spark(partial(run.land, None), needs=_NEEDS)
+    else:
+        run_job("land", run.land, needs=_NEEDS, master=master, conf=conf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The command's run; ``given`` are the options of LandOptions without the schemas."""
+
+    lake: str
+    streams: list[str] | None
+    schemas: Path | None
+    given: Mapping[str, Any]
+    pause: float | None
+    metrics_file: Path | None
+    json: bool
+
+    def print_remaining(self, settings: "Settings") -> None:
+        found = self._remaining(settings)
+        if self.json:
+            print_json(asdict(found))
+            return
+        for each in found.streams:
+            text = f"{each.left:,} messages would be landed, after sequence {each.last_seq:,}"
+            typer.echo(f"{each.stream}: {text}")
+
+    def left(self, settings: "Settings") -> int:
+        """Count the messages to land; none while NATS is unavailable, for which one process waits."""
+        from sea_mq_worker.domain.errors import UnavailableError
+
+        try:
+            return sum(each.left for each in self._remaining(settings).streams)
+        except UnavailableError:
+            return 0
+
+    def land(self, spark: "SparkSession | None", settings: "Settings") -> None:
+        """Land once; with a pause repeatedly, also across outages of NATS; print results with rows."""
+        from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
+        from sea_mq_worker.domain.errors import UnavailableError
+        from sea_mq_worker.pipeline.jobs.land.job import LandOptions
+        from sea_mq_worker.pipeline.jobs.typed.event_schemas import load_event_schemas
+        from sea_mq_worker.pipeline.spark_errors import translated
+
+        schemas = load_event_schemas(self.schemas) if self.schemas else ()
+        options = LandOptions(event_schemas=schemas, **self.given)
+        with stopping_on_signals() as is_stopping:
+            once = partial(self._once, spark, settings, is_stopping=is_stopping)
+            if self.pause is None:
+                _print_result(once(options), json=self.json)
+                return
+            vacuum_at = 0.0
+            while not is_stopping():
+                is_due = time.monotonic() >= vacuum_at
+                hours = (options.vacuum_hours or _VACUUM_HOURS) if is_due else None
+                try:
+                    with translated():
+                        result = once(replace(options, vacuum_hours=hours))
+                except UnavailableError as error:
+                    print_progress(f"land: waiting: {error}")
+                else:
+                    vacuum_at = time.monotonic() + _VACUUM_SECONDS if is_due else vacuum_at
+                    if result.rows or result.events or result.missing:
+                        _print_result(result, json=self.json)
+                _wait(self.pause, is_stopping)
+
+    def _once(
+        self,
+        spark: "SparkSession | None",
+        settings: "Settings",
+        options: "LandOptions",
+        *,
+        is_stopping: Callable[[], bool],
+    ) -> "LandResult":
+        from sea_mq_worker.pipeline.jobs.land.job import land as land_
+        from sea_mq_worker.pipeline.metrics_file import write_metrics
+
+        result = land_(
+            spark,
+            settings,
+            lake=self.lake,
+            streams=self.streams or _streams(settings),
+            options=options,
+            on_progress=_print_progress,
+            is_stopping=is_stopping,
+        )
+        if self.metrics_file:
+            metrics = {
+                each.stream: {"rows": each.rows, "lag_sequences": each.left, "seconds": result.seconds}
+                for each in result.streams
+            }
+            write_metrics(self.metrics_file, "land", metrics)
+        return result
+
+    def _remaining(self, settings: "Settings") -> "LandResult":
+        from sea_mq_worker.pipeline.jobs.land.job import count
+
+        return count(settings, lake=self.lake, streams=self.streams or _streams(settings))
 
 
 def _streams(settings: "Settings") -> list[str]:
-    return list(dict.fromkeys([settings.stream, *(consumer.stream for consumer in settings.consumers)]))
-
-
-def _land(
-    once: "Callable[..., LandResult]", options: "LandOptions", pause: float | None, *, json: bool
-) -> None:
-    """Land once; with a pause repeatedly, also across outages of NATS, and print results with new rows."""
-    from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
-    from sea_mq_worker.domain.errors import UnavailableError
-    from sea_mq_worker.pipeline.spark_errors import translated
-
-    with stopping_on_signals() as is_stopping:
-        if pause is None:
-            _print_result(once(options, is_stopping=is_stopping), json=json)
-            return
-        vacuum_at = 0.0
-        while not is_stopping():
-            is_due = time.monotonic() >= vacuum_at
-            hours = (options.vacuum_hours or _VACUUM_HOURS) if is_due else None
-            try:
-                with translated():
-                    result = once(replace(options, vacuum_hours=hours), is_stopping=is_stopping)
-            except UnavailableError as error:
-                print_progress(f"land: waiting: {error}")
-            else:
-                vacuum_at = time.monotonic() + _VACUUM_SECONDS if is_due else vacuum_at
-                if result.rows or result.events or result.missing:
-                    _print_result(result, json=json)
-            _wait(pause, is_stopping)
+    return [settings.stream, *(consumer.stream for consumer in settings.consumers)]
 
 
 def _wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
     until = time.monotonic() + seconds
     while not is_stopping() and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
-
-
-def _print_remaining(found: "LandResult", *, json: bool) -> None:
-    if json:
-        print_json(asdict(found))
-        return
-    for each in found.streams:
-        typer.echo(f"{each.stream}: {each.left:,} messages would be landed, after sequence {each.last_seq:,}")
 
 
 def _print_progress(progress: "LandProgress") -> None:

@@ -17,14 +17,13 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
+from sea_mq_worker.pipeline.jobs.land.tasks import committed, run_tasks
+from sea_mq_worker.pipeline.jobs.land.write_events import write_tables
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import GOLD, SILVER
 from sea_mq_worker.pipeline.lake.storage import table_uri
-from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES, TableWriter
+from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
 
-_ATTEMPTS = 5
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 _BY = ["event_type", "minute"]
 _PERCENTILES = (50, 95, 99)
@@ -41,62 +40,33 @@ _TASKS = pa.schema(
 
 
 def refresh(
-    spark: SparkSession | None,
-    silver: LakeTable,
-    gold: LakeTable,
-    progresses: Sequence[StreamProgress],
-    *,
-    lake: str,
-    late_seconds: float,
+    spark: SparkSession | None, lake: str, progresses: Sequence[StreamProgress], *, late_seconds: float
 ) -> int:
     """Update gold to the progress of silver; return the number of updated partitions."""
-    conflicts = 0
-    while True:
+    silver, gold = LakeTable(lake, SILVER), LakeTable(lake, GOLD)
+
+    def attempt() -> int:
         there, here = silver.watermarks(), gold.watermarks()
-        due = {
-            progress: range(here(progress.name), there(progress.name))
-            for progress in progresses
-            if here(progress.name) < there(progress.name)
-        }
+        ranges = {each: range(here(each.name), there(each.name)) for each in progresses}
+        due = {progress: seqs for progress, seqs in ranges.items() if seqs}
         if not due:
             return 0
         tasks, rows = _tasks(silver, gold, due)
-        count = _CountMinutes(lake, late_seconds)
-        entries = run_tasks(spark if rows > ROWS_IN_PROCESS else None, "land: gold", count, tasks, ENTRIES)
+        entries = run_tasks(spark, "land: gold", _CountMinutes(lake, late_seconds), tasks, rows=rows)
         touched = tasks.select(["context", "date"]).to_pylist()
         watermarks = [Watermark(each.name, seqs.stop, after=seqs.start) for each, seqs in due.items()]
         serial = here(SERIAL)
-        try:
-            gold.replace(
-                gold.files(entries),
-                touched,
-                *watermarks,
-                Watermark(SERIAL, serial + 1, after=serial),
-                metadata={"sea_mq.job": "land"},
-            )
-        except ConflictError:
-            conflicts += 1
-            if conflicts == _ATTEMPTS:
-                raise
-        else:
-            return len(touched)
+        watermarks.append(Watermark(SERIAL, serial + 1, after=serial))
+        gold.replace(gold.files(entries), touched, *watermarks, metadata={"sea_mq.job": "land"})
+        return len(touched)
+
+    return committed(attempt)
 
 
 def _tasks(silver: LakeTable, gold: LakeTable, due: Mapping[StreamProgress, range]) -> tuple[pa.Table, int]:
-    """Return the partitions and minutes that have rows missing in gold, and silver's rows there."""
-    entries = [
-        silver.entries(
-            [
-                ("stream", "=", progress.stream),
-                ("incarnation", "=", progress.incarnation),
-                ("seq", ">", seqs.start),
-                ("seq", "<=", seqs.stop),
-            ]
-        )
-        for progress, seqs in due.items()
-    ]
+    """Return the partitions and minutes that have rows missing in gold, and silver's number of rows there."""
     touched = (
-        pa.concat_tables(entries)
+        pa.concat_tables(silver.entries(each.rows(seqs.start, seqs.stop)) for each, seqs in due.items())
         .group_by(["partition.context", "partition.date"])
         .aggregate([("min.published_at", "min"), ("max.published_at", "max")])
     )
@@ -106,17 +76,9 @@ def _tasks(silver: LakeTable, gold: LakeTable, due: Mapping[StreamProgress, rang
         first, behind = _minute(least), _minute(most) + _MINUTE
         files = silver.entries([*partition, ("published_at", ">=", first), ("published_at", "<", behind)])
         rows += pc.sum(files["rows"]).as_py()
-        tasks.append(
-            {
-                "context": context,
-                "date": date,
-                "first": first,
-                "behind": behind,
-                "silver": files["path"].to_pylist(),
-                "gold": gold.paths(partition),
-            }
-        )
-    return pa.Table.from_pylist(tasks, schema=_TASKS), rows
+        tasks.append((context, date, first, behind, files["path"].to_pylist(), gold.paths(partition)))
+    named = [dict(zip(_TASKS.names, task, strict=True)) for task in tasks]
+    return pa.Table.from_pylist(named, schema=_TASKS), rows
 
 
 def _minute(moment: datetime) -> datetime:
@@ -132,12 +94,9 @@ class _CountMinutes:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the entry of each file."""
-        writer = TableWriter(table_uri(self.lake, GOLD.name), GOLD)
-        for task in (row for batch in batches for row in batch.to_pylist()):
-            for rows in self._partition(task):
-                for batch in rows.to_batches():
-                    yield from writer.add(batch)
-        yield from writer.close()
+        tasks = (row for batch in batches for row in batch.to_pylist())
+        minutes = (batch for task in tasks for rows in self._partition(task) for batch in rows.to_batches())
+        yield from write_tables(self.lake, ((GOLD, batch) for batch in minutes))
 
     def _partition(self, task: Mapping[str, Any]) -> Iterator[pa.Table]:
         counted = dataset_of(table_uri(self.lake, GOLD.name), GOLD, task["gold"])
@@ -173,8 +132,8 @@ class _CountMinutes:
             "late": pc.fill_null(counted["late_sum"], 0),
             "bytes": counted["bytes_sum"],
             **{f"p{share}_seconds": [each[at] for each in delays] for at, share in enumerate(_PERCENTILES)},
-            "context": pa.repeat(pa.scalar(task["context"], pa.string()), len(counted)),
-            "date": pa.repeat(pa.scalar(task["date"], pa.date32()), len(counted)),
+            "context": [task["context"]] * len(counted),
+            "date": [task["date"]] * len(counted),
         }
         return pa.table(columns, GOLD.schema)
 

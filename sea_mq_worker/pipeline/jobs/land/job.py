@@ -23,12 +23,10 @@ from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
 from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
 from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
-from sea_mq_worker.pipeline.jobs.typed.typed_tables import TypedCounts
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.storage import check_space
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.session import job_session, parallelism
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
@@ -194,17 +192,13 @@ class _LandRun:
         landed, lost = [], []
         for stream in streams:
             try:
-                landed.append(self.one(stream))
+                landed.append(self._stream(stream))
             except DataLossError as error:
                 lost.append(str(error))
         progresses = [progress for stream in streams for progress in incarnations(self._bronze, stream)]
-        silver, counts = LakeTable(self.lake, SILVER), LakeTable(self.lake, GOLD)
-        late_seconds = self.options.late_seconds
-        partitions = gold.refresh(
-            self.spark, silver, counts, progresses, lake=self.lake, late_seconds=late_seconds
-        )
-        schemas = self.options.event_schemas
-        typed = typed_tables.refresh(self.spark, self.lake, schemas, progresses) if schemas else TypedCounts()
+        late_seconds, schemas = self.options.late_seconds, self.options.event_schemas
+        partitions = gold.refresh(self.spark, self.lake, progresses, late_seconds=late_seconds)
+        typed, violations = typed_tables.refresh(self.spark, self.lake, schemas, progresses)
         compacted = self._maintain()
         if lost:
             raise DataLossError("\n".join(lost))
@@ -213,25 +207,26 @@ class _LandRun:
             rows=sum(each.rows for each in landed),
             events=self.events,
             partitions=partitions,
-            typed=typed.rows,
-            violations=typed.violations,
+            typed=typed,
+            violations=violations,
             compacted=compacted,
             missing=tuple(self.missing),
             seconds=round(time.monotonic() - started, 3),
         )
 
-    def one(self, stream: str) -> LandedStream:
+    def _stream(self, stream: str) -> LandedStream:
         for each in incarnations(self._bronze, stream):
             self.events += self._silver.catch_up(each)
         state = stream_state(self.settings, stream)
         progress = current_progress(self.settings, self._bronze, state, on_loss=self._report_loss)
         left = min(state.messages, state.last_seq - progress.landed)
         check_space(self.lake, int(_STORED_SHARE * left * state.size_bytes / max(state.messages, 1)))
-        rows = 0
+        fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1) or self.options.batch_rows
+        size, rows = min(self.options.batch_rows, fitting), 0
         while progress.landed < state.last_seq and not self.is_stopping():
             started = time.monotonic()
             first = max(progress.landed + 1, state.first_seq)
-            sequences = range(first, min(state.last_seq + 1, first + self._batch_rows(state)))
+            sequences = range(first, min(state.last_seq + 1, first + size))
             progress, landed = self._batch(progress, state, sequences)
             rows += landed
             per_second = landed / (time.monotonic() - started)
@@ -245,37 +240,26 @@ class _LandRun:
             left=state.last_seq - progress.landed,
         )
 
-    def _batch_rows(self, state: StreamInfo) -> int:
-        """Return the number of sequences per batch; fewer if messages are large."""
-        fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1)
-        return max(1, min(self.options.batch_rows, fitting or self.options.batch_rows))
-
     def _batch(
         self, progress: StreamProgress, state: StreamInfo, sequences: range
     ) -> tuple[StreamProgress, int]:
         """Land a range of sequences; return the progress and the number of messages."""
-        last = sequences.stop - 1
-        name = f"{progress.stream} {sequences.start}-{last}"
-        options = JetStreamOptions(
-            stream=progress.stream,
-            created=state.created,
-            fail_on_data_loss=False,  # checked afterwards
-            **access_options(),
-        )
-        spark = None if len(sequences) <= ROWS_IN_PROCESS else self.spark
-        rows = len(sequences) if spark is None else _rows_per_task(len(sequences), parallelism(spark))
-        starts = sequences[:: rows or 1]
-        tasks = pa.table({"first": list(starts), "last": [min(start + rows - 1, last) for start in starts]})
+        stream, count, last = progress.stream, len(sequences), sequences.stop - 1
+        size = max(count, 1)
+        if self.spark and count > ROWS_IN_PROCESS:
+            size = min(max(-(-count // parallelism(self.spark)), ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX)
+        starts = sequences[::size]
+        tasks = pa.table({"first": list(starts), "last": [min(start + size - 1, last) for start in starts]})
+        access = access_options()
+        # Loss is checked afterwards.
+        options = JetStreamOptions(stream=stream, created=state.created, fail_on_data_loss=False, **access)
         write = LandMessages(self.lake, options, progress.incarnation, erased_hashes(self.lake))
-        entries = run_tasks(spark, f"land {name}: bronze and silver", write, tasks, ENTRIES)
+        description = f"land {stream} {sequences.start}-{last}: bronze and silver"
+        entries = run_tasks(self.spark, description, write, tasks, rows=count)
         files = self._bronze.files(entries)
-        now = stream_state(self.settings, progress.stream)
+        now = stream_state(self.settings, stream)
         check_after_read(progress, state, now, sequences, rows=files.rows, on_loss=self._report_loss)
-        metadata = {
-            "sea_mq.job": "land",
-            "sea_mq.stream": progress.stream,
-            "sea_mq.range": f"{sequences.start}-{last}",
-        }
+        metadata = progress.metadata(sequences.start, last)
         self._bronze.commit(files, *progress.landed_to(last), metadata=metadata)
         self.events += self._silver.add(progress, entries, after=progress.landed, upto=last)
         return replace(progress, landed=last), files.rows
@@ -301,11 +285,5 @@ class _LandRun:
 
     @property
     def _silver(self) -> Silver:
-        options = self.options
-        return Silver(
-            spark=self.spark, lake=self.lake, rows_max=options.batch_rows, dedupe_days=options.dedupe_days
-        )
-
-
-def _rows_per_task(rows: int, parallelism: int) -> int:
-    return min(max(-(-rows // parallelism), ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX)
+        rows_max, days = self.options.batch_rows, self.options.dedupe_days
+        return Silver(spark=self.spark, lake=self.lake, rows_max=rows_max, dedupe_days=days)

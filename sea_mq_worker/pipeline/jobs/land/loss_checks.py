@@ -17,6 +17,8 @@ from sea_mq_worker.settings import Settings
 
 _PROBED_SEQUENCES = 1000
 _PROBES = 5
+_FIND_LOST = "`pipeline reconcile` lists the missing events; use --accept-loss to"
+_LAND_AGAIN = f"{_FIND_LOST} land it again as another incarnation"
 
 
 def current_progress(
@@ -24,11 +26,7 @@ def current_progress(
 ) -> StreamProgress:
     """Return the progress of landing a stream; record in the lake if the stream was recreated or restored.
 
-    Args:
-        settings: settings for the connection to NATS.
-        bronze: the table.
-        state: the stream's current state.
-        on_loss: called with a description of missing messages; raises unless loss is accepted.
+    ``on_loss`` is called with a description of missing messages, and raises unless loss is accepted.
     """
     stream, created = state.name, nanoseconds(state.created)
     progress = progress_of(bronze, stream)
@@ -60,15 +58,7 @@ def check_after_read(
     rows: int,
     on_loss: Callable[[str], None],
 ) -> None:
-    """Check that a stream did not change while sequences after the landed ones were read.
-
-    Args:
-        progress: the progress of landing the stream.
-        before: the stream's state at the beginning.
-        now: the stream's state after the read.
-        sequences: the sequences that were read.
-        rows: number of messages found.
-        on_loss: called with a description of missing messages; raises unless loss is accepted.
+    """Check that a stream did not change while sequences after the landed ones, with ``rows``, were read.
 
     Raises:
         DataLossError: the stream was recreated or restored.
@@ -90,7 +80,7 @@ def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, s
         return (
             f"stream {progress.stream} ends at sequence {state.last_seq}, but {progress.landed} was landed: "
             f"it was restored to an older state, and sequences {state.last_seq + 1} to {progress.landed} "
-            f"exist only in the lake. {_find_lost('land it again as another incarnation')}"
+            f"exist only in the lake. {_LAND_AGAIN}"
         )
     for seq, moment in _latest(bronze, progress, max(state.first_seq, progress.landed - _PROBED_SEQUENCES)):
         found = message_time(settings, progress.stream, seq)
@@ -101,7 +91,7 @@ def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, s
         return (
             f"stream {progress.stream} contains another message at sequence {seq} (stored "
             f"{found.isoformat()}) than was landed (stored {moment.isoformat()}): the stream was restored to "
-            f"an older state and has new messages since. {_find_lost('land it again as another incarnation')}"
+            f"an older state and has new messages since. {_LAND_AGAIN}"
         )
     return ""
 
@@ -110,12 +100,7 @@ def _latest(bronze: LakeTable, progress: StreamProgress, least: int) -> list[tup
     """Return sequence and time of the last landed messages that the stream should still contain."""
     if least > progress.landed:
         return []
-    conditions = [
-        ("stream", "=", progress.stream),
-        ("incarnation", "=", progress.incarnation),
-        ("seq", ">=", least),
-    ]
-    rows = bronze.peek(conditions, ["seq", "time"])
+    rows = bronze.peek(progress.rows(least - 1, progress.landed), ["seq", "time"])
     last = rows.sort_by([("seq", "descending")]).slice(0, _PROBES)
     return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
 
@@ -124,7 +109,7 @@ def _recreated_text(progress: StreamProgress, state: StreamInfo) -> str:
     return (
         f"stream {progress.stream} was deleted and created again: sequence {progress.landed} of the one "
         f"created at {moment_text(progress.created)} was landed, this one was created at {state.created}; "
-        f"later messages of the old stream are lost. {_find_lost('land the new stream from its beginning')}"
+        f"later messages of the old stream are lost. {_FIND_LOST} land the new stream from its beginning"
     )
 
 
@@ -132,9 +117,5 @@ def _removed_text(stream: str, first: int, behind: int) -> str:
     return (
         f"stream {stream}: sequences {first} to {behind - 1} were removed by the stream's limits or a purge "
         f"before they were landed. Raise max_age and max_bytes of the stream, or land more often. "
-        f"{_find_lost(f'continue from sequence {behind}')}"
+        f"{_FIND_LOST} continue from sequence {behind}"
     )
-
-
-def _find_lost(then: str) -> str:
-    return f"`pipeline reconcile` lists the missing events; use --accept-loss to {then}"

@@ -52,7 +52,8 @@ def find_repeats(
     since = _EVER if days is None else pc.min(new["published_at"]).as_py() - timedelta(days=days)
     conditions = [("high", ">=", int(high[0])), ("high", "<=", int(high[-1])), ("published_at", ">=", since)]
     paths = pa.table({"path": ids.paths(conditions)})
-    found = run_tasks(spark, "land: search repeated IDs", _FindKeys(ids.uri, high), paths, IDS.schema)
+    find, rows = _FindKeys(ids.uri, high), new.num_rows
+    found = run_tasks(spark, "land: search repeated IDs", find, paths, rows=rows, schema=IDS.schema)
     known = found.filter(
         pc.and_(_is_in_silver(found, reached), pc.greater_equal(found["published_at"], since))
     )

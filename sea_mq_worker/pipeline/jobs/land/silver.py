@@ -13,19 +13,16 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, ArrowFunction, run_tasks
-from sea_mq_worker.pipeline.jobs.land.write_events import IndexSilver, RefineBronze, RemoveRows
+from sea_mq_worker.pipeline.jobs.land.tasks import committed
+from sea_mq_worker.pipeline.jobs.land.write_events import RewriteFiles, indexed, kept, refined
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
 from sea_mq_worker.pipeline.lake.storage import filesystem
-from sea_mq_worker.pipeline.lake.table import Conditions, ConflictError, LakeTable, Watermark
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES
+from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 
 SERIAL = "commits"
 """Watermark that every commit increments. A commit depends on all rows of the table, so of two concurrent
 commits one must fail."""
-
-_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +43,14 @@ class Silver:
 
     def catch_up(self, progress: StreamProgress) -> int:
         """Update silver to the progress of bronze; return the number of new rows."""
-        added = 0
-        mine: Conditions = [
-            ("stream", "=", progress.stream),
-            ("incarnation", "=", progress.incarnation),
-            ("seq", "<=", progress.landed),
-        ]
+        added, bronze = 0, LakeTable(self.lake, BRONZE)
         while (taken := self._silver.watermarks()(progress.name)) < progress.landed:
-            first = pc.min(self._bronze.entries([*mine, ("seq", ">", taken)])["min.seq"]).as_py()
+            first = pc.min(bronze.entries(progress.rows(taken, progress.landed))["min.seq"]).as_py()
             upto = min(progress.landed, max(taken, (first or progress.landed) - 1) + self.rows_max)
-            rest: Conditions = [*mine, ("seq", ">", taken), ("seq", "<=", upto)]
-            refine = RefineBronze(self.lake, pq.filters_to_expression(rest))
+            rest = progress.rows(taken, upto)
+            refine = RewriteFiles(self.lake, BRONZE, refined, pq.filters_to_expression(rest))
             description = f"land {progress.stream} {taken + 1}-{upto}: silver"
-            entries = self._run(description, refine, self._bronze.entries(rest))
+            entries = refine.run(self.spark, description, bronze.entries(rest))
             added += self.add(progress, entries, after=taken, upto=upto)
         return added
 
@@ -68,58 +60,39 @@ class Silver:
         Raises:
             ConflictError: another run is landing this stream into this lake.
         """
-        conflicts = 0
-        while True:
-            try:
-                return self._commit(progress, entries, after, upto)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == _ATTEMPTS:
-                    raise
+        return committed(lambda: self._commit(progress, entries, after, upto))
 
     def index(self) -> None:
         """Write the index of a lake that has none, from an older version."""
         if self._ids.open() is None and self._silver.open() is not None:
             reached = self._silver.watermarks()
-            entries = self._run("land: index of IDs", IndexSilver(self.lake), self._silver.entries([]))
+            index = RewriteFiles(self.lake, SILVER, indexed)
+            entries = index.run(self.spark, "land: index of IDs", self._silver.entries())
             self._ids.commit(self._ids.files(entries), Watermark(SERIAL, reached(SERIAL)))
 
     def _commit(self, progress: StreamProgress, entries: pa.Table, after: int, upto: int) -> int:
         reached = self._silver.watermarks()
         ids, files = self._ids.files(entries), self._silver.files(entries)
-        keys = dataset_of(self._ids.uri, IDS, ids.paths).to_table(
-            columns=["high", "low", "seq", "published_at"]
-        )
-        spark = None if keys.num_rows <= ROWS_IN_PROCESS else self.spark
-        repeats = find_repeats(spark, self._ids, keys, reached, self.dedupe_days)
+        columns = ["high", "low", "seq", "published_at"]
+        keys = dataset_of(self._ids.uri, IDS, ids.paths).to_table(columns=columns)
+        repeats = find_repeats(self.spark, self._ids, keys, reached, self.dedupe_days)
+        replaced: set[str] = set()
         if len(repeats):
+            remove = RewriteFiles(self.lake, SILVER, kept, ~pc.field("seq").isin(repeats))
             description = f"land {progress.stream} {after + 1}-{upto}: repeated IDs"
             silver = entries.filter(pc.equal(entries["table"], SILVER.name))
-            files = self._silver.files(self._run(description, RemoveRows(self.lake, repeats), silver))
-        metadata = {
-            "sea_mq.job": "land",
-            "sea_mq.stream": progress.stream,
-            "sea_mq.range": f"{after + 1}-{upto}",
-        }
+            replaced = set(files.paths)
+            files = self._silver.files(remove.run(self.spark, description, silver))
+        metadata = progress.metadata(after + 1, upto)
         # Rows of the index count only from silver's commit on.
         self._ids.commit(ids, Watermark(progress.name, upto), metadata=metadata)
         serial = reached(SERIAL)
         watermarks = Watermark(progress.name, upto, after=after), Watermark(SERIAL, serial + 1, after=serial)
         added = files.rows if self._silver.commit(files, *watermarks, metadata=metadata) else 0
         store = filesystem(self._silver.uri)
-        for path in set(self._silver.files(entries).paths).difference(files.paths):  # those with repeats
+        for path in replaced:
             store.delete_file(path)
         return added
-
-    def _run(self, description: str, function: ArrowFunction, files: pa.Table) -> pa.Table:
-        """Apply a function to files, given by their paths and numbers of rows."""
-        rows = pc.sum(files["rows"]).as_py() or 0
-        spark = None if rows <= ROWS_IN_PROCESS else self.spark
-        return run_tasks(spark, description, function, files.select(["path"]), ENTRIES)
-
-    @property
-    def _bronze(self) -> LakeTable:
-        return LakeTable(self.lake, BRONZE)
 
     @property
     def _silver(self) -> LakeTable:

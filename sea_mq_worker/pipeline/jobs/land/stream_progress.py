@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
 from sea_mq_worker.pipeline.lake.watermarks import Watermark
 
 _NS = 10**9
@@ -45,37 +45,50 @@ class StreamProgress:
         """The name of the incarnation's watermark in each table."""
         return f"{self.stream} {self.incarnation}"
 
+    def rows(self, after: int, upto: int) -> Conditions:
+        """Return the conditions for rows of this incarnation after one sequence and up to another."""
+        return [
+            ("stream", "=", self.stream),
+            ("incarnation", "=", self.incarnation),
+            ("seq", ">", after),
+            ("seq", "<=", upto),
+        ]
+
+    def metadata(self, first: int, last: int) -> dict[str, str]:
+        """Describe the commit of a range of sequences for the table's history."""
+        return {"sea_mq.job": "land", "sea_mq.stream": self.stream, "sea_mq.range": f"{first}-{last}"}
+
     def landed_to(self, seq: int) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit up to ``seq``, which fails if another run committed first."""
+        created, restored, _ = _names(self.stream, self.created)
         return (
             Watermark(self.name, seq, after=self.landed),
-            Watermark(_created(self.stream), self.created, after=self.created),
-            Watermark(_restored(self.stream, self.created), self.restores, after=self.restores),
+            Watermark(created, self.created, after=self.created),
+            Watermark(restored, self.restores, after=self.restores),
         )
 
     def recreated(self, created: int) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit that switches to a new stream with the same name."""
-        return (
-            Watermark(_created(self.stream), created, after=self.created),
-            Watermark(_before(self.stream, created), self.created),
-        )
+        latest, _, before = _names(self.stream, created)
+        return Watermark(latest, created, after=self.created), Watermark(before, self.created)
 
     def restored(self) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit that switches to a restored state of the same stream."""
-        return (Watermark(_restored(self.stream, self.created), self.restores + 1, after=self.restores),)
+        _, restored, _ = _names(self.stream, self.created)
+        return (Watermark(restored, self.restores + 1, after=self.restores),)
 
 
 def progress_of(bronze: LakeTable, stream: str) -> StreamProgress:
     """Return the progress of a stream's latest incarnation."""
     value = bronze.watermarks()
-    return _progress(value, stream, value(_created(stream)))
+    return _progress(value, stream, value(f"created {stream}"))
 
 
 def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
     """Return the progress of all incarnations of a stream's name, oldest first."""
     value = bronze.watermarks()
     found: list[StreamProgress] = []
-    created = value(_created(stream))
+    created = value(f"created {stream}")
     while created and created not in {progress.created for progress in found}:
         last = _progress(value, stream, created)
         earlier = [replace(last, restores=n) for n in range(last.restores - 1, -1, -1)]
@@ -85,21 +98,15 @@ def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
 
 
 def _progress(value: Callable[[str], int], stream: str, created: int) -> StreamProgress:
-    restores, before = value(_restored(stream, created)), value(_before(stream, created))
-    progress = StreamProgress(stream=stream, created=created, restores=restores, before=before)
+    _, restored, before = _names(stream, created)
+    progress = StreamProgress(stream=stream, created=created, restores=value(restored), before=value(before))
     return replace(progress, landed=value(progress.name))
 
 
-def _created(stream: str) -> str:
-    return f"created {stream}"
-
-
-def _restored(stream: str, created: int) -> str:
-    return f"restored {stream} {moment_text(created)}"
-
-
-def _before(stream: str, created: int) -> str:
-    return f"before {stream} {moment_text(created)}"
+def _names(stream: str, created: int) -> tuple[str, str, str]:
+    """Return the names of the watermarks ``created``, ``restores`` and ``before``."""
+    of_stream = f"{stream} {moment_text(created)}"
+    return f"created {stream}", f"restored {of_stream}", f"before {of_stream}"
 
 
 def nanoseconds(text: str) -> int:

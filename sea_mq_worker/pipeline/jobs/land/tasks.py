@@ -1,13 +1,16 @@
 """Run a function over Arrow batches: in this process, or in Spark with one task per row of its input."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sea_mq_worker.pipeline.lake.table import ConflictError
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.session import described
 
 ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -15,9 +18,18 @@ ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 ROWS_IN_PROCESS = 10_000
 """Fewer messages are processed faster than Spark starts a job and a Python worker."""
 
+_CONFLICTS_MAX = 4
+_T = TypeVar("_T")
+
 
 def run_tasks(
-    spark: SparkSession | None, description: str, function: ArrowFunction, tasks: pa.Table, schema: pa.Schema
+    spark: SparkSession | None,
+    description: str,
+    function: ArrowFunction,
+    tasks: pa.Table,
+    *,
+    rows: int,
+    schema: pa.Schema = ENTRIES,
 ) -> pa.Table:
     """Return the rows that the function yields for the tasks, of which each is one row.
 
@@ -26,16 +38,29 @@ def run_tasks(
         description: describes the tasks in Spark's web pages.
         function: yields rows of the schema; pickled for Spark.
         tasks: the function's input.
-        schema: the result's columns.
+        rows: number of messages in all tasks; this process runs tasks of few messages.
+        schema: the result's columns; by default entries of files.
     """
     count = tasks.num_rows
-    if spark is None or not count:
+    if spark is None or not count or rows <= ROWS_IN_PROCESS:
         return pa.Table.from_batches(function(iter(tasks.to_batches())), schema)
     results = spark.range(0, count, 1, count).mapInArrow(
         _ByNumber(function, tasks), from_arrow_schema(schema)
     )
     with described(spark, description):
         return results.toArrow().cast(schema)
+
+
+def committed(attempt: Callable[[], _T]) -> _T:
+    """Repeat an attempt to commit while other runs commit before it.
+
+    Raises:
+        ConflictError: the fifth attempt has failed, too.
+    """
+    for _ in range(_CONFLICTS_MAX):
+        with suppress(ConflictError):
+            return attempt()
+    return attempt()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,38 @@
-"""Write messages into bronze, silver and the index of IDs in one pass; remove repeated IDs afterwards."""
+"""Write messages into bronze, silver and the index of IDs in one pass, and files made from other files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.jobs.land.event_columns import to_bronze, to_silver
 from sea_mq_worker.pipeline.jobs.land.repeats import to_ids
+from sea_mq_worker.pipeline.jobs.land.tasks import run_tasks
 from sea_mq_worker.pipeline.lake.erased_ids import without_erased
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import table_uri
-from sea_mq_worker.pipeline.lake.write_files import TableWriter, WriteFiles
+from sea_mq_worker.pipeline.lake.write_files import TableWriter
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range
+
+TableRows: TypeAlias = tuple[TableSchema, pa.RecordBatch]
+"""Rows of a table."""
+
+
+def write_tables(lake: str, rows: Iterable[TableRows]) -> Iterator[pa.RecordBatch]:
+    """Write rows into several tables at the same time; yield the entry of each file."""
+    writers: dict[str, TableWriter] = {}
+    for table_schema, batch in rows:
+        name = table_schema.name
+        if name not in writers:
+            writers[name] = TableWriter(table_uri(lake, name), table_schema)
+        yield from writers[name].add(batch)
+    for writer in writers.values():
+        yield from writer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,89 +47,59 @@ class LandMessages:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the entry of each file; a task has the columns ``first`` and ``last``."""
-        for task in _rows(batches):
-            sequences = SequenceRange(self.options.created or "", task["first"], task["last"])
-            writers = _Writers(self.lake, BRONZE, SILVER, IDS)
-            for messages in read_range(self.options, sequences):
-                bronze = to_bronze(messages, self.incarnation)
-                if self.erased:
-                    bronze = without_erased(bronze, to_silver(bronze).column("message_id"), self.erased)
-                yield from writers.add(bronze, *_refined(bronze))
-            yield from writers.close()
+        for task in (row for batch in batches for row in batch.to_pylist()):
+            yield from write_tables(self.lake, self._rows(task["first"], task["last"]))
+
+    def _rows(self, first: int, last: int) -> Iterator[TableRows]:
+        sequences = SequenceRange(self.options.created or "", first, last)
+        for messages in read_range(self.options, sequences):
+            bronze = to_bronze(messages, self.incarnation)
+            if self.erased:
+                bronze = without_erased(bronze, to_silver(bronze).column("message_id"), self.erased)
+            yield BRONZE, bronze
+            yield from refined(bronze)
 
 
 @dataclass(frozen=True, slots=True)
-class RefineBronze:
-    """Reads files of bronze and writes silver and the index of IDs."""
+class RewriteFiles:
+    """Reads files of a table, and writes the rows of any tables that are made from theirs.
+
+    Attributes:
+        lake: the lake's address.
+        source: the table.
+        make: makes rows from a batch of the table.
+        matching: the rows that are read; None: all.
+    """
 
     lake: str
-    matching: pc.Expression
+    source: TableSchema
+    make: Callable[[pa.RecordBatch], Iterable[TableRows]]
+    matching: pc.Expression | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the entry of each file; a task has the column ``path``."""
-        writers = _Writers(self.lake, SILVER, IDS)
-        for bronze in _read(self.lake, BRONZE, batches, filter=self.matching):
-            yield from writers.add(*_refined(bronze))
-        yield from writers.close()
+        paths = [path for batch in batches for path in batch.column("path").to_pylist()]
+        files = dataset_of(table_uri(self.lake, self.source.name), self.source, paths)
+        found = (batch for batch in files.to_batches(filter=self.matching) if batch.num_rows)
+        yield from write_tables(self.lake, (rows for batch in found for rows in self.make(batch)))
+
+    def run(self, spark: SparkSession | None, description: str, files: pa.Table) -> pa.Table:
+        """Return the entries of all files, made from files with these paths and numbers of rows."""
+        rows = pc.sum(files["rows"]).as_py() or 0
+        return run_tasks(spark, description, self, files.select(["path"]), rows=rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveRows:
-    """Writes files of silver again, without the rows of some sequences."""
-
-    lake: str
-    seqs: pa.Array
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entry of each file; a task has the column ``path``."""
-        others = ~pc.field("seq").isin(self.seqs)
-        return WriteFiles(table_uri(self.lake, SILVER.name), SILVER)(
-            _read(self.lake, SILVER, batches, filter=others)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSilver:
-    """Reads files of silver and writes the index of their IDs."""
-
-    lake: str
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entry of each file; a task has the column ``path``."""
-        rows = _read(self.lake, SILVER, batches)
-        return WriteFiles(table_uri(self.lake, IDS.name), IDS)(map(to_ids, rows))
-
-
-class _Writers:
-    """Writes batches into several tables at the same time."""
-
-    def __init__(self, lake: str, *schemas: TableSchema) -> None:
-        self._writers = [TableWriter(table_uri(lake, schema.name), schema) for schema in schemas]
-
-    def add(self, *batches: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Write one batch into each table; yield the entries of completed files."""
-        for writer, batch in zip(self._writers, batches, strict=True):
-            yield from writer.add(batch)
-
-    def close(self) -> Iterator[pa.RecordBatch]:
-        """Complete all files; yield their entries."""
-        for writer in self._writers:
-            yield from writer.close()
-
-
-def _refined(bronze: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def refined(bronze: pa.RecordBatch) -> list[TableRows]:
+    """Return rows of silver and of the index of IDs."""
     silver = to_silver(bronze)
-    return silver, to_ids(silver)
+    return [(SILVER, silver), (IDS, to_ids(silver))]
 
 
-def _read(
-    lake: str, schema: TableSchema, tasks: Iterable[pa.RecordBatch], **options: Any
-) -> Iterator[pa.RecordBatch]:
-    paths = [task["path"] for task in _rows(tasks)]
-    batches = dataset_of(table_uri(lake, schema.name), schema, paths).to_batches(**options)
-    return (batch for batch in batches if batch.num_rows)
+def indexed(silver: pa.RecordBatch) -> list[TableRows]:
+    """Return rows of the index of IDs."""
+    return [(IDS, to_ids(silver))]
 
 
-def _rows(tasks: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    for batch in tasks:
-        yield from batch.to_pylist()
+def kept(silver: pa.RecordBatch) -> list[TableRows]:
+    """Return the same rows of silver."""
+    return [(SILVER, silver)]

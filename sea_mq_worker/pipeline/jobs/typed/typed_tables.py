@@ -1,9 +1,9 @@
 """Update the typed tables from silver, each row once; a row that violates its schema goes to quarantine."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,18 +11,17 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import Schema
 from jsonschema.exceptions import best_match
+from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
+from sea_mq_worker.pipeline.jobs.land.write_events import RewriteFiles, TableRows
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import OF_MESSAGE, EventSchema, split
-from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, reachable, table_uri
-from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES, TableWriter
+from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 
 QUARANTINE = TableSchema(
     name="typed/quarantine",
@@ -32,13 +31,7 @@ QUARANTINE = TableSchema(
 )
 """Events that violate their schema: ``event`` is type and version; silver has the payload."""
 
-
-@dataclass(frozen=True, slots=True)
-class TypedCounts:
-    """Numbers of rows that were added to typed tables, and to quarantine."""
-
-    rows: int = 0
-    violations: int = 0
+_Row: TypeAlias = dict[str, Any]
 
 
 def tables_of(lake: str) -> list[TableSchema]:
@@ -58,8 +51,8 @@ def refresh(
     lake: str,
     schemas: Sequence[EventSchema],
     progresses: Sequence[StreamProgress],
-) -> TypedCounts:
-    """Update the typed tables to silver.
+) -> tuple[int, int]:
+    """Update the typed tables to silver; return the numbers of rows added to them, and to quarantine.
 
     Args:
         spark: the session; None: work in this process.
@@ -72,41 +65,31 @@ def refresh(
     """
     for schema in schemas:
         _add_columns(LakeTable(lake, schema.table), schema)
-    counts = [_refresh(spark, lake, schemas, progress) for progress in progresses]
-    return TypedCounts(sum(each.rows for each in counts), sum(each.violations for each in counts))
+    counts = [_refresh(spark, lake, schemas, progress) for progress in progresses if schemas]
+    return sum(typed for typed, _ in counts), sum(refused for _, refused in counts)
 
 
 def _refresh(
     spark: SparkSession | None, lake: str, schemas: Sequence[EventSchema], progress: StreamProgress
-) -> TypedCounts:
+) -> tuple[int, int]:
     silver, quarantine = LakeTable(lake, SILVER), LakeTable(lake, QUARANTINE)
+    tables = {schema.name: LakeTable(lake, schema.table) for schema in schemas}
     upto, judged = silver.watermarks()(progress.name), quarantine.watermarks()
     after = {
-        schema.name: (
-            LakeTable(lake, schema.table).watermarks()(progress.name),
-            judged(f"{schema.name} {progress.name}"),
-        )
-        for schema in schemas
+        name: (table.watermarks()(progress.name), judged(f"{name} {progress.name}"))
+        for name, table in tables.items()
     }
     first = min(min(each) for each in after.values())
     if first >= upto:
-        return TypedCounts()
-    conditions: Conditions = [
-        ("stream", "=", progress.stream),
-        ("incarnation", "=", progress.incarnation),
-        ("seq", ">", first),
-        ("seq", "<=", upto),
-    ]
-    files = silver.entries(conditions)
-    small = (pc.sum(files["rows"]).as_py() or 0) <= ROWS_IN_PROCESS
-    task = TypeEvents(lake, tuple(schemas), after, pq.filters_to_expression(conditions))
+        return 0, 0
+    rows = progress.rows(first, upto)
+    rewrite = RewriteFiles(lake, SILVER, _Judge(tuple(schemas), after), pq.filters_to_expression(rows))
     description = f"land {progress.stream} {first + 1}-{upto}: typed tables"
-    entries = run_tasks(None if small else spark, description, task, files.select(["path"]), ENTRIES)
+    entries = rewrite.run(spark, description, silver.entries(rows))
     typed = 0
-    for schema in schemas:
-        table = LakeTable(lake, schema.table)
+    for name, table in tables.items():
         added = table.files(entries)
-        if table.commit(added, Watermark(progress.name, upto, after=after[schema.name][0])):
+        if table.commit(added, Watermark(progress.name, upto, after=after[name][0])):
             typed += added.rows
     refused = quarantine.files(entries)
     marks = [
@@ -114,76 +97,56 @@ def _refresh(
         for name, (_, done) in after.items()
         if done < upto
     ]
-    return TypedCounts(typed, refused.rows if marks and quarantine.commit(refused, *marks) else 0)
+    return typed, refused.rows if marks and quarantine.commit(refused, *marks) else 0
 
 
 @dataclass(frozen=True, slots=True)
-class TypeEvents:
-    """Reads files of silver and writes typed tables and quarantine.
+class _Judge:
+    """Makes rows of typed tables, and of quarantine, from events.
 
     Attributes:
-        lake: the lake's address.
         schemas: schemas of the events.
         after: by schema, the sequences that the typed table and quarantine have reached.
-        matching: the rows of silver that are read.
     """
 
-    lake: str
     schemas: tuple[EventSchema, ...]
     after: Mapping[str, tuple[int, int]]
-    matching: pc.Expression
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entry of each file; a task has the column ``path``."""
-        paths = [path for batch in batches for path in batch.column("path").to_pylist()]
-        silver = dataset_of(table_uri(self.lake, SILVER.name), SILVER, paths)
-        tables = [QUARANTINE, *(schema.table for schema in self.schemas)]
-        writers = {table.name: TableWriter(table_uri(self.lake, table.name), table) for table in tables}
-        judges = [(schema, _Judge(schema, *self.after[schema.name])) for schema in self.schemas]
-        for batch in silver.to_batches(filter=self.matching):
-            for schema, judge in judges:
-                typed, refused = judge.judged(batch)
-                yield from writers[schema.table.name].add(
-                    pa.RecordBatch.from_pylist(typed, schema.table.schema)
-                )
-                yield from writers[QUARANTINE.name].add(
-                    pa.RecordBatch.from_pylist(refused, QUARANTINE.schema)
-                )
-        for writer in writers.values():
-            yield from writer.close()
+    def __call__(self, silver: pa.RecordBatch) -> Iterator[TableRows]:
+        for schema in self.schemas:
+            kind, _, version = schema.name.rpartition(".v")
+            events = (pc.field("event_type") == kind) & (pc.field("event_version") == int(version))
+            typed, refused = self._judged(schema, silver.filter(events).to_pylist())
+            yield schema.table, pa.RecordBatch.from_pylist(typed, schema.table.schema)
+            yield QUARANTINE, pa.RecordBatch.from_pylist(refused, QUARANTINE.schema)
 
-
-class _Judge:
-    """Makes rows of a typed table, and of quarantine, from events."""
-
-    def __init__(self, schema: EventSchema, typed: int, judged: int) -> None:
-        self._schema, self._typed, self._judged = schema, typed, judged
-        self._validator = validator_for(schema.document)(schema.document)
-
-    def judged(self, silver: pa.RecordBatch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        kind, _, version = self._schema.name.rpartition(".v")
-        mine = silver.filter((pc.field("event_type") == kind) & (pc.field("event_version") == int(version)))
+    def _judged(
+        self, schema: EventSchema, rows: Iterable[Mapping[str, Any]]
+    ) -> tuple[list[_Row], list[_Row]]:
+        validator = validator_for(schema.document)(schema.document)
+        after_typed, after_refused = self.after[schema.name]
         typed, refused = [], []
-        for row in mine.to_pylist():
+        for row in rows:
             own = {f"_{name}": value for name, value in row.items()}
             try:
-                columns = self._columns(row["payload"])
+                columns = _columns(schema, validator, row["payload"])
             except ValueError as error:
-                if row["seq"] > self._judged:
-                    refused.append({**own, "event": self._schema.name, "reason": str(error)})
+                if row["seq"] > after_refused:
+                    refused.append({**own, "event": schema.name, "reason": str(error)})
             else:
-                if row["seq"] > self._typed:
+                if row["seq"] > after_typed:
                     typed.append(own | columns)
         return typed, refused
 
-    def _columns(self, payload: str | None) -> dict[str, Any]:
-        if payload is None:
-            raise ValueError("the body is not UTF-8")
-        value = json.loads(payload)
-        if error := best_match(self._validator.iter_errors(value)):
-            raise ValueError(f"{error.json_path}: {error.message}")
-        columns, rest = split(value, self._schema.document)
-        return {**columns, "_rescued": json.dumps(rest, ensure_ascii=False) if rest else None}
+
+def _columns(schema: EventSchema, validator: Validator, payload: str | None) -> _Row:
+    if payload is None:
+        raise ValueError("the body is not UTF-8")
+    value = json.loads(payload)
+    if error := best_match(validator.iter_errors(value)):
+        raise ValueError(f"{error.json_path}: {error.message}")
+    columns, rest = split(value, schema.document)
+    return {**columns, "_rescued": json.dumps(rest, ensure_ascii=False) if rest else None}
 
 
 def _add_columns(table: LakeTable, schema: EventSchema) -> None:
