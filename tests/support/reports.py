@@ -1,6 +1,6 @@
 """Figures of a report, full of text that is meant to break a page."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 
 from sea_mq_worker.pipeline.jobs.report.model import (
@@ -27,18 +27,6 @@ _NOTHING = Shares(largest=[], distinct=0)
 
 def empty_report() -> Report:
     """Return the result for empty tables and streams."""
-    totals = Totals(
-        written=0,
-        written_bytes=0,
-        published=0,
-        outbox_retried=0,
-        dead=0,
-        received=0,
-        processed=0,
-        inbox_retried=0,
-        dead_lettered=0,
-        archived=0,
-    )
     return Report(
         context="sea",
         at=SINCE + timedelta(minutes=3),
@@ -47,7 +35,7 @@ def empty_report() -> Report:
         bin_seconds=60,
         lake=False,
         dead_letter_source=None,
-        totals=totals,
+        totals=Totals(**dict.fromkeys((field.name for field in fields(Totals)), 0)),
         bins=[Bin(at=SINCE + timedelta(minutes=n)) for n in range(3)],
         latencies=[],
         attempts=[],

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sea_mq_worker.pipeline.jobs.report.formatting import counted, duration, number, share
+from sea_mq_worker.pipeline.jobs.report.formatting import counted, duration, share
 from sea_mq_worker.pipeline.jobs.report.model import Report, Way
 
 Level: TypeAlias = Literal["bad", "warn", "good"]
@@ -12,6 +12,10 @@ Level: TypeAlias = Literal["bad", "warn", "good"]
 _WAIT_SECONDS = 600.0
 _SLOW_SECONDS = 60.0
 _RETRIED_SHARE = 0.05
+_WAYS: tuple[tuple[Way, str, str], ...] = (
+    ("outbox", "published", "occurrence"),
+    ("inbox", "processed", "receipt"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class ReportFinding:
 
 def findings(report: Report) -> list[ReportFinding]:
     """Return the problems, the worst first; if there are none, one line that says so."""
-    found = [*_dead(report), *_waiting(report), *_retried(report), *_slow(report)]
+    found = [*_dead(report), *_waiting(report), *_slow(report)]
     if found:
         return sorted(found, key=lambda finding: finding.level != "bad")
     totals = report.totals
@@ -37,11 +41,8 @@ def findings(report: Report) -> list[ReportFinding]:
 
 
 def _dead(report: Report) -> Iterator[ReportFinding]:
-    totals = report.totals
-    if totals.dead:
-        text = (
-            f"{counted(totals.dead, 'event')} of {number(totals.written)} written will not be published: DEAD"
-        )
+    if dead := report.totals.dead:
+        text = f"{counted(dead, 'event')} of {report.totals.written:,} written will not be published: DEAD"
         yield ReportFinding("bad", f"{text}, most by “{report.dead[0].reason}”.", "outbox list --state DEAD")
     if report.dead_letter_count:
         most = report.dead_letters[0]
@@ -50,36 +51,22 @@ def _dead(report: Report) -> Iterator[ReportFinding]:
 
 
 def _waiting(report: Report) -> Iterator[ReportFinding]:
-    ways: tuple[tuple[Way, str, str], ...] = (
-        ("outbox", "to be published", "outbox list"),
-        ("inbox", "to be processed", "inbox list"),
-    )
-    for way, what, command in ways:
+    for way, done, _ in _WAYS:
         open_ = [each for each in report.backlog if each.way == way]
         oldest = max((each.oldest_seconds for each in open_), default=0.0)
         if oldest > _WAIT_SECONDS:
-            text = f"{counted(sum(each.count for each in open_), 'event')} waited {what}, "
-            yield ReportFinding("bad", f"{text}the oldest for {duration(oldest)}.", command)
-
-
-def _retried(report: Report) -> Iterator[ReportFinding]:
-    totals = report.totals
-    for retried, done, what in (
-        (totals.outbox_retried, totals.published, "published"),
-        (totals.inbox_retried, totals.processed, "processed"),
-    ):
-        if retried > _RETRIED_SHARE * done:
-            yield ReportFinding(
-                "warn", f"{share(retried, done)} of the events {what} took more than one attempt."
-            )
+            text = f"{counted(sum(each.count for each in open_), 'event')} waited to be {done}, "
+            yield ReportFinding("bad", f"{text}the oldest for {duration(oldest)}.", f"{way} list")
 
 
 def _slow(report: Report) -> Iterator[ReportFinding]:
-    ways: tuple[tuple[Way, str], ...] = (
-        ("outbox", "from its occurrence until it was published"),
-        ("inbox", "from its receipt until it was processed"),
-    )
-    for way, what in ways:
+    for way, done, _ in _WAYS:
+        retried, count = getattr(report.totals, f"{way}_retried"), getattr(report.totals, done)
+        if retried > _RETRIED_SHARE * count:
+            text = f"{share(retried, count)} of the events {done} took more than one attempt."
+            yield ReportFinding("warn", text)
+    for way, done, begin in _WAYS:
         latency = report.latency(way)
         if latency and latency.p99 > _SLOW_SECONDS:
-            yield ReportFinding("warn", f"One event in a hundred took over {duration(latency.p99)} {what}.")
+            text = f"One event in a hundred took over {duration(latency.p99)} from its {begin}"
+            yield ReportFinding("warn", f"{text} until it was {done}.")

@@ -6,10 +6,11 @@ rows in table and archive counts once: by its unpublished row, else by the one p
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from importlib.resources import files
-from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
@@ -18,7 +19,7 @@ from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.pipeline.dataframes import deduplicate_by
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
-from sea_mq_worker.pipeline.jobs.report.figures import ATTEMPTS_MAX, GROUPS_MAX, Period, figures, moment
+from sea_mq_worker.pipeline.jobs.report.figures import ATTEMPTS_MAX, GROUPS_MAX, Period, figures
 from sea_mq_worker.pipeline.jobs.report.model import AGES, BacklogCount, Report
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
@@ -53,23 +54,28 @@ def report(
     Raises:
         WorkerError: PostgreSQL or the lake cannot be read.
     """
-    own = table_datasets(settings, "outbox_events", "inbox_messages")
-    reads = [*own, *lake_datasets(lake, ARCHIVE, GOLD)]
+    reads = table_datasets(settings, "outbox_events", "inbox_messages") + lake_datasets(lake, ARCHIVE, GOLD)
     with job_run(spark, settings, "report", reads=reads, writes=()) as session, snapshot(settings) as held:
         on_progress(f"reading outbox and inbox as of {held.at:%Y-%m-%d %H:%M:%S} UTC")
         source = settings.dlq_stream if settings.nats_url.get_secret_value() else None
         until = until or held.at
-        first = since or _first(session, held, lake, settings.context)
+        first = since or _first(held, lake, settings.context)
         period = Period.of(first if first and first < until else until - timedelta(hours=1), until)
         on_progress(f"counting {period.since:%Y-%m-%d %H:%M:%S} to {period.until:%Y-%m-%d %H:%M:%S} UTC")
         rows = session.sql(
             _COUNTED,
-            args=_arguments(period),
+            args={
+                **asdict(period),
+                "attempts_max": ATTEMPTS_MAX,
+                "groups_max": GROUPS_MAX,
+                "reasons": [*map(str, Reason), "CLOSED"],
+            },
             events=_events(session, held, period, lake, settings.context),
             messages=_messages(session, held, period),
             letters=_letters(session, held, period, source),
             minutes=_minutes(session, period, lake),
         ).collect()
+        backlog = held.rows(_QUERIES["backlog"])
         return Report(
             context=settings.context,
             at=held.at,
@@ -78,32 +84,19 @@ def report(
             bin_seconds=period.step,
             lake=lake is not None,
             dead_letter_source=source,
-            backlog=[
-                BacklogCount(**{**row, "age": AGES[row["age"]]}) for row in held.rows(_QUERIES["backlog"])
-            ],
+            backlog=[BacklogCount(**{**row, "age": AGES[row["age"]]}) for row in backlog],
             **figures(rows, period),
         )
 
 
-def _arguments(period: Period) -> dict[str, Any]:
-    return {
-        "since": period.since,
-        "until": period.until,
-        "step": period.step,
-        "attempts_max": ATTEMPTS_MAX,
-        "groups_max": GROUPS_MAX,
-        "reasons": [*map(str, Reason), "CLOSED"],
-    }
-
-
-def _first(spark: SparkSession, held: Snapshot, lake: str | None, context: str) -> datetime | None:
+def _first(held: Snapshot, lake: str | None, context: str) -> datetime | None:
     """Return the time of the first event or message, whole seconds; None: there is none."""
     (row,) = held.rows(_QUERIES["first"])
     times = [row["at"]]
     if lake:
-        archive = LakeTable(lake, ARCHIVE).read(spark, [("context", "=", context)], columns=["created_at"])
-        (found,) = archive.agg(F.min(F.unix_seconds("created_at")).alias("first")).collect()
-        times += [None if found["first"] is None else moment(found["first"])]
+        archived = LakeTable(lake, ARCHIVE).entries([("context", "=", context)])
+        found = pc.min(archived["min.created_at"]).as_py()
+        times.append(found and found.replace(microsecond=0))
     return min(filter(None, times), default=None)
 
 

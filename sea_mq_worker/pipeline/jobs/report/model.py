@@ -11,7 +11,7 @@ AGES = ("under 1 minute", "1 to 10 minutes", "10 to 60 minutes", "1 to 24 hours"
 """Age classes of the backlog."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bin:
     """Counts of one bin; an event counts in each field by the time that the field names."""
 
@@ -26,7 +26,7 @@ class Bin:
     """Processed after more than one attempt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LatencyFigures:
     """Seconds from occurred to published, or received to processed; ``at`` None: whole period."""
 
@@ -39,7 +39,7 @@ class LatencyFigures:
     longest: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Attempts:
     """Number of events that were published or processed after this number of attempts."""
 
@@ -48,7 +48,7 @@ class Attempts:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Dead:
     """DEAD events written in the period, grouped by the beginning of their last error."""
 
@@ -57,7 +57,7 @@ class Dead:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DeadLetters:
     """Dead letters of the period, grouped by reason and original subject."""
 
@@ -67,7 +67,7 @@ class DeadLetters:
     latest: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DeadLetterBin:
     """Dead letters of one reason in one bin."""
 
@@ -76,7 +76,7 @@ class DeadLetterBin:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Share:
     """An ordering key or event type: events written in the period, and bytes of their payloads."""
 
@@ -85,7 +85,7 @@ class Share:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Shares:
     """The largest shares, and the number of distinct values."""
 
@@ -93,7 +93,7 @@ class Shares:
     distinct: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BacklogCount:
     """Unfinished rows at the snapshot, regardless of the period, by state and age class."""
 
@@ -104,7 +104,7 @@ class BacklogCount:
     oldest_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StreamBin:
     """Landed messages, by context and the time when the stream stored them."""
 

@@ -3,9 +3,8 @@
 Types, keys, reasons and subjects are untrusted text: the template escapes all of it.
 """
 
-import os
-import tempfile
 from pathlib import Path
+from uuid import uuid4
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -51,18 +50,15 @@ def write_page(text: str, path: Path) -> None:
     Raises:
         PipelineError: the file cannot be written.
     """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
     except OSError as error:
         raise PipelineError(f"{path}: the report cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def is_replaceable(path: Path) -> bool:

@@ -1,9 +1,11 @@
 """The figures of a report over time, as a table and as paths of SVG in a field of 1000 x 100."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import log
+from operator import itemgetter
 
 from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, number, step
 from sea_mq_worker.pipeline.jobs.report.model import DeadLetterBin, Report, StreamBin, Way
@@ -104,17 +106,17 @@ class Timelines:
 
     def bins(self, title: str, **names: str) -> Timeline | None:
         """Return the bins' fields that are given, each with the name to show."""
-        report = self._report
-        found = [
-            (name, each.at, getattr(each, field)) for field, name in names.items() for each in report.bins
-        ]
-        return self._counts(title, "events", report.bin_seconds, found)
+        bins = self._report.bins
+        found = {name: {each.at: getattr(each, field) for each in bins} for field, name in names.items()}
+        return self._counts(title, "events", self._report.bin_seconds, found)
 
     def groups(
         self, title: str, unit: str, bins: Sequence[DeadLetterBin | StreamBin], by: str
     ) -> Timeline | None:
         """Return the counts of bins by the field ``by``; the bins of streams have a minute at least."""
-        found = [(getattr(each, by), each.at, each.count) for each in bins]
+        found: dict[str, dict[datetime, int]] = defaultdict(dict)
+        for each in bins:
+            found[getattr(each, by)][each.at] = each.count
         seconds = self._minutes if bins is self._report.stream_bins else self._report.bin_seconds
         return self._counts(title, unit, seconds, found)
 
@@ -132,24 +134,21 @@ class Timelines:
         return Timeline(title, "duration", self._report.bin_seconds, lines, self._span, is_count=False)
 
     def _counts(
-        self, title: str, unit: str, seconds: int, found: Sequence[tuple[str, datetime, int]]
+        self, title: str, unit: str, seconds: int, found: Mapping[str, Mapping[datetime, int]]
     ) -> Timeline | None:
-        if not any(count for _, _, count in found):
+        if not any(any(values.values()) for values in found.values()):
             return None
         lines = []
-        for name in dict.fromkeys(name for name, _, _ in found):
-            values = {at: count for each, at, count in found if each == name}
-            most = max(values, key=lambda at: values[at])
-            about = f"{number(sum(values.values()))}, most {number(values[most])} at {moment(most)}"
+        for name, values in found.items():
+            at, most = max(values.items(), key=itemgetter(1))
+            about = f"{sum(values.values()):,}, most {most:,} at {moment(at)}"
             lines.append(Line(name, about, values))
         return Timeline(title, f"{unit} per {step(seconds)}", seconds, lines, self._span)
 
 
 def _span(report: Report, seconds: int) -> tuple[datetime, datetime]:
     """Return the time that all plots show: from the first bin with a value to the last."""
-    names = ("written", "published", "received", "processed")
-    busy = [each.at for each in report.bins if any(getattr(each, name) for name in names)]
-    letters, stored = [each.at for each in report.dead_letter_bins], [each.at for each in report.stream_bins]
-    times = [*busy, *letters, *stored] or [report.since]
+    busy = [each for each in report.bins if each.written or each.published or each.received or each.processed]
+    times = [each.at for each in (*busy, *report.dead_letter_bins, *report.stream_bins)] or [report.since]
     begin, end = min(times), max(times) + timedelta(seconds=seconds)
     return begin, max(end, begin + timedelta(seconds=_BINS_MIN * seconds))
