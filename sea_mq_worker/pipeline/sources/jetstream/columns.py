@@ -9,13 +9,6 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-DDL = (
-    "stream string, created string, seq bigint, subject string, time timestamp, "
-    "headers array<struct<key:string,value:string>>, data binary"
-)
-"""``created`` is the stream's creation time in the server's format. ``headers`` are as received: in order,
-with repeated names; bytes that are not UTF-8 become U+FFFD."""
-
 Frame: TypeAlias = tuple[bytes, bytes]
 """Header block and body of a message, as received from a direct get."""
 
@@ -32,16 +25,14 @@ SCHEMA = pa.schema(
         ("data", pa.binary()),
     ]
 )
+"""``created`` is the stream's creation time in the server's format. ``headers`` are as received: in order,
+with repeated names; bytes that are not UTF-8 become U+FFFD."""
 
 ADDED = b"Nats-Stream: "
 """First of the lines that the server adds after a message's own headers; no later line can contain it."""
 
 _OWN_FROM = len(b"NATS/1.0\r\n")
-_SUBJECT, _SEQ, _TIME = (
-    (1, len("Nats-Subject: ")),
-    (2, len("Nats-Sequence: ")),
-    (3, len("Nats-Time-Stamp: ")),
-)
+_SUBJECT, _SEQ, _TIME = enumerate(map(len, ("Nats-Subject: ", "Nats-Sequence: ", "Nats-Time-Stamp: ")), 1)
 
 
 def to_batch(stream: str, created: str, frames: Sequence[Frame]) -> pa.RecordBatch:

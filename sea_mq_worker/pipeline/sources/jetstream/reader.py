@@ -91,23 +91,23 @@ async def _resumed(
             idle.pause(error)
 
 
+@dataclass
 class _Read:
     """A range read over one connection."""
 
-    def __init__(
-        self, connection: NatsConnection, options: JetStreamOptions, sequences: SequenceRange
-    ) -> None:
-        self._connection = connection
-        self._options = options
-        self._sequences = sequences
-        self._direct: DirectGet | None = None
-        self._leader = Leader(connection, options.stream, subject=options.subject or ">")
+    connection: NatsConnection
+    options: JetStreamOptions
+    sequences: SequenceRange
+    direct: DirectGet | None = None
+
+    def __post_init__(self) -> None:
+        self.leader = Leader(self.connection, self.options.stream, self.options.subject or ">")
 
     async def begin(self) -> None:
         """Read batches from any replica if the stream and the server allow it, otherwise from the leader."""
         state = await self.checked_state()
-        if GIVES_FRAMES and state.allow_direct and self._connection.server_version >= _BATCHES_SINCE:
-            self._direct = await DirectGet.open(self._connection, self._options.stream)
+        if GIVES_FRAMES and state.allow_direct and self.connection.server_version >= _BATCHES_SINCE:
+            self.direct = await DirectGet.open(self.connection, self.options.stream)
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
         """Return some rows from ``at`` on, and the sequence at which to continue.
@@ -115,11 +115,11 @@ class _Read:
         Raises:
             DataLossError: messages from ``at`` on were removed, or the stream was replaced.
         """
-        batch, end = await self._from_replica(self._direct, at) if self._direct else (None, at)
+        batch, end = await self._from_replica(self.direct, at) if self.direct else (None, at)
         if batch is None or end == at:
-            frames, end = await self._leader.read(at, self._sequences.last)
+            frames, end = await self.leader.read(at, self.sequences.last)
             batch = self._batch(frames)
-        floating = self._sequences.first if self._sequences.floats else None
+        floating = self.sequences.first if self.sequences.floats else None
         if gaps := [first for first, _ in _gaps(_seqs(batch), at, end) if first != floating]:
             await self.checked_state(first=gaps[0])
         return batch, end
@@ -130,25 +130,25 @@ class _Read:
         Raises:
             DataLossError: the stream was replaced, or sequences from ``first`` on were removed.
         """
-        state = await stream_info(self._connection, self._options.stream)
-        wanted = self._sequences
-        self._options.check(state, created=wanted.created, first=first, last=wanted.last)
+        state = await stream_info(self.connection, self.options.stream)
+        wanted = self.sequences
+        self.options.check(state, created=wanted.created, first=first, last=wanted.last)
         return state
 
     async def _from_replica(self, direct: DirectGet, at: int) -> tuple[pa.RecordBatch, int]:
         """Return rows from ``at`` up to the first gap that the leader denies, and the sequence after them."""
-        last = self._sequences.last
-        subject = {"next_by_subj": self._options.subject} if self._options.subject else {}
+        last = self.sequences.last
+        subject = {"next_by_subj": self.options.subject} if self.options.subject else {}
         request = {"seq": at, "batch": min(_BATCH_ROWS, last - at + 1), "max_bytes": _BATCH_BYTES, **subject}
         batch = self._batch(await direct.fetch(request))
         seqs = _seqs(batch)
         end = seqs[-1] + 1 if seqs and seqs[-1] <= last else last + 1
-        denied = await self._leader.first_denied(_gaps(seqs[: bisect_left(seqs, end)], at, end))
+        denied = await self.leader.first_denied(_gaps(seqs[: bisect_left(seqs, end)], at, end))
         end = denied or end
         return batch.slice(0, bisect_left(seqs, end)), end
 
     def _batch(self, frames: Sequence[Frame]) -> pa.RecordBatch:
-        return to_batch(self._options.stream, self._sequences.created, frames)
+        return to_batch(self.options.stream, self.sequences.created, frames)
 
 
 def _seqs(batch: pa.RecordBatch) -> list[int]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from sea_mq_worker.pipeline.sources.jetstream.columns import DDL
+from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
@@ -33,9 +34,9 @@ class JetStreamSource(DataSource):
         """Return the name for ``format``."""
         return "jetstream"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Return the columns, which are the same for every stream."""
-        return DDL
+        return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it by name
         """Return the reader of ``spark.read``."""

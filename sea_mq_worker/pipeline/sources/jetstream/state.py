@@ -9,6 +9,7 @@ import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -71,14 +72,13 @@ async def stored_message(
     return message
 
 
+@dataclass(frozen=True, slots=True)
 class Leader:
-    """Reads messages from the leader of one stream over one connection."""
+    """Reads messages on a subject, which may have wildcards, from the leader of one stream."""
 
-    def __init__(self, connection: NatsConnection, stream: str, *, subject: str) -> None:
-        """Read messages on ``subject``, which may have wildcards."""
-        self._connection = connection
-        self._stream = stream
-        self._subject = subject
+    connection: NatsConnection
+    stream: str
+    subject: str
 
     async def first_denied(self, gaps: Sequence[tuple[int, int]]) -> int | None:
         """Return the begin of the first gap in which the leader has a message; None: there is no such gap."""
@@ -108,8 +108,8 @@ class Leader:
 
     async def _next(self, seqs: Sequence[int]) -> list[dict[str, Any] | None]:
         """Return for each sequence the first message from there on; None: there is none."""
-        requests = [{"seq": seq, "next_by_subj": self._subject} for seq in seqs]
-        found = (stored_message(self._connection, self._stream, request) for request in requests)
+        requests = [{"seq": seq, "next_by_subj": self.subject} for seq in seqs]
+        found = (stored_message(self.connection, self.stream, request) for request in requests)
         return await asyncio.gather(*found)
 
 
