@@ -39,15 +39,21 @@ def __getattr__(name: str) -> Any:
 
 
 def _outside_event_loops(job: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a job, which has its own event loops, in another thread if this one has a loop (notebooks)."""
+    """Run a job, which has its own event loops, in another thread if this one has a loop (notebooks).
+
+    The thread inherits the session's job group, tags and scheduler pool.
+    """
 
     @wraps(job)
-    def run(*arguments: Any, **options: Any) -> Any:
+    def run(spark: Any, *arguments: Any, **options: Any) -> Any:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return job(*arguments, **options)
+            return job(spark, *arguments, **options)
+        from pyspark import inheritable_thread_target  # noqa: PLC0415 - slow, see above
+
+        own = inheritable_thread_target(spark)(job) if spark else job
         with ThreadPoolExecutor(1) as executor:
-            return executor.submit(job, *arguments, **options).result()
+            return executor.submit(own, spark, *arguments, **options).result()
 
     return run

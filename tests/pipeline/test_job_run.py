@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sea_mq_worker.pipeline import land
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, stream_datasets, table_datasets
+from sea_mq_worker.pipeline.jobs.land import tasks
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
@@ -73,6 +75,19 @@ def test_a_run_goes_on_if_its_events_cannot_be_sent(
     with job_run(spark, OWN, "land", reads=(), writes=()):
         pass
     assert caplog.text.count("was not sent") == 2
+
+
+async def test_a_job_in_a_notebook_belongs_to_the_job_group_of_its_cell(
+    spark: SparkSession, stream: Stream, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "ROWS_IN_PROCESS", 0)
+    await publish(stream.connection, stream.name, [event(stream.name, number) for number in range(7)])
+    spark.sparkContext.setJobGroup("cell", "of a notebook")
+    try:
+        land(spark, lake.settings, lake=str(lake.folder), streams=[stream.name])
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup("cell")) >= 2
 
 
 async def test_the_example_of_the_api_lands_in_a_session_with_other_properties(
