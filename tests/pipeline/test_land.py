@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from collections import defaultdict
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +69,7 @@ async def test_a_stream_becomes_bronze_silver_and_gold(
 
 def assert_counted(lake: Lake) -> None:
     """Gold tells what silver holds."""
-    minutes: defaultdict[tuple[str, str, datetime], list[dict[str, Any]]] = defaultdict(list)
+    minutes: defaultdict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in lake.rows(SILVER):
         minute = row["published_at"].replace(second=0, microsecond=0)
         minutes[row["context"], row["event_type"], minute].append(row)
@@ -90,38 +89,28 @@ def assert_counted(lake: Lake) -> None:
             assert found[f"p{share}_seconds"] == pytest.approx(delays[rank] if delays else None)
 
 
-async def test_columns_are_read_from_headers_and_subject(
+async def test_rows_without_a_context_or_payload_are_counted(
     lake: Lake, server: NatsConnection, names: str
 ) -> None:
-    own = {
-        "nats-MSG-id": "0A0A0A0A-0000-4000-8000-00000000000A",
-        "CE-Type": "ignored",
-        "ce-time": "2026-01-02T03:04:05+01:00",
-        "Ce-Subject": "order/%C3%BC%201+1",
-        "ce-correlationid": "c",
-        "ce-partitionkey": "50%",
-    }
     await publish(
         server,
         names,
         [
-            Published(f"{names}.event.order.line.added.v12", own, "{ü}".encode()),
-            Published(f"{names}.other", {"ce-id": "a%20b", "ce-type": "t", "ce-time": "yesterday"}, b"\xff"),
-            Published(f"{names}.event.x.v99999999999", {"x": "y"}, b""),
+            Published(f"{names}.event.order.line.added.v12", {"ce-subject": "order/%C3%BC"}, "{ü}".encode()),
+            Published(f"{names}.other", {"ce-type": "t", "ce-time": "yesterday"}, b"\xff"),
+            Published(f"{names}.other", {"x": "y"}, b""),
         ],
     )
 
     await lake.land(names)
 
     first, second, third = sorted(lake.rows(SILVER), key=lambda row: int(row["seq"]))
-    assert first["message_id"] == "0a0a0a0a-0000-4000-8000-00000000000a"
-    assert (first["context"], first["event_type"], first["event_version"]) == (names, "order.line.added", 12)
-    assert first["occurred_at"] == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
-    assert (first["aggregate"], first["partition_key"]) == ("order/ü 1+1", "50%")
-    assert (first["correlation_id"], first["causation_id"]) == ("c", None)
-    assert (first["payload"], first["bytes"]) == ("{ü}", 4)
-    assert (second["message_id"], second["context"], second["event_type"]) == ("a b", None, "t")
-    assert (second["occurred_at"], second["payload"], second["bytes"]) == (None, None, 1)
+    assert (first["context"], first["event_type"], first["aggregate"]) == (
+        names,
+        "order.line.added",
+        "order/ü",
+    )
+    assert (second["context"], second["event_type"], second["payload"]) == (None, "t", None)
     moment = third["published_at"].isoformat(timespec="microseconds").replace("+00:00", "Z")
     assert third["message_id"] == f"{names}/3@{moment}"
     assert {row["seq"]: row["data"] for row in lake.rows(BRONZE)} == {1: "{ü}".encode(), 2: b"\xff", 3: b""}
