@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.pipeline import land
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, stream_datasets, table_datasets
-from sea_mq_worker.pipeline.jobs.land import tasks
+from sea_mq_worker.pipeline.jobs.land import job, tasks
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
@@ -80,7 +80,8 @@ def test_a_run_goes_on_if_its_events_cannot_be_sent(
 async def test_a_job_in_a_notebook_belongs_to_the_job_group_of_its_cell(
     spark: SparkSession, stream: Stream, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "ROWS_IN_PROCESS", 0)
+    for module in (job, tasks):
+        monkeypatch.setattr(module, "ROWS_IN_PROCESS", 0)
     await publish(stream.connection, stream.name, [event(stream.name, number) for number in range(7)])
     spark.sparkContext.setJobGroup("cell", "of a notebook")
     try:

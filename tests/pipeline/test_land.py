@@ -40,7 +40,7 @@ async def test_a_stream_becomes_bronze_silver_and_gold(
     before = len(descriptions(spark))
     result = await lake.land(names, batch_rows=EVENTS // 2 + 1000)
     described = descriptions(spark)[: -before or None]
-    assert set(described) == {f"Some(land {names} 1-11000: bronze and silver)", "Some(land: gold)"}
+    assert set(described) == {f"Some(land {names} 2-11001: bronze and silver)", "Some(land: gold)"}
 
     stored = dict(enumerate([*events, *copies], start=1))
     for seq in (1, 7, 500, EVENTS + 3):

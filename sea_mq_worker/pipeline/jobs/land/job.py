@@ -19,7 +19,7 @@ from sea_mq_worker.pipeline.jobs.land import gold
 from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read, current_progress, recorded_progress
 from sea_mq_worker.pipeline.jobs.land.silver import Silver
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
-from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, run_tasks
+from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, THREADS, run_tasks
 from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
 from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
@@ -245,12 +245,12 @@ class _LandRun:
     ) -> tuple[StreamProgress, int]:
         """Land a range of sequences; return the progress and the number of messages."""
         stream, count, last = progress.stream, len(sequences), sequences.stop - 1
-        size = max(count, 1)
+        size, access = max(-(-count // THREADS), ROWS_IN_PROCESS), {}
         if self.spark and count > ROWS_IN_PROCESS:
-            size = min(max(-(-count // parallelism(self.spark)), ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX)
+            fair = -(-count // parallelism(self.spark))
+            size, access = min(max(fair, ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX), access_options()
         starts = sequences[::size]
         tasks = pa.table({"first": list(starts), "last": [min(start + size - 1, last) for start in starts]})
-        access = access_options()
         # Loss is checked afterwards.
         options = JetStreamOptions(stream=stream, created=state.created, fail_on_data_loss=False, **access)
         write = LandMessages(self.lake, options, progress.incarnation, erased_hashes(self.lake))

@@ -1,8 +1,11 @@
-"""Run a function over Arrow batches: in this process, or in Spark with one task per row of its input."""
+"""Run a function over tasks: in threads of this process, or in Spark. Each row of its input is a task."""
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -18,6 +21,9 @@ ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
 ROWS_IN_PROCESS = 10_000
 """Fewer messages are processed faster than Spark starts a job and a Python worker."""
 
+THREADS = min(4, os.cpu_count() or 1)
+"""Tasks at the same time in this process; more would wait for each other, as Python runs one of them."""
+
 _CONFLICTS_MAX = 4
 _T = TypeVar("_T")
 
@@ -31,7 +37,7 @@ def run_tasks(
     rows: int,
     schema: pa.Schema = ENTRIES,
 ) -> pa.Table:
-    """Return the rows that the function yields for the tasks, of which each is one row.
+    """Return the rows that the function yields for the tasks.
 
     Args:
         spark: the session that runs the tasks; None: this process runs them.
@@ -42,11 +48,12 @@ def run_tasks(
         schema: the result's columns; by default entries of files.
     """
     count = tasks.num_rows
+    run = _ByNumber(function, tasks)
     if spark is None or not count or rows <= ROWS_IN_PROCESS:
-        return pa.Table.from_batches(function(iter(tasks.to_batches())), schema)
-    results = spark.range(0, count, 1, count).mapInArrow(
-        _ByNumber(function, tasks), from_arrow_schema(schema)
-    )
+        with ThreadPoolExecutor(THREADS) as executor:
+            found = executor.map(lambda number: [*run.task(number)], range(count))
+            return pa.Table.from_batches(chain.from_iterable(found), schema)
+    results = spark.range(0, count, 1, count).mapInArrow(run, from_arrow_schema(schema))
     with described(spark, description):
         return results.toArrow().cast(schema)
 
@@ -73,4 +80,7 @@ class _ByNumber:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield from self.function(iter(self.tasks.slice(number, 1).to_batches()))
+                yield from self.task(number)
+
+    def task(self, number: int) -> Iterator[pa.RecordBatch]:
+        return self.function(iter(self.tasks.slice(number, 1).to_batches()))

@@ -8,7 +8,7 @@ from math import log
 from operator import itemgetter
 
 from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, number, step
-from sea_mq_worker.pipeline.jobs.report.model import DeadLetterBin, Report, StreamBin, Way
+from sea_mq_worker.pipeline.jobs.report.model import Bin, DeadLetterBin, Report, StreamBin, Way
 
 _WIDTH = 1000
 _HEIGHT = 100
@@ -149,6 +149,7 @@ class Timelines:
 def _span(report: Report, seconds: int) -> tuple[datetime, datetime]:
     """Return the time that all plots show: from the first bin with a value to the last."""
     busy = [each for each in report.bins if each.written or each.published or each.received or each.processed]
-    times = [each.at for each in (*busy, *report.dead_letter_bins, *report.stream_bins)] or [report.since]
+    bins: Sequence[Bin | DeadLetterBin | StreamBin] = (*busy, *report.dead_letter_bins, *report.stream_bins)
+    times = [each.at for each in bins] or [report.since]
     begin, end = min(times), max(times) + timedelta(seconds=seconds)
     return begin, max(end, begin + timedelta(seconds=_BINS_MIN * seconds))
