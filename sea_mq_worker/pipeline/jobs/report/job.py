@@ -28,6 +28,11 @@ from sea_mq_worker.settings import Settings
 
 _COUNTED = files(__package__).joinpath("figures.sql").read_text(encoding="utf-8")
 _QUERIES = load_queries("pipeline_report", "first", "backlog")
+_LIMITS = {
+    "attempts_max": ATTEMPTS_MAX,
+    "groups_max": GROUPS_MAX,
+    "reasons": [*map(str, Reason), "CLOSED"],
+}
 _EVENT = ("id", "event_type", "ordering_key", "occurred_at", "created_at", "published_at", "publish_attempts")
 _MESSAGE = ("received_at", "processed_at", "dead_lettered_at", "attempts")
 
@@ -64,12 +69,7 @@ def report(
         on_progress(f"counting {period.since:%Y-%m-%d %H:%M:%S} to {period.until:%Y-%m-%d %H:%M:%S} UTC")
         rows = session.sql(
             _COUNTED,
-            args={
-                **asdict(period),
-                "attempts_max": ATTEMPTS_MAX,
-                "groups_max": GROUPS_MAX,
-                "reasons": [*map(str, Reason), "CLOSED"],
-            },
+            args=_LIMITS | asdict(period),
             events=_events(session, held, period, lake, settings.context),
             messages=_messages(session, held, period),
             letters=_letters(session, held, period, source),
