@@ -86,7 +86,10 @@ class BrokerKind(Kind):
             "by default nats-server flushes to disk every two minutes: a crash of its machine loses messages "
             "acknowledged since"
         ),
-        ("set `sync_interval: always` in nats-server's configuration, or set SEA_MQ_STREAM_REPLICAS to 3"),
+        (
+            "set `sync_interval: always` in nats-server's configuration and SEA_MQ_OUTBOX_PUBLISH_MODE to "
+            "`atomic`, or set SEA_MQ_STREAM_REPLICAS to 3"
+        ),
     )
     STREAM_FULL = (
         Severity.ERROR,

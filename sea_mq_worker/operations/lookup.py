@@ -24,6 +24,8 @@ from sea_mq_worker.settings import Settings
 
 _PREFIX = re.compile(r"[0-9a-f]{4,32}")
 _HEX_DIGITS = 32
+_SESSION_DIGITS = 8
+"""An owner is the worker's name, #, the digits of its session if it has one, and as many of the lease."""
 _MATCHES_MAX = 20
 _EARLIER_MAX = 100
 _CONFLICTS_MAX = 5
@@ -70,6 +72,8 @@ class Found:
         dead_letters: dead letters in the dead-letter stream.
         conflicts: messages with another content under this id, which were dead-lettered.
         discarded: the audit's record of an event that an operator discarded.
+        holder_lives: whether the worker that has a lease of the row holds its session; None: no worker has
+            one, or it has no session, and the lease ends by its time alone.
         lost: evidence that the stream acknowledged the event and lost it; empty: there is none.
         not_checked: places that could not be searched, with the reason.
     """
@@ -83,6 +87,7 @@ class Found:
     conflicts: tuple[Conflicting, ...]
     not_checked: tuple[str, ...]
     discarded: Discarded | None = None
+    holder_lives: bool | None = None
     lost: str = ""
 
 
@@ -145,9 +150,16 @@ class MessageLookup:
             dead_letters=letters,
             conflicts=await self._conflicts(wanted, not_checked) if message else (),
             discarded=discarded,
+            holder_lives=await self._holder_lives(event, message),
             not_checked=tuple(sorted(set(not_checked))),
             lost=lost,
         )
+
+    async def _holder_lives(self, event: OutboxSummary | None, message: InboxRecord | None) -> bool | None:
+        owner = (event and event.claimed_by) or (message and message.locked_by) or ""
+        token = owner.rpartition("#")[2]
+        session = token[:_SESSION_DIGITS] if len(token) > _SESSION_DIGITS else ""
+        return await self.tables.session_is_held(session) if _PREFIX.fullmatch(session) else None
 
     async def _discarded(self, wanted: UUID, not_checked: list[str]) -> Discarded | None:
         """Query the audit; not every login may read it."""

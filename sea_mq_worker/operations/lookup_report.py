@@ -123,11 +123,20 @@ def _event(
             return _pending(event, earlier, now)
         case EventState.CLAIMED:
             worker = (event.claimed_by or "").partition("#")[0]
-            return [f"the worker {worker} is publishing it, attempt {event.attempts}"], []
+            return [f"the worker {worker} is publishing it, attempt {event.attempts}{_holder(found)}"], []
         case EventState.DEAD:
             return _dead(event)
         case EventState.PUBLISHED:
             return _published(event, found)
+
+
+def _holder(found: Found) -> str:
+    """Return what is known of the worker that has the lease."""
+    if found.holder_lives is None:
+        return ""
+    if found.holder_lives:
+        return "; its session lives"
+    return "; its session is gone: a worker takes the lease over, or the lease ends by its time"
 
 
 def _published(event: OutboxSummary, found: Found) -> tuple[list[str], list[str]]:
@@ -175,7 +184,7 @@ def _message(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
             return ["the handler has had its effect"], []
         case InboxState.HANDLING:
             worker = (message.locked_by or "").partition("#")[0]
-            return [f"the worker {worker} is handling it, attempt {message.attempts}"], []
+            return [f"the worker {worker} is handling it, attempt {message.attempts}{_holder(found)}"], []
         case InboxState.DEAD_LETTERED:
             return _dead_lettered(message, found.dead_letters, found)
         case InboxState.WAITING:

@@ -106,6 +106,10 @@ class LookupTables(Protocol):
         """Return the IDs under which other contents of this one were dead-lettered, the latest first."""
         ...
 
+    async def session_is_held(self, session: str) -> bool:
+        """Return whether a worker's session is held by any of its connections: the worker lives."""
+        ...
+
     async def discarded(self, event_id: UUID) -> Discarded | None:
         """Return the record of the operator who discarded an event; None: nobody did."""
         ...

@@ -35,10 +35,12 @@ class InMemoryLookupTables:
 
     Attributes:
         discards: events that operators discarded.
+        held: sessions of living workers.
     """
 
     def __init__(self, *, outbox: OutboxTable, inbox: InboxTable) -> None:
         self.discards: dict[UUID, Discarded] = {}
+        self.held: set[str] = set()
         self._outbox = outbox
         self._inbox = inbox
 
@@ -87,6 +89,10 @@ class InMemoryLookupTables:
         found = [row for row in self._inbox.rows.values() if row.dead_lettered_at and row.last_error == noted]
         found.sort(key=lambda row: -(row.dead_lettered_at or 0.0))
         return [UUID(row.entry.message_id) for row in found[:limit]]
+
+    async def session_is_held(self, session: str) -> bool:
+        """Return whether the session is among the held ones."""
+        return session in self.held
 
     async def discarded(self, event_id: UUID) -> Discarded | None:
         """Return the record of a discarded event."""

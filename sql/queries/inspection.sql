@@ -142,6 +142,16 @@ SELECT a.at, a.actor, a.reason, one.event->>'event_type'::text AS event_type, on
  ORDER BY a.id DESC
  LIMIT 1;
 
+-- name: session_is_held
+-- Whether a connection holds the lock of a worker's session. Reads the server's locks, and takes none.
+-- $1 session.
+SELECT EXISTS (
+    SELECT FROM pg_locks l
+     WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 7184 AND l.objsubid = 2
+       AND l.objid = ('x' || $1::text)::bit(32)::bigint::oid
+       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+);
+
 -- name: ids_between
 -- Events and messages with an id in a range, such as ids with the same prefix. Indexes: both primary keys.
 -- $1 lowest id, $2 highest id, $3 limit for each side.

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
 from sea_mq_worker.domain.dead_letters import conflict_detail
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
@@ -44,10 +45,13 @@ class World(Protocol):
 
     async def discard(self, event_id: UUID) -> None: ...
 
+    def session(self) -> AbstractAsyncContextManager[str]: ...
+
 
 @dataclass(kw_only=True)
 class PostgresWorld:
     pool: asyncpg.Pool
+    dsn: str
 
     @property
     def tables(self) -> PostgresOperations:
@@ -67,6 +71,22 @@ class PostgresWorld:
     async def discard(self, event_id: UUID) -> None:
         selection = OutboxFilter(ids=(event_id,))
         await self.tables.discard([event_id], selection=selection, actor="ann", reason="sent anew")
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[str]:
+        held = PostgresWorkerSession(
+            dsn=self.dsn,
+            schema="public",
+            worker="w",
+            sides=["outbox"],
+            silent_seconds=60.0,
+            on_event=lambda *_: None,
+        )
+        await held.start()
+        try:
+            yield held.id
+        finally:
+            await held.close()
 
 
 @dataclass(kw_only=True)
@@ -114,11 +134,17 @@ class MemoryWorld:
             at=EPOCH, actor="ann", reason="sent anew", event_type=row.event_type, error=row.error
         )
 
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[str]:
+        self.tables.held.add("00c0ffee")
+        yield "00c0ffee"
+        self.tables.held.remove("00c0ffee")
+
 
 @asynccontextmanager
 async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
     async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield PostgresWorld(pool=pool)
+        yield PostgresWorld(pool=pool, dsn=database.dsn)
 
 
 @pytest_asyncio.fixture(params=["memory", "postgres"])
@@ -220,3 +246,9 @@ async def test_the_record_of_a_discarded_event_stays(world: World) -> None:
     assert (found.actor, found.reason, found.event_type, found.error) == (
         "ann", "sent anew", "order.created", "blank type",
     )  # fmt: skip
+
+
+async def test_a_session_is_held_as_long_as_its_worker_lives(world: World) -> None:
+    async with world.session() as session:
+        assert await world.tables.session_is_held(session)
+    assert not await world.tables.session_is_held(session)

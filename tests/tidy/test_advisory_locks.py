@@ -18,6 +18,7 @@ PURPOSES = {
         "sea_mq_worker/adapters/postgres/worker_session.py",
         "sql/migrations/0001_schema.sql",
         "sql/queries/inbox.sql",
+        "sql/queries/inspection.sql",
         "sql/queries/outbox.sql",
         "sql/queries/sessions.sql",
     },

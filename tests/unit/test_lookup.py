@@ -150,6 +150,25 @@ async def test_a_claimed_event_names_its_worker(world: World) -> None:
     assert (await world.ask(event.id)).answer == ("the worker host-7 is publishing it, attempt 2",)
 
 
+@pytest.mark.parametrize(
+    ("lives", "told"),
+    [
+        (True, "its session lives"),
+        (False, "its session is gone: a worker takes the lease over, or the lease ends by its time"),
+    ],
+)
+async def test_a_lease_tells_whether_the_session_of_its_worker_lives(
+    world: World, *, lives: bool, told: str
+) -> None:
+    world.tables.held |= {"00c0ffee"} if lives else set()
+    event = world.event("CLAIMED", claimed_at=NOW, claimed_by="host-7#00c0ffee12345678", attempts=2)
+    assert (await world.ask(event.id)).answer == (f"the worker host-7 is publishing it, attempt 2; {told}",)
+    message = world.message(locked_until=NOW + 60, locked_by="host-7#00c0ffee12345678")
+    assert (await world.ask(message.entry.message_id)).answer == (
+        f"the worker host-7 is handling it, attempt 3; {told}",
+    )
+
+
 async def test_a_published_event_names_the_progress_of_each_consumer(world: World) -> None:
     event = world.published()
     for name in ("slow", "holder"):

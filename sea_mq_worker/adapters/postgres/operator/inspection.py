@@ -36,7 +36,7 @@ class PostgresInspection(PostgresLists):
             "inspection",
             *("outbox_depth_capped", "inbox_depth_capped"),
             *("outbox_summary", "inbox_summary", "discarded", "ids_between", "earlier_of_key"),
-            "conflicts",
+            *("conflicts", "session_is_held"),
         )
         self._audit = load_named("audit", "audit")["audit"]
 
@@ -75,6 +75,11 @@ class PostgresInspection(PostgresLists):
         """Return who discarded an event, and why; None: nobody did."""
         rows = await fetch(self._pool, self._asked["discarded"], str(event_id))
         return Discarded(**rows[0]) if rows else None
+
+    async def session_is_held(self, session: str) -> bool:
+        """Return whether a connection holds the lock of a worker's session."""
+        [row] = await fetch(self._pool, self._asked["session_is_held"], session)
+        return bool(row["exists"])
 
     async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
         """Return events and messages with an id from ``first`` to ``last``, up to ``limit`` of each."""
