@@ -27,6 +27,7 @@ from tests.support.proxy import TcpProxy, proxied
 from tests.support.servers import QUICK, Database
 from tests.support.standby import either_of, standby_of
 from tests.support.waiting import eventually
+from tests.support.worker import running
 
 AWAY_SECONDS = 3.0
 """How long a frozen node, a cut or a lost quorum lasts."""
@@ -237,11 +238,15 @@ async def staged(
 async def test_a_primary_that_is_killed_loses_and_doubles_nothing_where_commits_wait_for_the_standby(
     nats_url: str, names: str, tmp_path: Path
 ) -> None:
+    """A promotion ends all sessions: neither of two workers takes that for the end of the other."""
     async with (
         replicated(waits_for_standby=True) as pair,
         staged(pair, nats_url, names, tmp_path, **SOON) as on,
+        running(on.target, tmp_path / "other.log", worker_name="other") as other,
     ):
+        await other.ready()
         cost = await cost_of(pair.fail_over, on, rows=pair.events)
+        assert "worker_taken_over" not in {*on.worker.events(), *other.events()}
     assert cost.harmless, cost
     assert not cost.rows_lost
 
