@@ -8,10 +8,12 @@ from typing import TypeAlias
 
 import uvloop
 
+from benchmarks.backlogs import BACKLOGS
+from benchmarks.comparison import WORK
 from benchmarks.report import WORKER, Progress, Round, document, machine, tables, write
 from benchmarks.stage import open_stage
 from benchmarks.sweep import RATES
-from benchmarks.workloads import Workload, long_workloads, workloads
+from benchmarks.workloads import Workload, long_workloads, network_workloads, workloads
 
 Results: TypeAlias = dict[str, list[Round]]
 """The rounds so far, by workload."""
@@ -22,6 +24,7 @@ _QUICK = {
     "messages": 200,
     "rate": 50,
     "rates": (100,),
+    "backlogs": (500, 2_000),
     "seconds": 3,
     "idle": 1.0,
     "history": 5_000,
@@ -37,12 +40,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         vars(options).update(_QUICK)
-    usual, long = workloads(options), long_workloads(options)
+    usual, long, networked = workloads(options), long_workloads(options), network_workloads(options)
+    every = {**usual, **long, **networked}
     names = options.workload or [*usual, *(long if options.all else ())]
-    unknown = set(names) - {*usual, *long}
+    unknown = set(names) - every.keys()
     if unknown:
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are: {'; '.join([*usual, *long])}")
-    chosen = {name: workload for name, workload in {**usual, **long}.items() if name in names}
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are: {'; '.join(every)}")
+    chosen = {name: workload for name, workload in every.items() if name in names}
     about = machine()
 
     def keep(results: Results) -> None:
@@ -65,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rates", type=int, nargs="+", default=RATES, metavar="RATE", help="rates of the sweep (50 to 10000)"
     )
+    parser.add_argument(
+        "--backlogs", type=int, nargs="+", default=BACKLOGS, metavar="EVENTS", help="sizes (10000 to 5000000)"
+    )
     parser.add_argument("--seconds", type=int, default=20, help="how long they come, from 2 (20)")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds without any, before (10)")
     parser.add_argument(
@@ -76,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--memory", type=int, default=1_000_000, help="events between whose tenths memory is read (1000000)"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="where programs of others are installed (%(default)s)"
     )
     parser.add_argument("--json", type=Path, default=Path("benchmarks.json"), help="file to write")
     parser.add_argument("--quick", action="store_true", help="one small round, to see that all of it works")

@@ -1,23 +1,27 @@
-"""Relays' results with the same backlogs, as medians and ratios."""
+"""Relays' results with the same events, as medians and ratios."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peer_drain import Drained
+from benchmarks.peer_run import Measured
 
 OURS = "sea_mq_worker"
 PROGRAMS = ("relay", "postgres", "nats")
+WORK = Path("~/.cache/sea_mq_worker/benchmarks")
+"""Where the relays are installed."""
+UNKEYED, KEYED, STEADY = "drain, no keys", "drain, 10 to a key", "steady rate"
 
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """A relay's results of one workload by round; each backlog has ``events``."""
+    """A relay's results of one workload by round; each round has ``events``."""
 
     about: str
     events: int
-    rounds: dict[int, Drained] = field(default_factory=dict)
+    rounds: dict[int, Measured] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -44,7 +48,7 @@ def _summary(lane: Lane, ours: Lane | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "about": lane.about,
         "events": lane.events,
-        "rounds": {str(number): asdict(drained) for number, drained in rounds.items()},
+        "rounds": {str(number): asdict(measured) for number, measured in rounds.items()},
         "failures": {str(number): text for number, text in lane.failures.items()},
     }
     if rounds:
@@ -53,11 +57,15 @@ def _summary(lane: Lane, ours: Lane | None) -> dict[str, Any]:
             program: median(each.cpu_seconds_per_100000[program] for each in rounds.values())
             for program in PROGRAMS
         }
+        found["latency_ms"] = {
+            percentile: median(each.latency_ms[percentile] for each in rounds.values())
+            for percentile in next(iter(rounds.values())).latency_ms
+        }
         found["ours_is_times"] = times(ours.rounds, rounds) if ours else []
     return found
 
 
-def times(ours: Mapping[int, Drained], theirs: Mapping[int, Drained]) -> list[float]:
+def times(ours: Mapping[int, Measured], theirs: Mapping[int, Measured]) -> list[float]:
     """Return the median, least and largest of the rounds' own ratios; nothing where no round has both."""
     ratios = [ours[number].rate / theirs[number].rate for number in ours.keys() & theirs.keys()]
     return [median(ratios), min(ratios), max(ratios)] if ratios else []
@@ -65,12 +73,15 @@ def times(ours: Mapping[int, Drained], theirs: Mapping[int, Drained]) -> list[fl
 
 def table(report: Mapping[str, Any]) -> str:
     """Format the medians, the fastest first, with failures and omissions below."""
-    rows = [["workload", "relay", "events/s", "ours is", *PROGRAMS]]
+    rows = [["workload", "relay", "events/s", "ours is", *PROGRAMS, "p50 ms", "p99 ms"]]
     for workload, lanes in report["relays"].items():
         for name, lane in fastest_first(lanes):
             ratio = f"{lane['ours_is_times'][0]:.2f} x" if lane["ours_is_times"] else "-"
             costs = [f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in PROGRAMS]
-            rows.append([workload, name, f"{lane['rate']:,.0f}", ratio, *costs])
+            latency = [
+                f"{lane['latency_ms'][each]:.1f}" if lane["latency_ms"] else "-" for each in ("p50", "p99")
+            ]
+            rows.append([workload, name, f"{lane['rate']:,.0f}", ratio, *costs, *latency])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -87,6 +98,12 @@ def fastest_first(lanes: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the lanes that have a rate."""
     measured = [(name, lane) for name, lane in lanes.items() if "rate" in lane]
     return sorted(measured, key=lambda item: -item[1]["rate"])
+
+
+def soonest_first(lanes: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the lanes that have a latency."""
+    measured = [(name, lane) for name, lane in lanes.items() if lane.get("latency_ms")]
+    return sorted(measured, key=lambda item: float(item[1]["latency_ms"]["p99"]))
 
 
 def notes(report: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ class Condition:
         checkpoint: a checkpoint between the inserts and the drain: PostgreSQL logs whole pages then.
         postgres: settings of a server of its own.
         nats: configuration of a server of its own.
+        worker: settings of the worker.
         replicas: servers that keep the stream, each on this machine.
     """
 
@@ -37,6 +38,7 @@ class Condition:
     checkpoint: bool = False
     postgres: Mapping[str, str] = field(default_factory=dict)
     nats: Mapping[str, Any] = field(default_factory=dict)
+    worker: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
 
     @property
@@ -45,6 +47,7 @@ class Condition:
         return bool(self.postgres or self.nats) or self.replicas > 1
 
 
+_SYNCED = {"jetstream": {"sync_interval": "always"}}
 CONDITIONS: Mapping[str, Condition] = {
     WORKER: Condition(),
     "payload + 1 KiB": Condition(padding=_KIB),
@@ -53,7 +56,8 @@ CONDITIONS: Mapping[str, Condition] = {
     "database 1 ms away": Condition(distance_seconds=_DISTANCE_SECONDS),
     "checkpoint before": Condition(checkpoint=True),
     "wal_level = logical": Condition(postgres={"wal_level": "logical"}),
-    "sync_interval: always": Condition(nats={"jetstream": {"sync_interval": "always"}}),
+    "sync_interval: always": Condition(nats=_SYNCED),
+    "the same, atomic batches": Condition(nats=_SYNCED, worker={"SEA_MQ_OUTBOX_PUBLISH_MODE": "atomic"}),
     "3 replicas": Condition(replicas=3),
 }
 
@@ -68,7 +72,7 @@ async def _drain(stage: Stage, condition: Condition, *, count: int) -> Figure:
     async with _stage(stage, condition) as own, own.run() as run:
         url = run.settings["SEA_MQ_DATABASE_URL"]
         async with at_distance(url, seconds=condition.distance_seconds) as far:
-            settings = OUTBOX_ALONE | {"SEA_MQ_DATABASE_URL": far}
+            settings = {**OUTBOX_ALONE, **condition.worker, "SEA_MQ_DATABASE_URL": far}
             async with run.worker(settings) as worker:
                 return await drain_with(
                     worker,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from benchmarks.counters import Cost, Figure
 from benchmarks.floors.broker import frames_to_acknowledge, publish_acknowledged
@@ -12,7 +13,7 @@ from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.producer import uuid7
 
-_CONSUMER = ("VIBESPRO_EVENTS", "sea__from_vibespro")
+CONSUMER = ("VIBESPRO_EVENTS", "sea__from_vibespro")
 _SPAN = """
 SELECT count(processed_at) AS done,
        extract(epoch FROM max(processed_at) - min(received_at))::float8 AS seconds
@@ -30,8 +31,8 @@ async def inbox(
     """
     async with stage.run() as run:
         if in_flight:
-            config = (await run.stream.consumer_info(*_CONSUMER)).config
-            await run.stream.add_consumer(_CONSUMER[0], config.evolve(max_ack_pending=in_flight))
+            config = (await run.stream.consumer_info(*CONSUMER)).config
+            await run.stream.add_consumer(CONSUMER[0], config.evolve(max_ack_pending=in_flight))
         requests = encode_requests(handler_url, [_vibe(number) for number in range(count)])
         asking = ask(handler_url, requests, concurrency=run.own.handler_concurrency)
         floor = await run.floor(count, asking)
@@ -42,24 +43,30 @@ async def inbox(
 async def _receive(run: Run, count: int, urls: Mapping[str, str]) -> Figure:
     """Let an idle worker at a durable that was paused while its messages came."""
     later = datetime.now(UTC) + timedelta(hours=1)
-    await run.stream.pause_consumer(*_CONSUMER, pause_until=later.isoformat())
-    frames = frames_to_acknowledge([_vibe(number) for number in range(count)])
-    await publish_acknowledged(run.stage.nats.url, frames)
-
-    async def is_done() -> bool:
-        info = await run.stream.consumer_info(*_CONSUMER)
-        return not (info.num_pending or info.num_ack_pending)
-
+    await run.stream.pause_consumer(*CONSUMER, pause_until=later.isoformat())
+    await fill_stream(run, count)
     async with run.worker({"SEA_MQ_OUTBOX_ENABLED": "false", **urls}) as worker:
         before = await worker.read()
-        await run.stream.resume_consumer(*_CONSUMER)
-        await worker.until(is_done)
+        await run.stream.resume_consumer(*CONSUMER)
+        await worker.until(partial(is_consumed, run))
         cost = Cost.between(before, await worker.read())
         peak = worker.peak_bytes()
     row = await run.database.fetchrow(_SPAN)
     if row["done"] != count:
         raise RuntimeError(f"of {count} messages, {row['done']} are processed")
     return Figure(count=count, rate=count / row["seconds"], cost=cost, peak_bytes=peak)
+
+
+async def fill_stream(run: Run, count: int) -> None:
+    """Publish messages, and wait for their acknowledgements."""
+    frames = frames_to_acknowledge([_vibe(number) for number in range(count)])
+    await publish_acknowledged(run.stage.nats.url, frames)
+
+
+async def is_consumed(run: Run) -> bool:
+    """Return whether the consumer has delivered all messages, each of which is acknowledged."""
+    info = await run.stream.consumer_info(*CONSUMER)
+    return not (info.num_pending or info.num_ack_pending)
 
 
 def _vibe(number: int) -> OutboundMessage:

@@ -1,16 +1,18 @@
-"""``python -m benchmarks.peers``: the same backlogs drained by this worker and by other relays. Linux only.
+"""``python -m benchmarks.peers``: the same events through this worker and through other relays. Linux only.
 
 The relays are described in ``benchmarks/relays``; a relay that cannot be installed is reported and left out.
 """
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.comparison import OURS, Comparison, Lane, table
-from benchmarks.peer_drain import Drained, DrainError, drain
+from benchmarks.comparison import KEYED, OURS, STEADY, UNKEYED, WORK, Comparison, Lane, table
+from benchmarks.peer_run import Measured, PeerError
+from benchmarks.peer_workloads import drain, steady
 from benchmarks.report import Progress, machine, say, write
 from kit.description import Description, DescriptionError
 from kit.guarantees import Guarantee
@@ -18,22 +20,23 @@ from kit.process import CommandError
 from kit.provision import install
 
 RELAYS = Path(__file__).parent / "relays"
-UNKEYED = "drain, no keys"
-KEYED = "drain, 10 to a key"
-WORK = Path("~/.cache/sea_mq_worker/benchmarks")
-_PER_KEY = {UNKEYED: 0, KEYED: 10}
-_QUICK = {"rounds": 1, "events": 2_000}
+_PER_KEY = {UNKEYED: 0, KEYED: 10, STEADY: 0}
+_QUICK = {"rounds": 1, "events": 2_000, "rate": 100, "steady_seconds": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Size of a backlog: the events that its relay drains in about ``seconds``, from 5,000 to ``events``.
+    """Sizes of the workloads.
 
-    In a smaller backlog the relay's start and its batches would dominate.
+    A backlog has the events that its relay drains in about ``seconds``, from 5,000 to ``events``: in a
+    smaller one the relay's start and its batches would dominate. ``rate`` events a second come for
+    ``steady_seconds``.
     """
 
     events: int
     seconds: float
+    rate: int = 500
+    steady_seconds: int = 20
 
     @property
     def least(self) -> int:
@@ -54,61 +57,66 @@ def descriptions(names: Iterable[str] = (), *, folder: Path = RELAYS) -> list[De
     return [Description.load(folder / f"{name}.toml") for name in chosen]
 
 
-async def drain_peers(
+async def compare(
     relays: Sequence[Description],
     *,
+    workloads: Collection[str],
     size: Size,
     rounds: int,
     work: Path,
     timeout_seconds: float = 120,
     keep: Callable[[Comparison], None] = lambda _: None,
 ) -> Comparison:
-    """Let every relay drain every workload once a round, so that a slow minute affects all of them.
+    """Measure every relay by every workload once a round, so that a slow minute affects all of them.
 
     Args:
         relays: the relays to compare.
-        size: size of a backlog; if it depends on the rate, an extra first round measures the rates.
+        workloads: names of the workloads.
+        size: their sizes; if a backlog's depends on the rate, an extra first round measures the rates.
         rounds: number of rounds.
         work: folder in which relays are installed, kept from run to run.
-        timeout_seconds: limit of one drain.
+        timeout_seconds: limit of one drain, or of the time after the last event at the steady rate.
         keep: called with the results after each round.
     """
     comparison = Comparison()
     present = [each for each in relays if await _is_installed(each, work, comparison.skipped)]
-    turns = [(workload, each) for workload in _PER_KEY for each in present if _takes(each, workload)]
+    turns = [(workload, each) for workload in workloads for each in present if _takes(each, workload)]
     for workload, each in turns:
-        lanes = comparison.lanes.setdefault(workload, {})
-        lanes[each.name] = Lane(about=each.about, events=size.least)
-    numbers = range(1 if size.least == size.events else 0, rounds + 1)
-    progress = Progress(len(numbers) * len(turns))
-    for number in numbers:
-        for workload, each in turns:
+        events = size.rate * size.steady_seconds if workload == STEADY else size.least
+        comparison.lanes.setdefault(workload, {})[each.name] = Lane(about=each.about, events=events)
+    sized = [] if size.least == size.events else [turn for turn in turns if turn[0] != STEADY]
+    progress = Progress(len(sized) + rounds * len(turns))
+    for number in range(rounds + 1):
+        for workload, each in turns if number else sized:
             lane = comparison.lanes[workload][each.name]
-            drained = drain(
-                each,
-                work=work / each.name,
-                events=lane.events,
-                per_key=_PER_KEY[workload],
-                timeout_seconds=timeout_seconds,
+            given: dict[str, Any] = {
+                "work": work / each.name,
+                "events": lane.events,
+                "timeout_seconds": timeout_seconds,
+            }
+            measuring = (
+                steady(each, per_second=size.rate, **given)
+                if workload == STEADY
+                else drain(each, per_key=_PER_KEY[workload], **given)
             )
-            result = await _turn(lane, number, drained, size)
+            result = await _turn(lane, number, measuring, size)
             progress.tell(f"round {number}, {workload}, {each.name}: {result}")
         keep(comparison)
     return comparison
 
 
-async def _turn(lane: Lane, number: int, draining: Awaitable[Drained], size: Size) -> str:
-    """Record a drain's result, or the size that follows from it in the extra first round."""
+async def _turn(lane: Lane, number: int, measuring: Awaitable[Measured], size: Size) -> str:
+    """Record the result, or the size that follows from it in the extra first round."""
     try:
-        drained = await draining
-    except (DrainError, CommandError, DescriptionError) as error:
+        measured = await measuring
+    except (PeerError, CommandError, DescriptionError) as error:
         lane.failures[number] = str(error)
         return str(error)
     if number:
-        lane.rounds[number] = drained
+        lane.rounds[number] = measured
     else:
-        lane.events = size.at(drained.rate)
-    return f"{drained.rate:,.0f}/s"
+        lane.events = size.at(measured.rate)
+    return f"{measured.rate:,.0f}/s"
 
 
 def _takes(relay: Description, workload: str) -> bool:
@@ -140,9 +148,15 @@ def main() -> None:
     def keep(comparison: Comparison) -> None:
         write({"machine": about, **comparison.document()}, options.json)
 
-    comparing = drain_peers(
+    comparing = compare(
         relays,
-        size=Size(events=options.events, seconds=options.seconds),
+        workloads=options.workload or list(_PER_KEY),
+        size=Size(
+            events=options.events,
+            seconds=options.seconds,
+            rate=options.rate,
+            steady_seconds=options.steady_seconds,
+        ),
         rounds=options.rounds,
         work=options.work.expanduser().resolve(),
         timeout_seconds=options.timeout,
@@ -154,9 +168,18 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--relay", action="append", default=[], help="one of benchmarks/relays; repeatable")
+    parser.add_argument(
+        "--workload", action="append", choices=_PER_KEY, metavar="NAME", help="only this one; may be repeated"
+    )
     parser.add_argument("--events", type=int, default=20_000, help="most in a backlog (%(default)s)")
     parser.add_argument(
         "--seconds", type=float, default=4, help="what a drain is to take where 5,000 suffice (%(default)s)"
+    )
+    parser.add_argument(
+        "--rate", type=int, default=500, help="events a second at the steady rate (%(default)s)"
+    )
+    parser.add_argument(
+        "--steady-seconds", type=int, default=20, help="how long they come, from 3 (%(default)s)"
     )
     parser.add_argument(
         "--rounds", type=int, default=5, help="each of every relay and workload (%(default)s)"

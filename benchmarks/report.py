@@ -49,6 +49,11 @@ def write(report: Mapping[str, Any], file: Path) -> None:
     file.write_text(json.dumps(short, indent=1) + "\n")
 
 
+def at_share(seconds: Sequence[float], share: float) -> float:
+    """Return a percentile: the value below which ``share`` of all are."""
+    return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
+
+
 def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
     """Return the medians and every round."""
     return {

@@ -1,29 +1,31 @@
-"""Texts and pictures of the figures in docs/proof/benchmarks, for ``python -m tools.docs``.
+"""Texts of the figures in docs/proof/benchmarks, for ``python -m tools.docs``."""
 
-``peers.json`` comes from ``python -m benchmarks.peers``, the others from ``python -m benchmarks``; there need
-not be all of them.
-"""
-
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from benchmarks.comparison import OURS, fastest_first, notes
+from benchmarks.comparison import OURS, STEADY, fastest_first, notes, soonest_first
 from benchmarks.comparison import PROGRAMS as RELAY_PROGRAMS
 from benchmarks.counters import PROGRAMS
+from benchmarks.figures import (
+    OWN_PICTURES,
+    PEER_PICTURES,
+    SWEEP,
+    TAKEOVER_PICTURES,
+    images,
+    own_reports,
+    peer_reports,
+    seconds_after_kills,
+    takeover_reports,
+)
 from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
-from benchmarks.pictures import costs_by_rate, costs_of_relays, latency, rates_beside_floors, rates_of_relays
 from benchmarks.report import WORKER
 from benchmarks.sweep import MEASURES as SWEEP_MEASURES
 from benchmarks.sweep import by_rate
 
-FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 _LOOKS = "looks"
-_SWEEP = "steady rate sweep"
 _LOOK_MEASURES = [measure for measure in MEASURES if measure not in {"first, ms", "worst, ms"}]
 _SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= ms)")
 """The part in which the names of a series of figures differ."""
@@ -31,62 +33,17 @@ _SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= 
 
 def of_the_worker() -> str:
     """Return the section of docs/proof/benchmarks.md with the worker's figures."""
-    return _text(_own(_own_reports()))
+    return _text(_own(own_reports()))
 
 
 def of_relays() -> str:
     """Return the section of docs/proof/benchmarks-peers.md with all relays' figures."""
-    return _text(_peers(_loaded("peers")))
+    return _text(_peers(peer_reports()))
 
 
-def rates_picture() -> str:
-    """Draw the worker's rates."""
-    return rates_beside_floors(_workloads())
-
-
-def latency_picture() -> str:
-    """Draw the worker's latency."""
-    return latency(_workloads())
-
-
-def is_swept() -> bool:
-    """Return whether there are figures of the sweep."""
-    return _SWEEP in _workloads()
-
-
-def sweep_picture() -> str:
-    """Draw the cost of an event at each rate."""
-    return costs_by_rate(by_rate(_workloads()[_SWEEP]["median"][WORKER]["more"]))
-
-
-def peers_picture() -> str:
-    """Draw every relay's rates."""
-    return rates_of_relays(_loaded("peers")["relays"])
-
-
-def peers_cpu_picture() -> str:
-    """Draw every relay's processor time."""
-    return costs_of_relays(_loaded("peers")["relays"])
-
-
-def _own_reports() -> list[Any]:
-    return [
-        _loaded(name)
-        for name in ("worker", "sweep", "conditions", "long", "churn", "looks")
-        if _file(name).exists()
-    ]
-
-
-def _workloads() -> dict[str, Any]:
-    return {name: found for report in _own_reports() for name, found in report["workloads"].items()}
-
-
-def _file(name: str) -> Path:
-    return FOLDER / f"{name}.json"
-
-
-def _loaded(name: str) -> Any:
-    return json.loads(_file(name).read_text())
+def of_takeovers() -> str:
+    """Return the section of docs/proof/failover.md with what kills of workers cost."""
+    return _text(line for report in takeover_reports() for line in _takeovers(report))
 
 
 def _text(lines: Iterable[str]) -> str:
@@ -94,22 +51,18 @@ def _text(lines: Iterable[str]) -> str:
 
 
 def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "![The worker's rates beside their floors](benchmarks/rates.svg)"
-    yield ""
-    yield "![From the commit of an event to its place in the stream](benchmarks/latency.svg)"
-    if is_swept():
-        yield ""
-        yield "![Processor time of an event at each rate](benchmarks/sweep.svg)"
+    yield from images(OWN_PICTURES)
     earlier = None
     for report in reports:
         rounds = max(len(found["rounds"]) for found in report["workloads"].values())
-        yield ""
+        if earlier:
+            yield ""
         yield _measured_on(report["machine"], rounds, earlier)
         earlier = report["machine"]
         yield ""
         looks = report["workloads"].get(_LOOKS)
-        swept = report["workloads"].get(_SWEEP)
-        own = {_LOOKS, _SWEEP}
+        swept = report["workloads"].get(SWEEP)
+        own = {_LOOKS, SWEEP}
         others = {name: found for name, found in report["workloads"].items() if name not in own}
         if swept:
             yield from _swept(swept["median"][WORKER]["more"])
@@ -200,19 +153,31 @@ def _swept(more: Mapping[str, float]) -> Iterator[str]:
         )
 
 
-def _peers(report: Mapping[str, Any]) -> Iterator[str]:
-    yield "![Events a second of every relay](benchmarks/peers.svg)"
-    yield ""
-    yield "![Processor time of every relay and its servers](benchmarks/peers-cpu.svg)"
-    yield ""
-    rounds = max(len(lane["rounds"]) for lanes in report["relays"].values() for lane in lanes.values())
-    yield _measured_on(report["machine"], rounds)
-    yield ""
+def _peers(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from images(PEER_PICTURES)
+    for number, report in enumerate(reports):
+        relays = report["relays"]
+        rounds = max(len(lane["rounds"]) for lanes in relays.values() for lane in lanes.values())
+        if number:
+            yield ""
+        yield _measured_on(report["machine"], rounds, reports[number - 1]["machine"] if number else None)
+        yield ""
+        if drains := {name: lanes for name, lanes in relays.items() if name != STEADY}:
+            yield from _drained(drains)
+        if STEADY in relays:
+            yield from [""] if drains else []
+            yield from _steady(relays[STEADY])
+        if remarks := notes(report):
+            yield ""
+            yield from (f"- {note}" for note in remarks)
+
+
+def _drained(relays: Mapping[str, Any]) -> Iterator[str]:
     yield from _head(
         *("workload", "relay", "backlog", "events/s", "ours over it"),
         *(f"CPU s, {name}" for name in RELAY_PROGRAMS),
     )
-    for workload, lanes in report["relays"].items():
+    for workload, lanes in relays.items():
         for name, lane in fastest_first(lanes):
             rates = [drained["rate"] for drained in lane["rounds"].values()]
             yield _row(
@@ -223,9 +188,34 @@ def _peers(report: Mapping[str, Any]) -> Iterator[str]:
                 else "",
                 *(f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in RELAY_PROGRAMS),
             )
-    if remarks := notes(report):
-        yield ""
-        yield from (f"- {note}" for note in remarks)
+
+
+def _steady(lanes: Mapping[str, Any]) -> Iterator[str]:
+    yield from _head(
+        *("steady rate, relay", "events/s", "p50 ms", "p99 ms", "max ms"),
+        *(f"CPU s, {name}" for name in RELAY_PROGRAMS),
+    )
+    for name, lane in soonest_first(lanes):
+        yield _row(
+            *(name, f"{lane['rate']:,.0f}"),
+            *(f"{lane['latency_ms'][percentile]:,.1f}" for percentile in ("p50", "p99", "max")),
+            *(f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in RELAY_PROGRAMS),
+        )
+
+
+def _takeovers(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from images(TAKEOVER_PICTURES)
+    yield _measured_on(report["machine"], 1)
+    yield ""
+    yield from _head("after the kill", "seconds until they move or are done", "kills", "p50", "p99", "worst")
+    for way, measured in seconds_after_kills().items():
+        for name, s in measured.items():
+            yield _row(way, name, f"{s['kills']}", *(f"{s[each]:.2f}" for each in ("p50", "p99", "worst")))
+    yield ""
+    yield from _head("after the kill", "lost", "doubled", "out of order", "repeated calls of the handler")
+    for way, kills in report["ways"].items():
+        counts = ("lost", "doubled", "out_of_order", "repeated_calls")
+        yield _row(way, *(f"{kills[count]:,}" for count in counts))
 
 
 def _head(*cells: str) -> list[str]:

@@ -1,15 +1,17 @@
-"""All workloads by name, in two sets: those of every run, and those that take minutes."""
+"""All workloads by name: those of every run, those that take minutes, and those that need a network."""
 
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
+from benchmarks.backlogs import backlogs
 from benchmarks.churn import churn
 from benchmarks.conditions import conditions
 from benchmarks.counters import Figure
 from benchmarks.drain import drain
 from benchmarks.history import history
 from benchmarks.inbox import inbox
+from benchmarks.inbox_peer import inbox_peer
 from benchmarks.looks import looks
 from benchmarks.memory import memory
 from benchmarks.stage import Stage
@@ -56,6 +58,8 @@ def long_workloads(options: Namespace) -> Mapping[str, Workload]:
         ),
         "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
         "drain, conditions": lambda stage: conditions(stage, count=options.events),
+        "backlogs, no keys": lambda stage: backlogs(stage, counts=options.backlogs, per_key=0),
+        "backlogs, 10 to a key": lambda stage: backlogs(stage, counts=options.backlogs, per_key=10),
         "looks": lambda stage: looks(stage, published=options.history, times=options.looks),
         "memory": lambda stage: memory(stage, count=options.memory),
         "workers, no keys": lambda stage: workers(stage, count=options.events, per_key=0),
@@ -64,3 +68,9 @@ def long_workloads(options: Namespace) -> Mapping[str, Workload]:
             stage, count=options.events, cycles=max(1, options.churn // options.events)
         ),
     }
+
+
+def network_workloads(options: Namespace) -> Mapping[str, Workload]:
+    """Return the workloads that install programs of others, for ``--workload``."""
+    work = options.work.expanduser().resolve()
+    return {"inbox, FastStream": lambda stage: inbox_peer(stage, count=options.messages, work=work)}

@@ -24,6 +24,8 @@ FLOORS = {
     "drain, conditions": set(CONDITIONS) - {"worker"},
     "workers, no keys": {"2 workers", "4 workers"},
     "workers, 10 to a key": {"2 workers", "4 workers"},
+    "backlogs, no keys": {"2,000 events"},
+    "backlogs, 10 to a key": {"2,000 events"},
     "looks": set(),
     "memory": set(),
     "churn": set(),

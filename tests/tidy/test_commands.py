@@ -46,6 +46,7 @@ _SIMULATION = (
 )
 _SOAK = "tests/kit/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
 _RELAYS = "tests/unit/test_benchmark_peers.py::test_a_description_can_be_used"
+_KILLS = "tests/faults/test_kill_table.py::test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else"
 _CLUSTER = "tests/pipeline/test_clusters.py::test_a_job_is_submitted_to_a_standalone_master_with_two_workers"
 
 PROOFS = (
@@ -175,6 +176,8 @@ LESSER_PROOFS = (
         document="benchmarks/relays/README.md", test=_RELAYS,
         less="needs other relays from the network; their descriptions and what is reckoned are checked",
     ),
+    Proof(document="docs/proof/failover.md", test=_KILLS, less="only with -m long, into another file"),
+    Proof(document="benchmarks/README.md", begins=r".*\.takeover", test=_KILLS, less="as above"),
     Proof(document="benchmarks/README.md", begins=_BARE, test=_BENCHMARKS, less="one small round"),
     Proof(document="benchmarks/README.md", begins=r".*\.peers", test=_RELAYS, less="as above"),
     Proof(

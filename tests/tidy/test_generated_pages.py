@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import FOLDER
+from benchmarks.figures import FOLDER
 from sea_mq_worker.doctor import KINDS, Finding
 from sea_mq_worker.settings import Settings
 from tools.docs.cli import PRINTED, commands

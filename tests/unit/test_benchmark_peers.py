@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.comparison import OURS, times
-from benchmarks.peer_drain import Drained, backlog
+from benchmarks.peer_run import Measured
+from benchmarks.peer_workloads import orders
 from benchmarks.peers import RELAYS, Size, descriptions
 from kit.description import Description, filled
 from kit.ledger import positional
@@ -22,8 +23,8 @@ PLACES = {
 }
 
 
-def drained(rate: float, relay: float = 1.0) -> Drained:
-    return Drained(rate=rate, cpu_seconds_per_100000={"relay": relay, "postgres": 2.0, "nats": 3.0})
+def measured(rate: float, relay: float = 1.0) -> Measured:
+    return Measured(rate=rate, cpu_seconds_per_100000={"relay": relay, "postgres": 2.0, "nats": 3.0})
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -63,18 +64,18 @@ def test_a_slow_relay_gets_a_smaller_backlog_but_never_too_small_a_one() -> None
 
 
 def test_the_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
-    ours = {1: drained(400), 2: drained(900), 3: drained(100)}
-    theirs = {1: drained(100), 2: drained(300), 3: drained(100)}
+    ours = {1: measured(400), 2: measured(900), 3: measured(100)}
+    theirs = {1: measured(100), 2: measured(300), 3: measured(100)}
     assert times(ours, theirs) == [3.0, 1.0, 4.0]
 
 
 def test_rounds_that_only_one_of_them_finished_are_no_part_of_the_ratio() -> None:
-    assert times({1: drained(400), 2: drained(900)}, {2: drained(300), 3: drained(1)}) == [3.0, 3.0, 3.0]
-    assert times({1: drained(400)}, {2: drained(300)}) == []
+    assert times({1: measured(400), 2: measured(900)}, {2: measured(300), 3: measured(1)}) == [3.0, 3.0, 3.0]
+    assert times({1: measured(400)}, {2: measured(300)}) == []
 
 
 def test_a_backlog_has_as_many_events_to_a_key_as_wanted_and_none_next_to_another() -> None:
-    keys = [event.key for event in backlog(200, 10)]
+    keys = [event.key for event in orders(200, 10)]
     assert {keys.count(key) for key in keys} == {10}
     assert all(one != other for one, other in pairwise(keys))
-    assert {event.key for event in backlog(20, 0)} == {None}
+    assert {event.key for event in orders(20, 0)} == {None}

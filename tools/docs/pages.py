@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks import results
+from benchmarks import figures, results
 from tools.docs import admin, alerts, budgets, cli, doctor, proofs, schema, settings, telemetry
 from tools.docs.markdown import Text, sections, whole
 
@@ -19,6 +19,7 @@ SCHEMA = _REFERENCE / "schema.md"
 FAULTS = _PROOF / "faults.md"
 BUDGETS = _PROOF / "budgets.md"
 BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
+FAILOVER = _PROOF / "failover.md"
 PROMETHEUS_RULE = ROOT / "deploy" / "kubernetes" / "monitoring" / "prometheusrule.yaml"
 
 PAGES: Mapping[Path, Text] = {
@@ -40,11 +41,8 @@ PAGES: Mapping[Path, Text] = {
     BUDGETS: sections(budgets=budgets.table_of_budgets),
     BENCHMARKS: sections(results=results.of_the_worker),
     PEERS: sections(results=results.of_relays),
-    results.FOLDER / "rates.svg": whole(results.rates_picture),
-    results.FOLDER / "latency.svg": whole(results.latency_picture),
-    **({results.FOLDER / "sweep.svg": whole(results.sweep_picture)} if results.is_swept() else {}),
-    results.FOLDER / "peers.svg": whole(results.peers_picture),
-    results.FOLDER / "peers-cpu.svg": whole(results.peers_cpu_picture),
+    FAILOVER: sections(kills=results.of_takeovers),
+    **{figures.FOLDER / f"{name}.svg": whole(draw) for name, draw in figures.pictures().items()},
     PROMETHEUS_RULE: whole(alerts.prometheus_rule),
 }
 

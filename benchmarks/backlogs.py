@@ -1,0 +1,30 @@
+"""Workload: larger and larger backlogs, each on an empty database and published by one worker."""
+
+from collections.abc import Sequence
+
+from benchmarks.counters import Figure
+from benchmarks.drain import OUTBOX_ALONE, STREAM, drain_with
+from benchmarks.report import WORKER
+from benchmarks.stage import Run, Stage
+
+BACKLOGS = (10_000, 100_000, 1_000_000, 5_000_000)
+_STREAM_BYTES_EACH = 1_000
+"""More than an order's message takes with its headers."""
+
+
+async def backlogs(stage: Stage, *, counts: Sequence[int], per_key: int) -> dict[str, Figure]:
+    """Publish each backlog, the least first; ``per_key`` as in ``write_backlog``."""
+    figures = {}
+    for count in sorted(counts):
+        async with stage.run() as run:
+            await _make_room(run, count)
+            async with run.worker(OUTBOX_ALONE) as worker:
+                name = f"{count:,} events" if figures else WORKER
+                figures[name] = await drain_with(worker, count=count, per_key=per_key)
+    return figures
+
+
+async def _make_room(run: Run, count: int) -> None:
+    config = (await run.stream.stream_info(STREAM)).config
+    room = max(config.max_bytes or 0, count * _STREAM_BYTES_EACH)
+    await run.stream.update_stream(config.evolve(max_bytes=room))
