@@ -5,8 +5,10 @@ The environment overrides the file.
 
 import os
 import tomllib
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +19,9 @@ from sea_mq_worker.settings.relations import contradictions
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
 
+RENAMED: Mapping[str, str] = MappingProxyType({})
+"""Present keys, by the names that they had in earlier releases of this major version."""
+
 _REQUIRED = "is required; set it (`python -m sea_mq_worker dev` starts its own servers and needs no settings)"
 _VARIABLES = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
 
@@ -26,7 +31,7 @@ class SettingsError(Exception):
 
 
 def load_settings(*, needs: Collection[str] = ()) -> Settings:
-    """Read and check the settings.
+    """Read and check the settings. A key's earlier name works, with a FutureWarning.
 
     Args:
         needs: keys that the command requires.
@@ -36,7 +41,7 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
     """
     _refuse_unknown_variables()
     try:
-        settings = Settings.model_validate(_file() | _environment())
+        settings = Settings.model_validate(_renamed(_file()) | _renamed(_environment()))
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     missing = [(key, _REQUIRED) for key in needs if not getattr(settings, key)]
@@ -46,7 +51,20 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
 
 
 def _line(key: str, text: str) -> str:
-    return f"{ENV_PREFIX}{key.upper()}: {text}"
+    return f"{_variable(key)}: {text}"
+
+
+def _variable(key: str) -> str:
+    return f"{ENV_PREFIX}{key.upper()}"
+
+
+def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries by their present keys; a present key wins over its earlier name."""
+    entries = {RENAMED.get(key, key): value for key, value in given.items()}
+    for key in given.keys() & RENAMED.keys():
+        text = f"{_variable(key)} is deprecated; it is named {_variable(RENAMED[key])} now"
+        warnings.warn(text, FutureWarning, stacklevel=3)
+    return entries | {key: value for key, value in given.items() if key not in RENAMED}
 
 
 def _file() -> dict[str, Any]:
@@ -59,21 +77,22 @@ def _file() -> dict[str, Any]:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error}") from None
-    if unknown_keys := sorted(entries.keys() - _VARIABLES.keys()):
+    if unknown_keys := sorted(entries.keys() - _VARIABLES.keys() - RENAMED.keys()):
         lines = (f"{CONFIG_VARIABLE}: {path}: {unknown(key, _VARIABLES)}" for key in unknown_keys)
         raise SettingsError("\n".join(lines))
     return entries
 
 
 def _environment() -> dict[str, str]:
-    return {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
+    names = _VARIABLES | {key: _variable(key) for key in RENAMED}
+    return {key: os.environ[name] for key, name in names.items() if name in os.environ}
 
 
 def _refuse_unknown_variables() -> None:
     """Reject a misspelt variable, which would otherwise leave the default in force silently."""
     ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
     known = {CONFIG_VARIABLE, *_VARIABLES.values()}
-    if unknown_names := sorted(ours - known):
+    if unknown_names := sorted(ours - known - set(map(_variable, RENAMED))):
         raise SettingsError("\n".join(unknown(name, known) for name in unknown_names))
 
 

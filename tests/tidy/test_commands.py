@@ -141,11 +141,6 @@ LESSER_PROOFS = (
         less="the gate asks the advisory service the same, with another form of report",
     ),
     Proof(
-        document="docs/how-to/security.md", heading="Containers and dependencies", begins="uvx",
-        test="tests/tidy/test_lock.py::test_a_lock_is_made_of_pins_and_hashes_alone",
-        less="it fetches a tool that is not locked; the file that it reads is checked",
-    ),
-    Proof(
         document="docs/proof/simulation.md", begins="python -m tests.simulation --postgres",
         test="tests/simulation/test_on_postgres.py::test_every_seed_keeps_all_promises",
         less="fewer seeds",

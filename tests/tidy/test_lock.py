@@ -9,6 +9,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools.sbom import bill_of_materials
+
 ROOT = Path(__file__).parents[2]
 LOCKS = ("build", "dev", "embedded", "handler", "run", "spark")
 PIN = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>[a-z0-9.+!]+)( ; [^:/@]+)? \\")
@@ -38,6 +40,10 @@ def pins(lock: str) -> dict[str, str]:
     """Return the version of each package."""
     found = filter(None, map(PIN.fullmatch, lines(lock)))
     return {canonicalize_name(pin["name"]): pin["version"] for pin in found}
+
+
+def test_the_bill_of_materials_is_that_of_the_lock() -> None:
+    assert (ROOT / "requirements" / "run.cdx.json").read_text() == bill_of_materials()
 
 
 @pytest.mark.parametrize(

