@@ -38,6 +38,9 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --whe
  && pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
 
 FROM base AS worker
+LABEL org.opencontainers.image.title="sea-mq-worker" \
+      org.opencontainers.image.description="Transactional outbox and inbox worker for PostgreSQL and NATS JetStream" \
+      org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=worker-build /opt/venv /opt/venv
 COPY deploy/probe.py /app/
 WORKDIR /app

@@ -5,6 +5,7 @@ Run with `pytest -m compose`; a missing Docker is an error then, not a reason to
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import urllib.request
@@ -18,6 +19,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from tests.support.documents import commands
 from tests.support.servers import unique
 from tests.support.waiting import eventually
 
@@ -169,3 +171,16 @@ def test_the_worker_runs_without_privileges(stack: Stack) -> None:
     assert stack.compose("exec", "-T", "worker", "id", "-u") == "10001"
     capabilities = stack.compose("exec", "-T", "worker", "grep", "CapBnd", "/proc/self/status")
     assert int(capabilities.split()[1], 16) == 0
+
+
+async def test_the_commands_of_the_document_send_traffic_and_show_it(stack: Stack) -> None:
+    _, link, traffic, depth, *_ = [
+        shlex.split(command.text)[2:] for command in commands("docs/how-to/deploying.md", "Docker Compose")
+    ]
+    token = (ROOT / "deploy" / "admin-token").read_text().strip()
+    assert f"/#token={token}" in stack.compose(*link)
+    before = await stored(stack, "SEA_EVENTS")
+    stack.compose(*traffic)
+    await eventually(lambda: stack.psql(OPEN) == "0", within=60, what="all events published")
+    assert await stored(stack, "SEA_EVENTS") == before + 1000
+    assert "outbox" in stack.compose(depth[0], "-T", *depth[1:])

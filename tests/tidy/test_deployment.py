@@ -1,5 +1,7 @@
 """docker-compose.yml keeps what it promises in its comments, without an engine to ask."""
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +32,13 @@ def test_the_engine_waits_longer_than_the_worker_needs_to_stop() -> None:
     worker = SERVICES["worker"]
     grace = float(worker["environment"]["SEA_MQ_GRACE_SECONDS"])
     assert float(worker["stop_grace_period"].removesuffix("s")) > grace
+
+
+def test_the_labels_of_the_image_are_those_of_the_package() -> None:
+    labels = dict(re.findall(r'opencontainers\.image\.(\w+)="(.+?)"', (ROOT / "Dockerfile").read_text()))
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert labels == {
+        "title": package["name"],
+        "description": package["description"],
+        "licenses": package["license"],
+    }

@@ -16,6 +16,7 @@ import yaml
 
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.support.documents import ROOT, blocks, commands
+from tests.support.programs import WORKER, refused
 
 DOCUMENT = "docs/how-to/deploying.md"
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -31,7 +32,14 @@ FILES: Mapping[str, dict[str, Any]] = {
 }
 DEPLOYMENT = FILES["deployment.yaml"]
 JOB = FILES["migrate/job.yaml"]
-PODS = {"deployment": DEPLOYMENT["spec"]["template"]["spec"], "migrate": JOB["spec"]["template"]["spec"]}
+CRON_JOBS = {
+    name: FILES[f"maintenance/{name}.yaml"]["spec"]["jobTemplate"]["spec"] for name in ("doctor", "prune")
+}
+PODS = {
+    "deployment": DEPLOYMENT["spec"]["template"]["spec"],
+    "migrate": JOB["spec"]["template"]["spec"],
+    **{name: CRON_JOBS[name]["template"]["spec"] for name in CRON_JOBS},
+}
 
 
 def kustomization(folder: Path) -> dict[str, Any]:
@@ -110,6 +118,18 @@ def kubectl(line: str, place: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", CRON_JOBS)
+def test_a_scheduled_command_is_one_of_the_workers(name: str) -> None:
+    [container] = PODS[name]["containers"]
+    assert refused(WORKER, container["args"]) == ""
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_no_pod_has_an_image_that_exists_without_an_overlay(name: str) -> None:
+    images = {container["image"] for container in containers(PODS[name])}
+    assert images == {"sea-mq-worker:name-an-image-in-the-overlay"}
+
+
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["overlay", "overlay/migrate"])
 def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) -> None:
@@ -118,6 +138,7 @@ def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) 
     kinds = [each["kind"] for each in built if each["kind"] != "ConfigMap"]
     assert sorted(kinds) == sorted(FILES[path]["kind"] for path in files)
     assert {each["metadata"]["namespace"] for each in built} == {"orders"}
+    assert "name-an-image" not in str(built)
     for made in (each for each in built if each["kind"] == "ConfigMap"):
         if made["metadata"].get("labels") == {"grafana_dashboard": "1"}:
             assert json.loads(made["data"]["sea-mq-worker.json"])["panels"]
@@ -180,6 +201,8 @@ def test_everything_means_the_same_pods() -> None:
     assert FILES["networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"] == labels
     of_the_job = FILES["migrate/networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"]
     assert of_the_job == JOB["spec"]["template"]["metadata"]["labels"]
+    of_maintenance = FILES["maintenance/networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"]
+    assert [job["template"]["metadata"]["labels"] for job in CRON_JOBS.values()] == [of_maintenance] * 2
     assert FILES["service.yaml"]["spec"]["selector"] == labels
     assert FILES["monitoring/servicemonitor.yaml"]["spec"]["selector"]["matchLabels"] == labels
 
@@ -197,7 +220,7 @@ def test_the_settings_are_right_and_the_ports_agree() -> None:
     assert {name.removeprefix(ENV_PREFIX).lower() for name in names} <= Settings.model_fields.keys()
 
 
-@pytest.mark.parametrize("secret", ["sea-mq-worker", "sea-mq-worker-migrate"])
+@pytest.mark.parametrize("secret", ["sea-mq-worker", "sea-mq-worker-maintenance", "sea-mq-worker-migrate"])
 def test_the_document_makes_the_secrets_that_are_read(secret: str) -> None:
     text = (ROOT / DOCUMENT).read_text()
     [made] = re.findall(rf"create secret generic {secret} \\\n((?:  --from.*\n)+)", text)
@@ -206,6 +229,8 @@ def test_the_document_makes_the_secrets_that_are_read(secret: str) -> None:
 
 def test_inbox_prefixes_are_those_of_the_users() -> None:
     users = (ROOT / "deploy" / "nats-accounts.conf").read_text()
-    environment = {entry["name"]: entry.get("value") for entry in containers(PODS["migrate"])[0]["env"]}
-    for prefix in (literals()["SEA_MQ_NATS_INBOX_PREFIX"], environment["SEA_MQ_NATS_INBOX_PREFIX"]):
+    entries = [entry for pod in PODS.values() for entry in containers(pod)[0]["env"]]
+    prefixes = {entry["value"] for entry in entries if entry["name"] == "SEA_MQ_NATS_INBOX_PREFIX"}
+    assert len(prefixes) == 2
+    for prefix in {literals()["SEA_MQ_NATS_INBOX_PREFIX"], *prefixes}:
         assert f'"{prefix}.>"' in users

@@ -12,6 +12,7 @@ import pytest
 
 from sea_mq_worker.application.supervisor import ExitCode
 from tests.support.documents import ROOT, commands
+from tests.support.programs import own_programs, refused
 
 DOCUMENT = "docs/how-to/deploying.md"
 UNIT = ROOT / "deploy" / "systemd" / "sea-mq-worker@.service"
@@ -38,6 +39,16 @@ def instance(tmp_path: Path) -> Iterator[Path]:
     return path
 
 
+@pytest.fixture
+def scheduled(tmp_path: Path) -> list[Path]:
+    """The timers and their services, with a program that is here."""
+    files = [*UNIT.parent.glob("*.timer"), *UNIT.parent.glob("sea-mq-worker-*.service")]
+    for file in files:
+        text = file.read_text().replace("/opt/sea-mq-worker/bin/python", sys.executable)
+        (tmp_path / file.name).write_text(text)
+    return [tmp_path / file.name for file in files]
+
+
 def analyzed(*arguments: object) -> str:
     done = subprocess.run(
         ["systemd-analyze", *map(str, arguments)], check=False, capture_output=True, text=True, timeout=60
@@ -49,6 +60,20 @@ def analyzed(*arguments: object) -> str:
 @needs_systemd
 def test_systemd_takes_the_unit_without_a_word(instance: Path) -> None:
     assert analyzed("verify", "--man=no", instance) == ""
+
+
+@needs_systemd
+def test_systemd_takes_the_timers_and_their_services_without_a_word(scheduled: list[Path]) -> None:
+    assert len(scheduled) == 4
+    assert analyzed("verify", "--man=no", *scheduled) == ""
+
+
+def test_a_timer_runs_a_command_of_the_worker_with_settings_of_its_own(scheduled: list[Path]) -> None:
+    services = [file.read_text() for file in scheduled if file.suffix == ".service"]
+    commands_ = [re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)[0] for text in services]
+    assert [refused(*program) for command in commands_ for program in own_programs(command)] == ["", ""]
+    settings = {re.findall(r"^LoadCredential=.*/(\S+)$", text, re.MULTILINE)[0] for text in services}
+    assert settings == {"janitor.toml", "reader.toml"}
 
 
 @needs_systemd
@@ -95,7 +120,8 @@ def test_secrets_come_by_a_credential_and_not_by_the_environment() -> None:
 def test_the_commands_of_the_document_install_the_unit(tmp_path: Path) -> None:
     """Below a folder: it takes the place of the machine's root, where no systemd runs."""
     (tmp_path / "etc" / "systemd" / "system").mkdir(parents=True)
-    (tmp_path / "worker.toml").write_text("")
+    for name in ("worker.toml", "janitor.toml", "reader.toml"):
+        (tmp_path / name).write_text("")
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     environment, *lines = (command.text for command in commands(DOCUMENT, "systemd"))
     for line in (line for line in lines if line.startswith(("install", "systemctl"))):
@@ -111,6 +137,8 @@ def test_the_commands_of_the_document_install_the_unit(tmp_path: Path) -> None:
     assert {path.name for path in installed.glob("*.wants/*")} == {
         "sea-mq-worker@1.service",
         "sea-mq-worker@2.service",
+        "sea-mq-worker-doctor.timer",
+        "sea-mq-worker-prune.timer",
     }
     [start] = values("ExecStart")
     assert start.startswith(f"{environment.split()[-1]}/bin/python ")

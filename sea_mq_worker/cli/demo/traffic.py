@@ -1,5 +1,9 @@
-"""Send sample traffic: outbox events of this service, and messages of another context."""
+"""Send sample traffic: outbox events of this service, and messages of another context.
 
+As a program it sends 1000 of each to the servers that the settings name.
+"""
+
+import asyncio
 import json
 from dataclasses import dataclass
 
@@ -8,11 +12,13 @@ import nats
 from nats.js import JetStreamContext
 
 from sea_mq_worker.producer import Event, enqueue, uuid7
+from sea_mq_worker.settings import load_settings
 
 _PER_TRANSACTION = 50
 _KEYS = 25
 _POISON_EVERY = 50
 _FLAKY_EVERY = 40
+_COUNT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,9 @@ def _order_created(number: int) -> Event:
     )
 
 
-async def publish_vibes(url: str, count: int) -> Sent:
+async def publish_vibes(url: str, count: int, *, inbox_prefix: str = "_INBOX") -> Sent:
     """Publish as the context ``vibespro``; the handler rejects a few messages and fails a few temporarily."""
-    connection = await nats.connect(url)
+    connection = await nats.connect(url, inbox_prefix=inbox_prefix)
     try:
         stream = connection.jetstream()
         for number in range(count):
@@ -76,3 +82,15 @@ async def _publish_vibe(stream: JetStreamContext, number: int) -> None:
 
 def _is_poison(number: int) -> bool:
     return number % _POISON_EVERY == _POISON_EVERY - 1
+
+
+async def _main() -> None:
+    settings = load_settings(needs=("database_url", "nats_url"))
+    await asyncio.gather(
+        write_orders(settings.database_url.get_secret_value(), _COUNT),
+        publish_vibes(settings.nats_url.get_secret_value(), _COUNT, inbox_prefix=settings.nats_inbox_prefix),
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
