@@ -15,6 +15,7 @@ from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
 
 _SECRETS = (
+    "database_password_file",
     "nats_creds_file",
     "nats_nkey_seed_file",
     "nats_tls_key_file",

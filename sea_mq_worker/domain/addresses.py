@@ -7,7 +7,7 @@ character that should be percent-encoded is parsed as part of a host or a port.
 import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, unquote_plus, urlencode, urlsplit
 
 _NATS_SCHEMES = frozenset({"nats", "tls"})
 _ENCODE = "in user and password anything but letters, digits and -._~ is percent-encoded"
@@ -16,6 +16,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#\s]*)([^?#\s]*)(?:\?([^#\s
 """urlsplit refuses a name and a bracketed IPv6 address in one list of hosts."""
 _PORT = re.compile(r":[0-9]+$")
 _NOTHING = SplitResult("", "", "", "", "")
+_FILE_PARAMETER = "password_file"
+"""Parameter that no driver knows; only this module writes and reads it."""
 _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
 
 
@@ -91,10 +93,29 @@ def is_postgres_exposed(dsn: str, *, default_mode: str) -> bool:
     return any(host and not (host.startswith("/") or is_loopback(host)) for host in hosts)
 
 
-def postgres_tls_files(dsn: str) -> list[str]:
-    """Return the files that a PostgreSQL URL names for TLS."""
+def postgres_files(dsn: str) -> list[str]:
+    """Return the files that a PostgreSQL URL names, for TLS and for the password."""
     given = parse_qs(_parts(dsn).query)
-    return [path for key in ("sslrootcert", "sslcert", "sslkey", "sslcrl") for path in given.get(key, [])]
+    keys = ("sslrootcert", "sslcert", "sslkey", "sslcrl", _FILE_PARAMETER)
+    return [path for key in keys for path in given.get(key, [])]
+
+
+def with_password_file(dsn: str, path: str) -> str:
+    """Return a PostgreSQL URL that also names the file with the password, for ``split_password_file``."""
+    plain, _ = split_password_file(dsn)
+    return f"{plain}{'&' if '?' in plain else '?'}{urlencode({_FILE_PARAMETER: path})}"
+
+
+def split_password_file(dsn: str) -> tuple[str, str]:
+    """Return a PostgreSQL URL as drivers take it, and the file with the password; empty: none."""
+    found = re.search(rf"[?&]{_FILE_PARAMETER}=([^&]*)$", dsn)
+    return (dsn[: found.start()], unquote_plus(found[1])) if found else (dsn, "")
+
+
+def has_password(dsn: str) -> bool:
+    """Return whether a PostgreSQL URL holds a password itself."""
+    parts = _parts(dsn)
+    return bool(parts.password) or "password" in parse_qs(parts.query)
 
 
 def is_http_exposed(url: str) -> bool:

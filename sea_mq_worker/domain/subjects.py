@@ -30,6 +30,21 @@ def is_context(text: str) -> bool:
     return _CONTEXT.fullmatch(text) is not None
 
 
+def stream_prefix(context: str) -> str:
+    """Return the begin of the names of a context's streams: upper case, underscores for hyphens."""
+    return context.upper().replace("-", "_")
+
+
+def events_stream(context: str) -> str:
+    """Return the stream that holds a context's events."""
+    return f"{stream_prefix(context)}_EVENTS"
+
+
+def durable_consumer(context: str, upstream: str) -> tuple[str, str]:
+    """Return stream and durable with which ``context`` consumes the events of ``upstream``."""
+    return events_stream(upstream), f"{context}__from_{upstream}"
+
+
 @lru_cache(maxsize=1024)
 def event_subject(context: str, event_type: str, event_version: int) -> str:
     """Build the subject of an event.

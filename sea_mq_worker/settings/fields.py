@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from sea_mq_worker.domain.addresses import nats_addresses, postgres_problem
-from sea_mq_worker.domain.subjects import is_context
+from sea_mq_worker.domain.addresses import nats_addresses, postgres_problem, with_password_file
+from sea_mq_worker.domain.subjects import events_stream, is_context, stream_prefix
 
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
@@ -85,6 +85,9 @@ class Settings(BaseModel):
     database_url: SecretStr = Field(
         SecretStr(""), description="URL of PostgreSQL, as postgresql://user:password@host:5432/database."
     )
+    database_password_file: OptionalPath = Field(
+        None, description="File with the password of the database URL; read again at each connection."
+    )
     database_schema: str = Field("public", description="Schema that holds the worker's tables.")
     database_pool_max: Annotated[int, Field(ge=1, le=1000)] = Field(
         6, description="Maximum number of connections of each of the two pools, outbox and inbox."
@@ -116,7 +119,7 @@ class Settings(BaseModel):
         "", description="Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."
     )
     streams_folder: OptionalPath = Field(
-        None, description="Folder of JetStream definitions (default: the bundled ones)."
+        None, description="Folder of JetStream definitions (default: they follow from `SEA_MQ_CONSUMERS`)."
     )
     stream_replicas: PositiveInt | None = Field(
         None, description="Number of replicas of each stream (default: 3, from the definitions)."
@@ -349,11 +352,21 @@ class Settings(BaseModel):
             raise ValueError(
                 f"{ENV_PREFIX}CONTEXT: expected one lower-case token of letters, digits, - and _"
             )
-        upper = context.upper().replace("-", "_")
+        prefix = stream_prefix(context)
         derived = {
             "source": f"/{context}",
-            "stream": f"{upper}_EVENTS",
-            "dlq_stream": f"{upper}_DLQ",
-            "advisory_stream": f"{upper}_ADVISORIES",
+            "stream": events_stream(context),
+            "dlq_stream": f"{prefix}_DLQ",
+            "advisory_stream": f"{prefix}_ADVISORIES",
         }
         return data | {key: data.get(key) or value for key, value in derived.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_password_file(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Pass the file on in the URL, so that every connection reads it."""
+        file, url = data.get("database_password_file"), data.get("database_url")
+        if not file or not url:
+            return data
+        plain = url.get_secret_value() if isinstance(url, SecretStr) else str(url).strip()
+        return data | {"database_url": with_password_file(plain, str(file))}

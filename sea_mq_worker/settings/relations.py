@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from sea_mq_worker.domain.addresses import is_loopback
+from sea_mq_worker.domain.addresses import has_password, is_loopback
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings.fields import Settings
 
@@ -79,6 +79,11 @@ def _access(s: Settings) -> tuple[tuple[bool, str, str], ...]:
                 f"requires {side}_tls_key_file, and the reverse; set both or neither",
             )
             for side in ("nats", "handler")
+        ),
+        (
+            s.database_password_file is not None and has_password(s.database_url.get_secret_value()),
+            "database_password_file",
+            "excludes a password in database_url; remove one of them",
         ),
         (
             s.nats_creds_file is not None and s.nats_nkey_seed_file is not None,

@@ -5,15 +5,21 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from sea_mq_worker.adapters.postgres.connection import connect_pool, fetch
 from sea_mq_worker.adapters.postgres.opening import opening
+from sea_mq_worker.domain.addresses import with_password_file
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.pipeline.sources.tables.connection import connected as table_connection
+from sea_mq_worker.settings import Settings
 from tests.support.proxy import proxied
-from tests.support.servers import Database
+from tests.support.servers import Database, unique
 
 STATEMENT_SECONDS = 0.3
 CLIENT_SECONDS = STATEMENT_SECONDS + 2
@@ -68,6 +74,44 @@ async def test_a_link_that_fell_silent_costs_one_time_out_for_all_connections(da
         for _ in range(POOL):
             await fetch(pool, EACH)
         assert time.monotonic() - began < 2 * CLIENT_SECONDS
+
+
+@pytest_asyncio.fixture
+async def login(database: Database) -> AsyncIterator[str]:
+    """A login of the test's own, whose password is `old`."""
+    name = unique("rotated")
+    owner = await asyncpg.connect(database.dsn)
+    await owner.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'old' SUPERUSER")
+    yield name
+    await owner.execute(f"DROP ROLE {name}")
+    await owner.close()
+
+
+async def test_a_new_password_in_the_file_serves_the_next_connection(
+    database: Database, login: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "pass word"
+    file.write_text("old\n")
+    url = urlsplit(database.dsn)
+    plain = url._replace(netloc=f"{login}@{url.netloc.rpartition('@')[2]}").geturl()
+    settings = Settings.model_validate({"database_url": plain, "database_password_file": file})
+    async with pool_of(settings.database_url.get_secret_value()) as pool:
+        await fetch(pool, f"ALTER ROLE {login} PASSWORD 'new'")
+        await pool.expire_connections()
+        with pytest.raises(ContractError, match="password authentication failed"):
+            await fetch(pool, EACH)
+        file.write_text("new\n")
+        assert len(await fetch(pool, EACH)) == 1
+    with table_connection(settings, purpose="test") as cursor:
+        cursor.execute("SELECT current_user")
+        assert cursor.fetchone() == (login,)
+
+
+async def test_a_password_file_that_cannot_be_read_is_named(database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "missing"
+    with pytest.raises(ContractError, match=str(file)):
+        async with pool_of(with_password_file(database.dsn, str(file))):
+            pass
 
 
 @pytest.mark.parametrize("mode", ["prefer", "require"])

@@ -4,10 +4,13 @@ import pytest
 
 from sea_mq_worker.domain.addresses import (
     NatsAddress,
+    has_password,
     nats_addresses,
     postgres_address,
+    postgres_files,
     postgres_problem,
-    postgres_tls_files,
+    split_password_file,
+    with_password_file,
 )
 
 
@@ -92,6 +95,22 @@ def test_hosts_are_taken_out_of_a_url_of_postgresql(
     assert postgres_address(rest) == (rest, [])
 
 
+@pytest.mark.parametrize("url", ["postgresql://u@h/d", "postgresql://u@h/d?sslmode=require"])
+def test_a_password_file_travels_with_a_url_of_postgresql(url: str) -> None:
+    named = with_password_file(with_password_file(url, "/old"), "/run/pass word&")
+    assert split_password_file(named) == (url, "/run/pass word&")
+    assert postgres_files(named) == ["/run/pass word&"]
+    assert split_password_file(url) == (url, "")
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [("postgresql://u:p@h/d", True), ("postgresql://u@h/d?password=p", True), ("postgresql://u@h/d", False)],
+)
+def test_a_password_in_a_url_of_postgresql_is_found(url: str, found: bool) -> None:
+    assert has_password(url) is found
+
+
 def test_the_files_of_a_dsn_are_named_as_they_are_given() -> None:
     dsn = "postgresql://h/d?sslmode=verify-full&sslrootcert=/ca%20x.pem&sslkey=k"
-    assert postgres_tls_files(dsn) == ["/ca x.pem", "k"]
+    assert postgres_files(dsn) == ["/ca x.pem", "k"]

@@ -9,7 +9,7 @@ import pytest
 from sea_mq_worker.adapters.nats.credentials import FileCredentials
 from sea_mq_worker.adapters.nats.errors import connect_failed, is_refusal
 from sea_mq_worker.adapters.nats.manage.definitions import definitions
-from sea_mq_worker.adapters.postgres.connection import check_tls_files
+from sea_mq_worker.adapters.postgres.connection import check_files
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.connections.secret_files import read_secret, tls_context
 from sea_mq_worker.domain.errors import (
@@ -47,9 +47,9 @@ def test_a_shortage_while_connecting_to_nats_passes(number: int) -> None:
 def test_certificates_that_cannot_be_opened_now_are_waited_for(tmp_path: Path) -> None:
     dsn = f"postgresql://u@h/d?sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
     with pytest.raises(ContractError, match=r"cannot read .*ca\.pem"):
-        check_tls_files(dsn)
+        check_files(dsn)
     with no_descriptors_to_spare(), pytest.raises(StoreUnavailableError, match=r"cannot read .*ca\.pem"):
-        check_tls_files(dsn)
+        check_files(dsn)
 
 
 def test_secrets_and_certificates_that_cannot_be_opened_now_are_no_wrong_settings(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.errors import POOLER, translated
 from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
-from sea_mq_worker.domain.addresses import postgres_tls_files
+from sea_mq_worker.domain.addresses import postgres_files
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, is_shortage
 
 Join: TypeAlias = Callable[[asyncpg.Connection], Awaitable[None]]
@@ -85,7 +85,7 @@ async def connect_pool(
         ContractError: the DSN, user, password, database or schema name is wrong, TLS is refused, or the
             server is too old.
     """
-    check_tls_files(dsn)
+    check_files(dsn)
     settings = session_settings(schema, application_name) | _timeouts(statement_timeout_seconds) | dict(hints)
     async with opening(dsn) as address:
         pool = await asyncpg.create_pool(
@@ -149,14 +149,14 @@ async def check_server(connection: Any) -> None:
         raise ContractError(f"{found} is too old for the worker; it needs {SERVER_MIN} or newer")
 
 
-def check_tls_files(dsn: str) -> None:
-    """Require that the TLS files of a DSN can be read; the driver's error would not name the file.
+def check_files(dsn: str) -> None:
+    """Require that the files of a DSN can be read; the driver's error would not name the file.
 
     Raises:
         StoreUnavailableError: the machine can open no file now.
         ContractError: a file cannot be read.
     """
-    for name in postgres_tls_files(dsn):
+    for name in postgres_files(dsn):
         try:
             Path(name).open("rb").close()
         except OSError as error:

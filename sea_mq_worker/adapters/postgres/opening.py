@@ -5,10 +5,12 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sea_mq_worker.adapters.postgres.errors import NoTlsError, connecting
-from sea_mq_worker.domain.addresses import postgres_address
+from sea_mq_worker.domain.addresses import postgres_address, split_password_file
 from sea_mq_worker.domain.errors import ContractError
 
 _DEFAULT_PORT = 5432
@@ -40,10 +42,14 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
     """
     try:
         with connecting():
-            rest, named = postgres_address(dsn)
+            url, password_file = split_password_file(dsn)
+            rest, named = postgres_address(url)
             hosts = [host for host, _ in named]
             ports = [port or _DEFAULT_PORT for _, port in named] if any(port for _, port in named) else None
-            yield {"dsn": rest, "host": hosts or None, "port": ports}
+            arguments = {"dsn": rest, "host": hosts or None, "port": ports}
+            if password_file:  # the driver calls it for each connection, so a new password needs no restart
+                arguments["password"] = partial(read_password, password_file)
+            yield arguments
     except NoTlsError as error:
         answer = await _answer_to(error.host, error.port)
         if answer in {b"", _NO_TLS}:
@@ -53,6 +59,15 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
             f'what answers at {error.host}:{error.port} is no PostgreSQL (it says "{said}"); '
             "correct host and port in SEA_MQ_DATABASE_URL"
         ) from error
+
+
+def read_password(path: str) -> str:
+    """Read a password; white space around it does not count.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return Path(path).read_text(encoding="utf-8").strip()
 
 
 def notice_silence(connection: Any) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import (
+    check_files,
     check_server,
     check_settings,
-    check_tls_files,
     quoted_schema,
     session_settings,
 )
@@ -89,7 +89,7 @@ async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connecti
         ContractError: PostgreSQL refuses the connection or a statement in the block, or is too old.
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
-    check_tls_files(dsn)
+    check_files(dsn)
     async with opening(dsn) as address:
         connection = await asyncpg.connect(
             **address, timeout=_CONNECT_SECONDS, server_settings=settings, target_session_attrs="read-write"

@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import pyarrow as pa
 
 from sea_mq_worker.adapters.postgres.connection import session_settings
-from sea_mq_worker.domain.addresses import postgres_address
+from sea_mq_worker.adapters.postgres.opening import read_password
+from sea_mq_worker.domain.addresses import postgres_address, split_password_file
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.settings import Settings
@@ -106,12 +107,16 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
     password has special characters.
 
     Raises:
-        ContractError: the text is not a DSN; the error does not show it.
+        ContractError: the text is not a DSN, which the error does not show, or its file cannot be read.
     """
     try:
         given = _parameters(dsn)
     except ValueError:
         raise ContractError("the PostgreSQL DSN is not valid") from None
+    except OSError as error:
+        raise ContractError(
+            f"PostgreSQL: cannot read the password: {error.strerror}: {error.filename}"
+        ) from None
     client = {name: value for name, value in given.items() if name in _LIBPQ}
     session = session_settings(schema, f"sea_mq_worker {purpose}")
     server = {**{name: value for name, value in given.items() if name not in _LIBPQ}, **session, **_UNLIMITED}
@@ -121,7 +126,8 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
 
 def _parameters(dsn: str) -> dict[str, str]:
     """Parse a DSN as asyncpg does: its parts before its query."""
-    rest, hosts = postgres_address(dsn)
+    url, password_file = split_password_file(dsn)
+    rest, hosts = postgres_address(url)
     parts = urlsplit(rest)
     user, _, password = parts.netloc.removesuffix("@").partition(":")
     query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
@@ -130,7 +136,7 @@ def _parameters(dsn: str) -> dict[str, str]:
         "host": ",".join(host for host, _ in hosts),
         "port": ",".join(str(port or _DEFAULT_PORT) for _, port in hosts),
         "user": unquote(user),
-        "password": unquote(password),
+        "password": read_password(password_file) if password_file else unquote(password),
         "dbname": unquote(parts.path.removeprefix("/")),
     }
     return {name: value for name, value in (*query.items(), *found.items()) if value}
