@@ -15,6 +15,7 @@ from sea_mq_worker.cli import (
     dlq,
     doctor,
     inbox,
+    init,
     outbox,
     partitions,
     pipeline,
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.callback(invoke_without_command=True)(run.default)
 app.command("run")(run.run)
 app.command("dev")(dev.dev)
+app.command("init")(init.init)
 app.command("migrate")(database.migrate)
 app.add_typer(streams.app, name="streams")
 app.command("asyncapi")(contracts.asyncapi)

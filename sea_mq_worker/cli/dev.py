@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, abort
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, abort, settings_for
 
 
 def dev(
@@ -25,37 +25,55 @@ def dev(
         int, typer.Option(min=1, help="Number of sample events to send in each direction.")
     ] = 1000,
     leave: Annotated[bool, typer.Option("--exit", help="Stop when the sample traffic has arrived.")] = False,
+    own: Annotated[
+        bool,
+        typer.Option(
+            "--own",
+            help="Keep the SEA_MQ_* settings of the environment, such as context, consumers and handler, and "
+            "start neither the sample handler nor the sample traffic.",
+        ),
+    ] = False,
 ) -> None:
     """Run the worker on an embedded PostgreSQL and nats-server with sample traffic; needs no settings."""
     import os
     import tempfile
 
-    for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
-        del os.environ[name]
+    if own:
+        settings_for()
+    else:
+        for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
+            del os.environ[name]
+    sample_events = None if own else events
     if folder is not None:
-        raise typer.Exit(_run(command or [], folder.resolve(), events=events, leave=leave))
+        raise typer.Exit(_run(command or [], folder.resolve(), events=sample_events, leave=leave))
     try:
         temporary = tempfile.TemporaryDirectory(prefix="sea_mq_worker-", ignore_cleanup_errors=True)
     except OSError as error:
         abort(f"there is no temporary folder ({error.strerror}): name a folder with --folder", EXIT_USAGE)
     with temporary as name:
-        raise typer.Exit(_run(command or [], Path(name), events=events, leave=leave))
+        raise typer.Exit(_run(command or [], Path(name), events=sample_events, leave=leave))
 
 
-def _run(command: list[str], folder: Path, *, events: int, leave: bool) -> int:
-    """Return the exit code."""
+def _run(command: list[str], folder: Path, *, events: int | None, leave: bool) -> int:
+    """Return the exit code; without ``events`` the context is the user's own."""
     import asyncio
 
     from sea_mq_worker.cli.demo.command import CommandStartError, check_command
+    from sea_mq_worker.cli.demo.own import run_own
     from sea_mq_worker.cli.demo.run import run_demo, run_demo_for
     from sea_mq_worker.embedded import ServerStartError
+    from sea_mq_worker.settings import SettingsError
 
     try:
-        if not command:
+        if command:
+            check_command(command)
+        if events is None:
+            code = asyncio.run(run_own(command, folder))
+        elif command:
+            code = asyncio.run(run_demo_for(command, folder, events=events))
+        else:
             return 0 if asyncio.run(run_demo(folder, events=events, leave=leave)) else EXIT_FAILED
-        check_command(command)
-        code = asyncio.run(run_demo_for(command, folder, events=events))
-    except CommandStartError as error:
+    except (CommandStartError, SettingsError) as error:
         abort(str(error), EXIT_USAGE)
     except ServerStartError as error:
         abort(str(error), EXIT_FAILED)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -107,6 +108,21 @@ async def _apply(settings: "Settings", streams: Sequence[str], *, dry_run: bool,
         _print_end(applied, dry_run=dry_run)
     if applied.differences:
         raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("export")
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder to write; it must have no definitions yet.")],
+) -> None:
+    """Write the definitions as files, for the nats CLI, or to change them and set SEA_MQ_STREAMS_FOLDER."""
+
+    async def write(settings: "Settings") -> Sequence[Path]:
+        from sea_mq_worker.operations.broker import export_topology
+
+        return export_topology(settings, folder)
+
+    for file in run_command(write, needs=()):
+        echo_safe(str(file))
 
 
 def _print_change(change: Change, would_be: str) -> None:

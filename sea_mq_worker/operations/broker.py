@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, assert_never
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
@@ -13,7 +14,9 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
     Definition,
     StreamDefinition,
     definitions,
+    write_definitions,
 )
+from sea_mq_worker.adapters.nats.manage.derived_definitions import derived_definitions
 from sea_mq_worker.adapters.nats.manage.exported_definitions import Format, exported
 from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
 from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info, subjects_in
@@ -21,7 +24,6 @@ from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.topology import Change, Difference
 from sea_mq_worker.ports.operations import DeadLetterStore, StreamInspection
-from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 
 _CONNECT_SECONDS = 3.0
@@ -93,17 +95,17 @@ async def stored_subjects(settings: Settings) -> tuple[Collection[str], Collecti
 
 
 def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
-    """Read the definitions of this context, or those of ``streams``, which may be another context's.
+    """Return the definitions of this context, or those of ``streams``, which may be another context's.
 
     A context owns its streams with their consumers, and the durables that its settings name on other streams.
 
     Raises:
-        ContractError: a file is missing or no definition, or no file defines one of ``streams``.
+        ContractError: a file is missing or no definition, or there is no definition of one of ``streams``.
     """
     found = _definitions(settings)
     if unknown := set(streams) - _streams_of(found):
         defined = ", ".join(sorted(_streams_of(found)))
-        raise ContractError(f"no file defines {', '.join(sorted(unknown))}; defined are {defined}")
+        raise ContractError(f"{', '.join(sorted(unknown))}: not defined; defined are {defined}")
     own = {settings.stream, settings.dlq_stream, settings.advisory_stream}
     durables = {(consumer.stream, consumer.durable) for consumer in settings.consumers}
 
@@ -159,12 +161,26 @@ async def _compare(
     return await sync_definitions.check(connection, wanted, advisories=advisories)
 
 
+def export_topology(settings: Settings, folder: Path) -> list[Path]:
+    """Write all definitions into a folder, for the nats CLI or to change them, and return the files.
+
+    Raises:
+        ContractError: a definition or the folder cannot be used, or the folder has definitions already.
+    """
+    return write_definitions(_definitions(settings), folder)
+
+
 def _definitions(settings: Settings) -> list[Definition]:
-    return definitions(
-        settings.streams_folder or resource_folder("streams"),
-        context=settings.context,
-        replicas=settings.stream_replicas,
-        max_bytes=settings.stream_max_bytes,
+    s = settings
+    if s.streams_folder:
+        return definitions(
+            s.streams_folder, context=s.context, replicas=s.stream_replicas, max_bytes=s.stream_max_bytes
+        )
+    return derived_definitions(
+        [(consumer.stream, consumer.durable) for consumer in s.consumers],
+        context=s.context,
+        replicas=s.stream_replicas,
+        max_bytes=s.stream_max_bytes,
     )
 
 

@@ -147,5 +147,5 @@ async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> 
     await eventually((folder / "postgres" / "postgres.log").exists, within=30)
     os.killpg(process.pid, signal.SIGINT)
     output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
-    assert (process.returncode, output) == (1, "Stopped before any traffic was sent.\n")
+    assert (process.returncode, output) == (1, "Stopped before the worker was ready.\n")
     assert not children_of(folder)

@@ -8,8 +8,10 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import api
+from tests.support.documents import commands
 from tests.support.jetstream import consumer_info, create_stream, shipped_files
 from tests.support.operators import World, world_of
+from tests.support.programs import own_programs
 from tests.support.servers import Database
 
 
@@ -61,7 +63,7 @@ async def test_the_stream_of_another_context_is_changed_where_it_is_named(world:
     assert f"max_bytes: {2**22} -> {2**20}" in applied.out
     assert f"{world.name.upper()}_EVENTS" not in applied.out.replace(upstream(world), "")
     unknown = await world.run("streams", "apply", "--stream", "NOBODYS")
-    assert (unknown.code, "no file defines NOBODYS" in unknown.err) == (3, True)
+    assert (unknown.code, "NOBODYS: not defined" in unknown.err) == (3, True)
 
 
 async def test_a_dry_run_reports_each_difference_and_changes_nothing(world: World) -> None:
@@ -91,3 +93,39 @@ async def test_partitions_created_before_a_refusal_are_reported(
     for name in ("EVENTS", "DLQ", "ADVISORIES"):
         label = f"stream {world.name.upper()}_{name}"
         assert label in made if options else f"created {label}" in made
+
+
+async def test_consumers_have_streams_and_durables_without_files(world: World) -> None:
+    del world.env["SEA_MQ_STREAMS_FOLDER"]
+    own = world.name.upper()
+    both = {f"{own}{letter}_EVENTS": f"{world.name}__from_{world.name}{letter.lower()}" for letter in "VW"}
+    theirs = [word for stream in both for word in ("--stream", stream)]
+    for consumers in (both, {upstream(world): durable(world)}):
+        named = ",".join("/".join(consumer) for consumer in consumers.items())
+        world.env["SEA_MQ_CONSUMERS"] = named
+        made = [await world.run("streams", "apply", *theirs[: 2 * len(consumers)])]
+        made += [await world.run("streams", "apply"), await world.run("streams", "check")]
+        assert [answer.code for answer in made] == [0, 0, 0], made
+        advisories = (await config(world, f"{own}_ADVISORIES"))["subjects"]
+        assert [subject.split(".")[-2:] for subject in advisories] == [
+            list(each) for each in consumers.items()
+        ]
+    taken = (await consumer_info(world.connection, f"{own}W_EVENTS", both[f"{own}W_EVENTS"]))["config"]
+    assert taken["filter_subject"] == f"{world.name}w.event.>"
+
+
+async def test_exported_definitions_are_taken_as_files(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "export").mkdir()
+    monkeypatch.chdir(tmp_path / "export")
+    del world.env["SEA_MQ_STREAMS_FOLDER"]
+    [(_, words)] = own_programs(commands("docs/how-to/streams.md", "Other values")[0].text)
+    exported = await world.run(*words)
+    assert len(exported.out.splitlines()) == 6, exported
+    by_files = {"SEA_MQ_STREAMS_FOLDER": words[-1]}
+    assert (await world.run("streams", "apply", "--stream", upstream(world), **by_files)).code == 0
+    assert (await world.run("streams", "apply", **by_files)).code == 0
+    assert (await world.run("streams", "check")).out == "as defined\n"
+    again = await world.run(*words)
+    assert (again.code, "has definitions already" in again.err) == (3, True)

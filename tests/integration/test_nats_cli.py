@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from sea_mq_worker.adapters.nats.manage.definitions import definitions
 from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, connected
+from tests.support.nats_cli import nats_cli
 from tests.support.nats_cluster import nats_cluster
 
 STREAMS = resource_folder("streams")
@@ -35,10 +35,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
 @pytest.fixture
 def cli(cluster: str, tmp_path: Path) -> Cli:
     """Run the nats CLI against the cluster; return what it prints."""
-    program = _program()
-    if not program:
-        missing = "the nats CLI is neither on the PATH nor in Go's bin folder"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    program = nats_cli()
 
     def run(*arguments: object) -> str:
         finished = subprocess.run(
@@ -54,11 +51,6 @@ def cli(cluster: str, tmp_path: Path) -> Cli:
         return finished.stdout
 
     return run
-
-
-def _program() -> str:
-    go_bin = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin"
-    return shutil.which("nats") or shutil.which("nats", path=str(go_bin)) or ""
 
 
 @pytest_asyncio.fixture(autouse=True)

@@ -9,9 +9,16 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.manage.definitions import Definition, StreamDefinition, definitions
+from sea_mq_worker.adapters.nats.manage.definitions import (
+    MAX_DELIVERIES,
+    Definition,
+    StreamDefinition,
+    definitions,
+)
+from sea_mq_worker.adapters.nats.manage.derived_definitions import derived_definitions
 from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.subjects import durable_consumer, events_stream
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, connected, consumer_info, create_consumer, shipped_files
 
@@ -93,6 +100,35 @@ def test_another_context_takes_the_place_of_the_shipped_one() -> None:
         ("shop__max_deliveries",),
         ("shop__from_vibespro",),
     ]
+
+
+def test_derived_definitions_of_the_bundled_consumer_are_the_bundled_files() -> None:
+    derived = derived_definitions([("VIBESPRO_EVENTS", "sea__from_vibespro")], context="sea")
+    assert derived == definitions(resource_folder("streams")) == derived_definitions([], context="sea")
+
+
+@pytest.mark.parametrize(
+    ("context", "upstream", "streams"),
+    [
+        ("vibespro", "sea", ["VIBESPRO_ADVISORIES", "VIBESPRO_DLQ", "VIBESPRO_EVENTS", "SEA_EVENTS"]),
+        ("a-b", "c-d", ["A_B_ADVISORIES", "A_B_DLQ", "A_B_EVENTS", "C_D_EVENTS"]),
+    ],
+)
+def test_names_and_subjects_follow_from_both_contexts(
+    context: str, upstream: str, streams: list[str]
+) -> None:
+    consumer = durable_consumer(context, upstream)
+    found = derived_definitions([consumer], context=context)
+    assert [d.name for d in found if isinstance(d, StreamDefinition)] == streams
+    by_name = {d.name: d.config for d in found}
+    assert by_name[events_stream(upstream)]["subjects"] == [f"{upstream}.event.>"]
+    assert by_name[consumer[1]]["filter_subject"] == f"{upstream}.event.>"
+    assert by_name[streams[0]]["subjects"] == [f"{MAX_DELIVERIES}.{'.'.join(consumer)}"]
+
+
+def test_a_stream_of_unknown_subjects_has_no_derived_definition() -> None:
+    found = derived_definitions([("ORDERS", "sea__orders")], context="sea")
+    assert {d.name for d in found} == {"SEA_ADVISORIES", "SEA_DLQ", "SEA_EVENTS", "sea__max_deliveries"}
 
 
 def test_fields_changed_by_settings_are_listed() -> None:

@@ -73,6 +73,18 @@ PROOFS = (
         test="tests/acceptance/test_contract_commands.py::"
         "test_the_commands_of_the_document_compare_schemas_and_describe_events",
     ),
+    Proof(
+        document="docs/how-to/streams.md", heading="Other values",
+        test="tests/acceptance/test_stream_commands.py::test_exported_definitions_are_taken_as_files",
+    ),
+    Proof(
+        document="docs/how-to/streams.md", heading="With the nats CLI",
+        test="tests/integration/test_sending.py::test_the_nats_cli_takes_exported_files_on_a_small_single_server",
+    ),
+    Proof(
+        document="docs/how-to/sending.md",
+        test="tests/integration/test_sending.py::test_a_message_of_the_nats_cli_has_a_valid_form",
+    ),
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
         document="docs/how-to/partitions.md",
@@ -104,6 +116,16 @@ PROOFS = (
 """Those that are run as they are written."""
 
 LESSER_PROOFS = (
+    Proof(
+        document="docs/how-to/deploying.md", heading="Docker Compose",
+        test="tests/acceptance/test_compose.py::test_the_commands_of_the_document_send_traffic_and_show_it",
+        less="other ports and another project, and only with -m compose",
+    ),
+    Proof(
+        document="docs/tutorial.md",
+        test="tests/acceptance/test_tutorial.py::test_the_tutorial_does_what_it_shows",
+        less="the service has another port, and its packages are not installed once more",
+    ),
     Proof(
         document="README.md", heading="Running the tests", test=".ci/run",
         less="it runs these tests; the gate takes it from the document",

@@ -1,7 +1,6 @@
 """Run ``dev``: start the servers, send traffic, report the result and stop everything."""
 
 import asyncio
-import secrets
 import shlex
 import sys
 import time
@@ -15,18 +14,12 @@ import typer
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.cli.demo.command import run_command
 from sea_mq_worker.cli.demo.progress import Figures, follow
+from sea_mq_worker.cli.demo.stage import start_servers, start_unless_stopped, start_worker, write_environment
 from sea_mq_worker.cli.demo.traffic import publish_vibes, write_orders
 from sea_mq_worker.cli.signals import stop_on_signals
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
 from sea_mq_worker.embedded.process import log_tail
-from sea_mq_worker.operations.broker import apply_topology, defined_streams
-from sea_mq_worker.operations.database import migrate_schema
 from sea_mq_worker.resources import resource_folder
-from sea_mq_worker.settings import Settings
-
-_STREAM_BYTES = 256 * 1024 * 1024
-_SIGNAL_SECONDS = 0.1
-"""Time to wait for SIGINT after a server failed to start, because Ctrl-C may have ended that server first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +39,7 @@ async def run_demo(folder: Path, *, events: int, leave: bool) -> bool:
     stop = asyncio.Event()
     stop_on_signals(stop)
     async with AsyncExitStack() as stack:
-        stage = await _start_unless_stopped(stop, stack, folder)
+        stage = await start_unless_stopped(stop, _start(stack, folder))
         if stage is None:
             return False
         figures = await _send(stage, events, stop)
@@ -72,7 +65,7 @@ async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> 
     stop_on_signals(stop)
     with redirect_stdout(sys.stderr):
         async with AsyncExitStack() as stack:
-            stage = await _start_unless_stopped(stop, stack, folder)
+            stage = await start_unless_stopped(stop, _start(stack, folder))
             if stage is None:
                 return None
             figures = await _send(stage, events, stop)
@@ -85,45 +78,14 @@ async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> 
     return code
 
 
-async def _start_unless_stopped(stop: asyncio.Event, stack: AsyncExitStack, folder: Path) -> _Stage | None:
-    """Start everything; cancel the start and return None if ``stop`` is set first."""
-    starting, stopped = asyncio.ensure_future(_start(stack, folder)), asyncio.ensure_future(stop.wait())
-    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if starting.done() and starting.exception():
-        await asyncio.wait({stopped}, timeout=_SIGNAL_SECONDS)
-    stopped.cancel()
-    if stop.is_set():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        typer.echo("Stopped before any traffic was sent.")
-        return None
-    return await starting
-
-
 async def _start(stack: AsyncExitStack, folder: Path) -> _Stage:
     began = time.monotonic()
-    postgres = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
-    nats = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
-    typer.echo(f"PostgreSQL and nats-server are up ({time.monotonic() - began:.1f} s), data in {folder}")
+    servers = await start_servers(stack, folder)
     handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
     await stack.enter_async_context(handler)
-    settings = {
-        "SEA_MQ_ADMIN_TOKEN_FILE": str(_private(folder / "admin-token", secrets.token_urlsafe())),
-        "SEA_MQ_DATABASE_URL": postgres.dsn,
-        "SEA_MQ_NATS_URL": nats.url,
-        "SEA_MQ_HANDLER_URL": f"{handler.url}/handle",
-        "SEA_MQ_STREAM_REPLICAS": "1",
-        "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
-    }
-    own = Settings.model_validate(
-        {name.removeprefix("SEA_MQ_").lower(): value for name, value in settings.items()}
-    )
-    await migrate_schema(own)
-    await apply_topology(own, streams=defined_streams(own))
-    typer.echo("Schema migrated, streams created (1 replica and 256 MiB each, by settings)")
-    worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=settings))
-    typer.echo(f"The worker is ready ({time.monotonic() - began:.1f} s)")
-    return _Stage(postgres=postgres, nats=nats, handler=handler, worker=worker)
+    given = {**servers.settings, "SEA_MQ_HANDLER_URL": f"{handler.url}/handle"}
+    worker = await start_worker(stack, folder, given, began=began)
+    return _Stage(postgres=servers.postgres, nats=servers.nats, handler=handler, worker=worker)
 
 
 async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
@@ -167,10 +129,7 @@ dead letters          {figures.dead_letters} in SEA_DLQ, rejected by the handler
 
 
 def _print_next_steps(stage: _Stage, folder: Path) -> None:
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in stage.worker.settings.items()]
-    folders = Path(sys.executable).parent, stage.postgres.programs
-    exports.append('export PATH={}:"$PATH":{}'.format(*(shlex.quote(str(each)) for each in folders)))
-    environment = _private(folder / "environment", "\n".join(exports))
+    environment = write_environment(stage.postgres, stage.worker, folder)
     typer.echo(
         f"""
 Next steps
@@ -183,10 +142,3 @@ Next steps
     psql "$SEA_MQ_DATABASE_URL" -c 'TABLE outbox_events LIMIT 5'
   {stage.worker.log}    the worker's log"""
     )
-
-
-def _private(path: Path, text: str) -> Path:
-    """Write a file that only its owner can read."""
-    path.touch(mode=0o600)
-    path.write_text(f"{text}\n")
-    return path

@@ -6,16 +6,19 @@ nanoseconds, as on the wire.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.subjects import stream_prefix
 from sea_mq_worker.resources import files_in
 
 SHIPPED_CONTEXT = "sea"
 """The context that the files which come with the worker are written for."""
+MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+"""Begin of the subject that reports an exhausted message; stream and consumer follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +57,41 @@ def definitions(
 
     Args:
         folder: where the files are.
-        context: takes the place of ``sea`` in names and subjects.
+        context: takes the place of ``sea`` in names and subjects, unless files have its name already.
         replicas: of every stream, instead of what its file says; None leaves it.
         max_bytes: an upper bound for every stream's ``max_bytes``; None leaves it.
 
     Raises:
         ContractError: a file is missing or is no definition.
     """
+    if (folder / f"{stream_prefix(context)}_DLQ.json").is_file():
+        context = SHIPPED_CONTEXT  # the files have this context's names already
     streams = [_stream(_read(file, context), replicas, max_bytes) for file in _files(folder)]
     if not streams:
         raise ContractError(f"{folder} holds no stream definition (*.json)")
     return [*streams, *(_consumer(file, context) for file in _files(folder / "consumers"))]
+
+
+def write_definitions(wanted: Sequence[Definition], folder: Path) -> list[Path]:
+    """Write definitions as files into a folder that has none yet, and return the files.
+
+    Raises:
+        ContractError: the folder has definitions, or cannot be written.
+    """
+    if _files(folder):
+        raise ContractError(f"{folder} has definitions already; name another folder")
+    files = []
+    try:
+        (folder / "consumers").mkdir(parents=True, exist_ok=True)
+        for one in wanted:
+            is_stream = isinstance(one, StreamDefinition)
+            files.append(
+                folder / (f"{one.name}.json" if is_stream else f"consumers/{one.stream}.{one.name}.json")
+            )
+            files[-1].write_text(json.dumps(one.config, indent=2) + "\n")
+    except OSError as error:
+        raise ContractError(f"{folder}: cannot be written ({error.strerror})") from error
+    return files
 
 
 def _files(folder: Path) -> list[Path]:
@@ -111,4 +138,4 @@ def _read(file: Path, context: str) -> dict[str, Any]:
 def _renamed(text: str, context: str) -> str:
     """Put ``context`` in the place of the shipped one, where that is a whole word or begins a name."""
     text = re.sub(rf"(?<![A-Za-z0-9_]){SHIPPED_CONTEXT}(?=__|[^A-Za-z0-9_])", context, text)
-    return re.sub(rf"(?<![A-Za-z0-9_]){SHIPPED_CONTEXT.upper()}(?=_)", context.upper(), text)
+    return re.sub(rf"(?<![A-Za-z0-9_]){SHIPPED_CONTEXT.upper()}(?=_)", stream_prefix(context), text)

@@ -8,7 +8,12 @@ from typing import Any, assert_never
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
+from sea_mq_worker.adapters.nats.manage.definitions import (
+    MAX_DELIVERIES,
+    ConsumerDefinition,
+    Definition,
+    StreamDefinition,
+)
 from sea_mq_worker.adapters.nats.server_info import (
     ConsumerInfo,
     StreamInfo,
@@ -22,7 +27,6 @@ from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.domain.topology import Change, Difference
 
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
-_MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 
 EXISTENCE = "existence"
@@ -177,7 +181,7 @@ async def _advisories_not_kept(
     """Find a consumer whose advisories no stream keeps."""
     if config.get("max_deliver", -1) <= 0:
         return []
-    advisory = f"{_MAX_DELIVERIES}.{definition.stream}.{definition.name}"
+    advisory = f"{MAX_DELIVERIES}.{definition.stream}.{definition.name}"
     if await streams_taking(connection, advisory):
         return []
     wanted = f"{advisory} kept by a stream"
