@@ -46,7 +46,7 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
             rest, named = postgres_address(url)
             hosts = [host for host, _ in named]
             ports = [port or _DEFAULT_PORT for _, port in named] if any(port for _, port in named) else None
-            arguments = {"dsn": rest, "host": hosts or None, "port": ports}
+            arguments: dict[str, Any] = {"dsn": rest, "host": hosts or None, "port": ports}
             if password_file:  # the driver calls it for each connection, so a new password needs no restart
                 arguments["password"] = partial(read_password, password_file)
             yield arguments

@@ -84,10 +84,8 @@ def write_definitions(wanted: Sequence[Definition], folder: Path) -> list[Path]:
     try:
         (folder / "consumers").mkdir(parents=True, exist_ok=True)
         for one in wanted:
-            is_stream = isinstance(one, StreamDefinition)
-            files.append(
-                folder / (f"{one.name}.json" if is_stream else f"consumers/{one.stream}.{one.name}.json")
-            )
+            name = one.name if isinstance(one, StreamDefinition) else f"consumers/{one.stream}.{one.name}"
+            files.append(folder / f"{name}.json")
             files[-1].write_text(json.dumps(one.config, indent=2) + "\n")
     except OSError as error:
         raise ContractError(f"{folder}: cannot be written ({error.strerror})") from error
