@@ -35,15 +35,10 @@ def dev(
     ] = False,
 ) -> None:
     """Run the worker on an embedded PostgreSQL and nats-server with sample traffic; needs no settings."""
-    import os
     import tempfile
 
-    if own:
-        settings_for()
-    else:
-        for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
-            del os.environ[name]
     sample_events = None if own else events
+    _settle_environment(own=own)
     if folder is not None:
         raise typer.Exit(_run(command or [], folder.resolve(), events=sample_events, leave=leave))
     try:
@@ -52,6 +47,17 @@ def dev(
         abort(f"there is no temporary folder ({error.strerror}): name a folder with --folder", EXIT_USAGE)
     with temporary as name:
         raise typer.Exit(_run(command or [], Path(name), events=sample_events, leave=leave))
+
+
+def _settle_environment(*, own: bool) -> None:
+    """Check the settings of the environment if they are to be kept, or remove them."""
+    import os
+
+    if own:
+        settings_for()
+        return
+    for name in [name for name in os.environ if name.startswith("SEA_MQ_")]:
+        del os.environ[name]
 
 
 def _run(command: list[str], folder: Path, *, events: int | None, leave: bool) -> int:

@@ -50,7 +50,7 @@ def named_command(code: str) -> list[str]:
 
 def own_programs(command: str) -> Iterator[tuple[str, list[str]]]:
     """Find the project's programs in a line of a shell: the module, and the words that it is given."""
-    for simple in command.split(" && "):
+    for simple in re.split(r" (?:&&|\|) ", command):
         if _SCRIPT in simple or "python" in simple:
             yield from _own(shlex.split(simple))
 

@@ -24,6 +24,7 @@ from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX, consumer_sampling, sampling
+from sea_mq_worker.bootstrap.worker.service_manager import report_ready
 from sea_mq_worker.bootstrap.worker.session import with_session
 from sea_mq_worker.bootstrap.worker.shutdown import bounded_stack
 from sea_mq_worker.bootstrap.worker.telemetry import metrics_export, start_tracing
@@ -92,10 +93,13 @@ async def run_worker(
             if settings.tracing:
                 start_tracing(base)
             await _serve_admin(base, status)
-        return await _run(base, status, until_empty=until_empty)
+        on_started = report_ready if host is None else _ignore
+        return await _run(base, status, until_empty=until_empty, on_started=on_started)
 
 
-async def _run(base: WorkerContext, status: StatusCollector, *, until_empty: bool) -> ExitCode:
+async def _run(
+    base: WorkerContext, status: StatusCollector, *, until_empty: bool, on_started: Callable[[], None]
+) -> ExitCode:
     try:
         base = await with_session(base)
         backlog = await Backlog.open(base) if until_empty else None
@@ -107,6 +111,7 @@ async def _run(base: WorkerContext, status: StatusCollector, *, until_empty: boo
         return ExitCode.CONTRACT
     await _warn_of_differences(base)
     base.started.set()
+    on_started()
     supervisor = Supervisor(
         name=base.name,
         version=_VERSION,
@@ -116,6 +121,10 @@ async def _run(base: WorkerContext, status: StatusCollector, *, until_empty: boo
     )
     code = await supervisor.run(base.stop)
     return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
+
+
+def _ignore() -> None:
+    """Report nothing: the process belongs to another program, which reports its own start."""
 
 
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:

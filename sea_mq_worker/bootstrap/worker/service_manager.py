@@ -1,4 +1,7 @@
-"""Report the start of the worker to a service manager such as systemd, by the protocol of sd_notify."""
+"""Report the start of the worker to a service manager such as systemd, by the protocol of sd_notify.
+
+A service manager with `Type=notify` holds up the start of what depends on the worker until then.
+"""
 
 import os
 import socket
