@@ -13,10 +13,10 @@ from uuid import UUID
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import make_url
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from sea_mq_worker.idempotency import once
 from sea_mq_worker.producer import Event, enqueue
 
 URL = make_url(os.environ["SEA_MQ_DATABASE_URL"]).set(drivername="postgresql+asyncpg")
@@ -35,14 +35,6 @@ class Booking(Base):
     guest: Mapped[str]
     arrives: Mapped[date]
     paid: Mapped[bool] = mapped_column(default=False)
-
-
-class SeenMessage(Base):
-    """One row for each message that took effect; the worker may deliver a message again."""
-
-    __tablename__ = "seen_messages"
-
-    message_id: Mapped[UUID] = mapped_column(primary_key=True)
 
 
 class NewBooking(BaseModel):
@@ -112,9 +104,8 @@ async def show(number: int) -> dict[str, object]:
 @app.post("/handle")
 async def handle(message: Message) -> dict[str, str]:
     """Let a message have its effect once; 409: it had it before, 422: it can never have one."""
-    async with transaction() as session:
-        is_first = insert(SeenMessage).values(message_id=message.message_id).on_conflict_do_nothing()
-        if not (await session.execute(is_first.returning(SeenMessage.message_id))).scalar():
+    async with transaction() as session, once(session, message.message_id) as first:
+        if not first:
             raise HTTPException(409, "handled before")
         if message.event_type == "payment.received":
             await receive_payment(message.payload, session)
