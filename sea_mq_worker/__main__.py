@@ -3,6 +3,8 @@
 import os
 import sys
 
+from sea_mq_worker.resources import install_hint
+
 _EXIT_CONTRACT = 3
 _INTERRUPTED = 130
 
@@ -19,8 +21,7 @@ def main() -> None:
             raise
         sys.stderr.write(
             f"The package {missing.name} is not installed; a base install only writes events. Commands need"
-            " the extra `worker`: pip install '.[worker]' in a checkout, or"
-            " pip install './sea_mq_worker-VERSION-py3-none-any.whl[worker]' from a wheel\n"
+            f" the extra `worker`: {install_hint('worker')}\n"
         )
         raise SystemExit(_EXIT_CONTRACT) from None
     app()

@@ -1,4 +1,4 @@
-"""Finds the files of ``sql/`` and ``streams/``: inside the installed wheel, or in the checkout."""
+"""Finds the files of ``sql/`` and ``streams/``, in the installed wheel or in the checkout; names installs."""
 
 from pathlib import Path
 
@@ -20,3 +20,9 @@ def resource_folder(name: str) -> Path:
     """Return the folder ``sql`` or ``streams``."""
     packaged = _PACKAGE / "_files" / name
     return packaged if packaged.is_dir() else _PACKAGE.parent / name
+
+
+def install_hint(extras: str) -> str:
+    """Return the commands that install extras from a checkout or a built wheel."""
+    wheel = "./sea_mq_worker-VERSION-py3-none-any.whl"
+    return f"pip install '.[{extras}]' in a checkout, or pip install '{wheel}[{extras}]' from a wheel"

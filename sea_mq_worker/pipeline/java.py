@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.resources import install_hint
 
 MAJOR_MIN = 17
 """The oldest Java that Spark 4 runs on."""
@@ -52,7 +53,7 @@ def _find_java() -> Path:
         return Path(JAVA)
     raise PipelineError(
         f"Spark needs Java {MAJOR_MIN} or newer, and none was found: "
-        "pip install 'sea-mq-worker[spark-java]', or install a JDK and set JAVA_HOME"
+        f"{install_hint('spark-java')}; or install a JDK and set JAVA_HOME"
     )
 
 

@@ -17,6 +17,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.session import described, job_session
+from sea_mq_worker.resources import install_hint
 from sea_mq_worker.settings import Settings
 
 _PRODUCER = "urn:sea_mq_worker"
@@ -122,7 +123,7 @@ def _client() -> Any:
     try:
         from openlineage.client import OpenLineageClient  # noqa: PLC0415 - an extra
     except ImportError as error:
-        text = "OPENLINEAGE_* is set, and its client is missing: pip install 'sea-mq-worker[openlineage]'"
+        text = f"OPENLINEAGE_* is set, and its client is missing: {install_hint('openlineage')}"
         raise PipelineError(text) from error
     return OpenLineageClient()
 

@@ -23,6 +23,7 @@ from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.pipeline.spark_errors import translated
 from sea_mq_worker.pipeline.temporary_folders import temporary_folder
+from sea_mq_worker.resources import install_hint
 
 _JOB_PROPERTIES = {
     "spark.sql.ansi.enabled": "true",
@@ -158,7 +159,7 @@ def _connected(remote: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
             builder = SparkSession.builder.remote(remote).config(map={**conf, **_JOB_PROPERTIES})
             session = builder.getOrCreate()
         except ImportError as error:
-            raise PipelineError(f"{error}: pip install 'sea-mq-worker[spark-connect]'") from error
+            raise PipelineError(f"{error}: {install_hint('spark-connect')}") from error
         try:
             yield session
         finally:

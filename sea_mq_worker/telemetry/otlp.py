@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.resources import install_hint
 from sea_mq_worker.telemetry.series import BOUNDS_SECONDS, Families, Family, Histogram, Number
 
 _SCOPE = InstrumentationScope("sea_mq_worker")
@@ -129,4 +130,4 @@ def _exemplars(histogram: Histogram) -> Iterator[Exemplar]:
 
 
 def _missing(what: str) -> WorkerError:
-    return WorkerError(f"{what} needs the OTLP exporter: install sea-mq-worker[otel] or switch it off")
+    return WorkerError(f"{what} needs the OTLP exporter: {install_hint('otel')}, or switch it off")

@@ -97,7 +97,7 @@ async def test_metrics_reach_the_collector_with_their_names_and_labels(
 @pytest.mark.parametrize("module", ["trace_exporter", "metric_exporter"])
 def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.http.{module}", None)
-    with pytest.raises(WorkerError, match=r"sea-mq-worker\[otel\]"):
+    with pytest.raises(WorkerError, match=r"pip install '\.\[otel\]'"):
         export_spans(RESOURCE) if module == "trace_exporter" else metrics_exporter()
 
 

@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.documents import files
 from tools.sbom import bill_of_materials
 
 ROOT = Path(__file__).parents[2]
@@ -98,3 +99,10 @@ def test_what_runs_in_production_was_tested() -> None:
 
 def test_every_lock_is_checked() -> None:
     assert sorted(path.stem for path in (ROOT / "requirements").glob("*.lock")) == sorted(LOCKS)
+
+
+def test_nobody_is_told_to_install_the_package_from_an_index() -> None:
+    """Until it is published, its name there may be anybody's."""
+    told = re.compile(r"""(pip install|uvx|uv tool \w+)[^\n&|]* ['"]?sea-mq-worker\b""")
+    texts = {name: (ROOT / name).read_text() for name in (*files("*.md"), *files("*.py"))}
+    assert [name for name, text in texts.items() if told.search(text)] == []

@@ -42,5 +42,5 @@ def test_every_setting_that_is_named_exists(document: str) -> None:
 def test_every_extra_that_is_named_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     text = "".join((ROOT / document).read_text() for document in documents())
-    named = ",".join(re.findall(r"sea-mq-worker\[(.+?)\]", text)).split(",")
+    named = ",".join(re.findall(r"pip install '\.\[(.+?)\]'", text)).split(",")
     assert set(named) <= project["optional-dependencies"].keys()

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, abort, settings_for
+from sea_mq_worker.resources import install_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.settings import Settings
 
-_INSTALL = "pip install 'sea-mq-worker[spark,spark-java]'"
+_INSTALL = install_hint("spark,spark-java")
 
 MasterOption = Annotated[
     str | None,
@@ -79,7 +80,7 @@ def _exit_codes() -> Iterator[None]:
     try:
         import sea_mq_worker.pipeline.session  # noqa: F401 - imports all packages that the jobs need
     except ImportError as error:
-        missing = f"`pipeline` needs {error.name}: install it with {_INSTALL}"
+        missing = f"`pipeline` needs {error.name}: {_INSTALL}"
         abort(missing if error.name else str(error), EXIT_CONTRACT)
     from sea_mq_worker.domain.errors import ContractError, WorkerError
     from sea_mq_worker.settings import SettingsError
