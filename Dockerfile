@@ -1,4 +1,4 @@
-# Two images: `worker` (the default) and `handler`, the sample that docker-compose.yml calls.
+# Three images: `worker` (the default), `pipeline` with Spark and Java, and `handler`, the sample that docker-compose.yml calls.
 # All packages are installed from lock files with hashes. Set PIP_INDEX_URL to use another package index.
 
 # For reproducible builds, pin the image by digest: --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
@@ -36,6 +36,19 @@ COPY examples /src/examples
 COPY sea_mq_worker /src/sea_mq_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist /src \
  && pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
+
+FROM worker-build AS pipeline-build
+COPY requirements/spark.lock /src/requirements/
+RUN pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/spark.lock
+
+FROM base AS pipeline
+# Java starts only for a user with a name.
+RUN useradd --uid 10001 --no-create-home pipeline
+COPY --from=pipeline-build /opt/venv /opt/venv
+USER 10001:10001
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "sea_mq_worker", "pipeline"]
+
 
 FROM base AS worker
 LABEL org.opencontainers.image.title="sea-mq-worker" \

@@ -26,6 +26,7 @@ from tests.support.waiting import eventually
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 900
 MANY = 50_000
+ENOUGH_FOR_SPARK = 12_000
 BY_STATE = "SELECT state, count(*) FROM outbox_events GROUP BY state"
 OPEN = "SELECT count(*) FROM outbox_events WHERE is_open"
 PROCESSED = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
@@ -165,6 +166,30 @@ async def test_a_stopped_worker_leaves_no_claim_and_continues_after_a_restart(st
     stack.compose("start", "worker")
     await eventually(lambda: stack.psql(OPEN) == "0", within=120, what="the rest published")
     assert await stored(stack, "SEA_EVENTS") == before + MANY
+
+
+async def test_the_image_of_the_pipeline_lands_events_by_spark(stack: Stack) -> None:
+    """With no more rights than deploy/kubernetes/pipeline gives: only /tmp and the lake can be written."""
+    image = f"{stack.project}-pipeline"
+    stack.psql(insert(ENOUGH_FOR_SPARK))
+    stack.run("docker", "build", "--target", "pipeline", "--build-arg", "PIP_INDEX_URL", "-t", image, ".")
+    await eventually(lambda: stack.psql(OPEN) == "0", within=60, what="all events published")
+    settings = {
+        "SEA_MQ_CONSUMERS": "",
+        "SEA_MQ_NATS_INBOX_PREFIX": "_INBOX_sea_pipeline",
+        "SEA_MQ_NATS_URL": "nats://sea_pipeline:sea@nats:4222",
+        "SEA_MQ_PIPELINE_LAKE": "/lake",
+    }
+    try:
+        printed = stack.run(
+            *("docker", "run", "--rm", "--network", f"{stack.project}_default"),
+            *("--read-only", "--tmpfs", "/tmp:exec", "--tmpfs", "/lake", "--cap-drop", "ALL"),
+            *(option for pair in settings.items() for option in ("-e", "=".join(pair))),
+            *(image, "land", "--json", "--master", "local[2]"),
+        )
+        assert json.loads(printed)["rows"] >= ENOUGH_FOR_SPARK
+    finally:
+        stack.run("docker", "rmi", "--force", image)
 
 
 def test_the_worker_runs_without_privileges(stack: Stack) -> None:

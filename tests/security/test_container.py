@@ -83,7 +83,7 @@ def test_every_image_ends_as_a_user_without_rights() -> None:
     """By number, so that an engine can tell it is not root without looking into the image."""
     stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     run = {stage.split()[2]: stage for stage in stages if "ENTRYPOINT" in stage}
-    assert set(run) == {"handler", "worker"}
+    assert set(run) == {"handler", "pipeline", "worker"}
     for stage in run.values():
         users = re.findall(r"^USER (\d+):(\d+)$", stage, flags=re.MULTILINE)
         assert len(users) == 1

@@ -19,6 +19,7 @@ from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import Applied, apply_topology, check_topology, dead_letters
+from sea_mq_worker.pipeline.jobs.land.job import land
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
@@ -32,7 +33,7 @@ from tests.support.worker import Deployment, WorkerProcess, running
 
 FILE = Path(__file__).parents[2] / "deploy" / "nats-accounts.conf"
 USERS = (
-    *("sea_worker", "sea_operator", "sea_dlq_reader", "sea_topology"),
+    *("sea_worker", "sea_operator", "sea_dlq_reader", "sea_pipeline", "sea_topology"),
     *("vibespro_worker", "vibespro_topology"),
 )
 ENDED = """
@@ -180,6 +181,18 @@ async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
         assert await streams.deliveries(found) == ()
 
 
+async def test_the_pipeline_lands_its_own_contexts_stream(
+    server: ConfiguredNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with user_of(server, "sea_worker") as connection:
+        seq = await store(connection, "sea.event.made.v1", b"{}", headers={"Nats-Msg-Id": str(uuid.uuid4())})
+    own = settings(server, "sea_pipeline")
+    monkeypatch.setenv("SEA_MQ_NATS_URL", own.nats_url.get_secret_value())
+    monkeypatch.setenv("SEA_MQ_NATS_INBOX_PREFIX", own.nats_inbox_prefix)
+    landed = await asyncio.to_thread(land, None, own, lake=str(tmp_path), streams=["SEA_EVENTS"])
+    assert [(each.stream, each.rows) for each in landed.streams] == [("SEA_EVENTS", seq)]
+
+
 async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:
     assert await apply_topology(settings(server, "sea_topology")) == Applied()
 
@@ -217,6 +230,12 @@ DENIED = {
         "sea.dlq.x",
         "$JS.API.STREAM.MSG.GET.SEA_EVENTS",
         "$JS.API.CONSUMER.CREATE.SEA_DLQ.x",
+    ),
+    "sea_pipeline": (
+        "sea.event.made.v1",
+        "$JS.API.DIRECT.GET.SEA_DLQ",
+        "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
+        "$JS.API.STREAM.MSG.GET.SEA_DLQ",
     ),
     "sea_topology": (
         "sea.event.made.v1",

@@ -32,6 +32,7 @@ FILES: Mapping[str, dict[str, Any]] = {
 }
 DEPLOYMENT = FILES["deployment.yaml"]
 JOB = FILES["migrate/job.yaml"]
+PIPELINE = FILES["pipeline/cronjob.yaml"]["spec"]["jobTemplate"]["spec"]["template"]
 CRON_JOBS = {
     name: FILES[f"maintenance/{name}.yaml"]["spec"]["jobTemplate"]["spec"] for name in ("doctor", "prune")
 }
@@ -39,6 +40,7 @@ PODS = {
     "deployment": DEPLOYMENT["spec"]["template"]["spec"],
     "migrate": JOB["spec"]["template"]["spec"],
     **{name: CRON_JOBS[name]["template"]["spec"] for name in CRON_JOBS},
+    "pipeline": PIPELINE["spec"],
 }
 
 
@@ -51,8 +53,8 @@ def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
-def literals() -> dict[str, str]:
-    [generated] = kustomization(FOLDER)["configMapGenerator"]
+def literals(folder: Path = FOLDER) -> dict[str, str]:
+    [generated] = kustomization(folder)["configMapGenerator"]
     return dict(literal.split("=", 1) for literal in generated["literals"])
 
 
@@ -127,14 +129,15 @@ def test_a_scheduled_command_is_one_of_the_workers(name: str) -> None:
 @pytest.mark.parametrize("name", PODS)
 def test_no_pod_has_an_image_that_exists_without_an_overlay(name: str) -> None:
     images = {container["image"] for container in containers(PODS[name])}
-    assert images == {"sea-mq-worker:name-an-image-in-the-overlay"}
+    assert {image.partition(":")[2] for image in images} == {"name-an-image-in-the-overlay"}
 
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["overlay", "overlay/migrate"])
 def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) -> None:
     built = list(yaml.safe_load_all(kubectl(f"kubectl kustomize {overlay}", place).stdout))
-    files = [path for path in FILES if path.startswith("migrate/") == (overlay != "overlay")]
+    folders = {".", "maintenance", "monitoring"} if overlay == "overlay" else {"migrate"}
+    files = [path for path in FILES if str(Path(path).parent) in folders]
     kinds = [each["kind"] for each in built if each["kind"] != "ConfigMap"]
     assert sorted(kinds) == sorted(FILES[path]["kind"] for path in files)
     assert {each["metadata"]["namespace"] for each in built} == {"orders"}
@@ -144,6 +147,14 @@ def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) 
             assert json.loads(made["data"]["sea-mq-worker.json"])["panels"]
         else:
             assert made["data"] == literals() | {"SEA_MQ_HANDLER_URL": "http://orders:8000/handle"}
+
+
+@needs_kubectl
+def test_kubectl_builds_the_pipeline(place: Path) -> None:
+    built = yaml.safe_load_all(
+        kubectl("kubectl kustomize sea-mq-worker/deploy/kubernetes/pipeline", place).stdout
+    )
+    assert sorted(each["kind"] for each in built) == ["ConfigMap", "CronJob", "NetworkPolicy"]
 
 
 @needs_kubectl
@@ -203,6 +214,8 @@ def test_everything_means_the_same_pods() -> None:
     assert of_the_job == JOB["spec"]["template"]["metadata"]["labels"]
     of_maintenance = FILES["maintenance/networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"]
     assert [job["template"]["metadata"]["labels"] for job in CRON_JOBS.values()] == [of_maintenance] * 2
+    of_the_pipeline = FILES["pipeline/networkpolicy.yaml"]["spec"]["podSelector"]["matchLabels"]
+    assert of_the_pipeline == PIPELINE["metadata"]["labels"]
     assert FILES["service.yaml"]["spec"]["selector"] == labels
     assert FILES["monitoring/servicemonitor.yaml"]["spec"]["selector"]["matchLabels"] == labels
 
@@ -217,7 +230,18 @@ def test_the_settings_are_right_and_the_ports_agree() -> None:
     [item] = PODS["deployment"]["volumes"][0]["secret"]["items"]
     assert str(settings.admin_token_file) == f"{mount['mountPath']}/{item['path']}"
     names = [entry["name"] for pod in PODS.values() for c in containers(pod) for entry in c["env"]]
-    assert {name.removeprefix(ENV_PREFIX).lower() for name in names} <= Settings.model_fields.keys()
+    ours = {name.removeprefix(ENV_PREFIX).lower() for name in names if name.startswith(ENV_PREFIX)}
+    assert ours <= Settings.model_fields.keys()
+
+
+def test_the_pipeline_gets_a_lake_and_runs_a_job() -> None:
+    given = literals(FOLDER / "pipeline")
+    ours = {
+        name.removeprefix(ENV_PREFIX).lower(): given[name] for name in given if name.startswith(ENV_PREFIX)
+    }
+    assert Settings.model_validate(ours).pipeline_lake.startswith("s3://")
+    [container] = containers(PODS["pipeline"])
+    assert refused(WORKER, ["pipeline", *container["args"]]) == ""
 
 
 @pytest.mark.parametrize("secret", ["sea-mq-worker", "sea-mq-worker-maintenance", "sea-mq-worker-migrate"])
@@ -232,5 +256,6 @@ def test_inbox_prefixes_are_those_of_the_users() -> None:
     entries = [entry for pod in PODS.values() for entry in containers(pod)[0]["env"]]
     prefixes = {entry["value"] for entry in entries if entry["name"] == "SEA_MQ_NATS_INBOX_PREFIX"}
     assert len(prefixes) == 2
-    for prefix in {literals()["SEA_MQ_NATS_INBOX_PREFIX"], *prefixes}:
+    generated = (literals(), literals(FOLDER / "pipeline"))
+    for prefix in {*prefixes, *(given["SEA_MQ_NATS_INBOX_PREFIX"] for given in generated)}:
         assert f'"{prefix}.>"' in users
