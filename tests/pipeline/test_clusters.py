@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +12,35 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-import sea_mq_worker
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.pipeline.java import java_home
 from tests.pipeline.landing import event, publish
+from tests.support.documents import ROOT, commands
 from tests.support.jetstream import connected, create_stream
 from tests.support.spark_cluster import SPARK_HOME, standalone_cluster
 
-ENTRY = Path(sea_mq_worker.__path__[0]) / "__main__.py"
+DOCUMENT = "docs/how-to/pipeline.md"
 MESSAGES = 12_000  # more than one task reads
-CONF = {
+FOREIGN = {
+    "spark.app.name": "of an operator",
+    "spark.sql.session.timeZone": "Asia/Tokyo",
+    "spark.sql.shuffle.partitions": "7",
+}
+FOR_TESTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.enabled": "true",
     "spark.executor.memory": "600m",
     "spark.log.level": "ERROR",
 }
 
 
 @pytest.mark.long
-async def test_a_job_is_submitted_to_a_standalone_master_with_two_workers(
+async def test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_standalone_master(
     nats_url: str, names: str, tmp_path: Path
 ) -> None:
-    """The driver and each executor find the same settings, each in its own environment."""
+    """Each executor finds the packages in the archive and the settings in its own environment."""
     environment = {"SEA_MQ_NATS_URL": nats_url, "SEA_MQ_STREAM": names, "SEA_MQ_CONSUMERS": ""}
     async with connected(nats_url) as server:
         await create_stream(server, names, f"{names}.>", allow_direct=True)
@@ -43,26 +51,55 @@ async def test_a_job_is_submitted_to_a_standalone_master_with_two_workers(
         assert landed["rows"] == MESSAGES
         bronze = DeltaTable(tmp_path / "lake" / "bronze").to_pyarrow_table(columns=["seq"])
         assert sorted(bronze["seq"].to_pylist()) == list(range(1, MESSAGES + 1))
+        assert FOREIGN.items() <= properties(tmp_path / "log").items()
         await api(server, f"STREAM.DELETE.{names}")
 
 
 def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Return what the job says, which both workers had an executor for."""
+    """Return the result of the job, for which both workers had an executor."""
+    run(folder, f"{sys.executable} -m hatchling build -t wheel -d {folder}", {}, at=ROOT)
+    (folder / "requirements").symlink_to(ROOT / "requirements")
+    (folder / "log").mkdir()
+    pack, submit = (
+        [
+            command.text
+            for command in commands(DOCUMENT, "On a cluster")
+            if ("spark://" in command.text) == last
+        ]
+        for last in (False, True)
+    )
+    for command in pack:
+        run(folder, command, {})
+    given = {**FOR_TESTS, **FOREIGN, "spark.eventLog.dir": (folder / "log").as_uri()}
+    options = " ".join(f"--conf {shlex.quote('='.join(pair))}" for pair in given.items())
     with standalone_cluster(folder, workers=2, environment=environment) as master:
-        ran = subprocess.run(
-            [
-                SPARK_HOME / "bin" / "spark-submit", "--master", master,
-                *(part for pair in CONF.items() for part in ("--conf", "=".join(pair))),
-                ENTRY, "pipeline", "land", "--lake", folder / "lake", "--json",
-            ],
-            env={
-                **os.environ, **environment,
-                "JAVA_HOME": str(java_home(folder / "java")), "PYSPARK_PYTHON": sys.executable,
-            },
-            cwd=folder, capture_output=True, text=True, check=False, timeout=200,
-        )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+        line = submit[-1].replace("spark://host:7077", f"{master} {options}")
+        ran = run(folder, f"{line} --lake {folder / 'lake'} --json", environment)
     assert len(list(folder.glob("worker-*/app-*/*/stderr"))) == 2
     # spark-submit sends stderr, and so the progress, to stdout as well.
-    landed: dict[str, Any] = json.loads(ran.stdout[ran.stdout.index("{") :])
+    landed: dict[str, Any] = json.loads(ran[ran.index("{") :])
     return landed
+
+
+def run(folder: Path, command: str, environment: dict[str, str], *, at: Path | None = None) -> str:
+    """Run a command of a shell, with a Python that has none of the packages for Spark."""
+    programs = [SPARK_HOME / "bin", Path(sys.executable).parent, os.environ["PATH"]]
+    ran = subprocess.run(
+        command,
+        shell=True,
+        env={
+            **os.environ, **environment, "PATH": os.pathsep.join(map(str, programs)),
+            "JAVA_HOME": str(java_home(folder / "java")), "PYSPARK_PYTHON": sys._base_executable,
+        },
+        cwd=at or folder, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def properties(log: Path) -> dict[str, str]:
+    """Return the properties that Spark used, as its log of events has them."""
+    [file] = log.rglob("events_1_*")
+    events = map(json.loads, file.read_text().splitlines())
+    [found] = (one["Spark Properties"] for one in events if one["Event"] == "SparkListenerEnvironmentUpdate")
+    return dict(found)

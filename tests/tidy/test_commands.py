@@ -47,7 +47,11 @@ _SIMULATION = (
 _SOAK = "tests/kit/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
 _RELAYS = "tests/unit/test_benchmark_peers.py::test_a_description_can_be_used"
 _KILLS = "tests/faults/test_kill_table.py::test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else"
-_CLUSTER = "tests/pipeline/test_clusters.py::test_a_job_is_submitted_to_a_standalone_master_with_two_workers"
+_CLUSTER = (
+    "tests/pipeline/test_clusters.py::"
+    "test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_standalone_master"
+)
+_LAKE_EXAMPLES = "tests/pipeline/test_lake_examples.py::"
 
 PROOFS = (
     Proof(
@@ -84,6 +88,14 @@ PROOFS = (
     Proof(
         document="docs/how-to/sending.md",
         test="tests/integration/test_sending.py::test_a_message_of_the_nats_cli_has_a_valid_form",
+    ),
+    Proof(
+        document="docs/how-to/lake.md", begins="python examples",
+        test=f"{_LAKE_EXAMPLES}test_duckdb_and_polars_read_the_lake",
+    ),
+    Proof(
+        document="docs/how-to/lake.md", begins="python3 -m venv|cd ",
+        test=f"{_LAKE_EXAMPLES}test_dbt_and_dagster_run_in_an_environment_of_their_own",
     ),
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
