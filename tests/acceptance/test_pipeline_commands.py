@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +16,85 @@ from tests.support.documents import ROOT, commands
 from tests.support.machines import programs_without
 
 ONE_SESSION = ROOT / "tests" / "support" / "one_session.py"
-EVENTS = 300
 DOCUMENT = "docs/how-to/pipeline.md"
 NOT_IN_THE_DOCUMENT = (
     "pipeline replay --lake lake --state PUBLISHED --reason test --dry-run",
     "pipeline drain --dry-run",
     "pipeline erase --lake lake --key nobody --reason test --dry-run",
 )
+EVENTS_FOR_SPARK = 12_000  # a job reads fewer messages without Spark
+OF_ONE_KEY = EVENTS_FOR_SPARK // 25
+EVERY_JOB = (
+    "pipeline land --lake lake --remote SERVER",
+    "pipeline reconcile --lake lake --out verdicts --remote SERVER",
+    "pipeline archive --lake lake --before 1s --reason test --remote SERVER",
+    "pipeline report --lake lake --remote SERVER",
+    "pipeline drain --remote SERVER",
+    "pipeline erase --lake lake --key customer-3 --reason test --yes",
+    "pipeline replay --lake lake --state PUBLISHED --reason test --yes --cap 12000 --remote SERVER",
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("session", ["here", pytest.param("connect", marks=pytest.mark.long)])
-def test_the_commands_of_the_document_run_on_the_traffic_of_dev(session: str, tmp_path: Path) -> None:
-    """Those of the document as they are written, and all of them in one session, also of Spark Connect."""
+def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) -> None:
     install_and_show, *others = (command.text for command in commands(DOCUMENT, "Try it"))
     first = install_and_show.partition(" -- ")[2]
-    shared = [f"{command} --json" for command in (*others, *NOT_IN_THE_DOCUMENT)]
 
+    printed = printed_in_one_session("here", 300, [first], [*others, *NOT_IN_THE_DOCUMENT], tmp_path)
+
+    assert len(others) == 4
+    assert "<title>" in (tmp_path / "report.html").read_text()
+    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {300}
+    assert verdicts(printed) == [{"delivered": 300}, {"delivered": 294, "dead": 6}]
+
+
+@pytest.mark.long
+def test_every_job_runs_on_a_spark_connect_server(tmp_path: Path) -> None:
+    printed = printed_in_one_session("connect", EVENTS_FOR_SPARK, [], EVERY_JOB, tmp_path)
+
+    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {EVENTS_FOR_SPARK}
+    dead = EVENTS_FOR_SPARK // 50
+    assert verdicts(printed) == [
+        {"delivered": EVENTS_FOR_SPARK},
+        {"delivered": EVENTS_FOR_SPARK - dead, "dead": dead},
+    ]
+    assert list((tmp_path / "verdicts").glob("part-*"))
+    archived = printed["pipeline archive"]
+    assert (archived["archived"], archived["deleted"]) == (EVENTS_FOR_SPARK, EVENTS_FOR_SPARK)
+    assert printed["pipeline erase"]["rows"]["archive"] == OF_ONE_KEY
+    assert printed["pipeline replay"]["replayed"] == EVENTS_FOR_SPARK - OF_ONE_KEY
+
+
+def verdicts(printed: dict[str, Any]) -> list[dict[str, int]]:
+    """Return the numbers of each hop's verdicts."""
+    return [hop["verdicts"] for hop in printed["pipeline reconcile"]["hops"]]
+
+
+def printed_in_one_session(
+    session: str, events: int, as_shown: Sequence[str], with_json: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    """Run commands on the traffic of dev; return the documents that those with ``--json`` print, by name."""
+    shared = [f"{command} --json" for command in with_json]
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "sea_mq_worker", "dev", "--events", str(EVENTS)),
-            *("--folder", tmp_path / "dev", "--", "python", ONE_SESSION, session, first, *shared),
+            *(sys.executable, "-m", "sea_mq_worker", "dev", "--events", str(events)),
+            *("--folder", folder / "dev", "--", "python", ONE_SESSION, session, *as_shown, *shared),
         ],
         env={
             **os.environ,
-            "PATH": programs_without("java", tmp_path / "programs"), "JAVA_HOME": "",
+            "PATH": programs_without("java", folder / "programs"), "JAVA_HOME": "",
             "PYTHONPATH": str(ROOT),
         },
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
-
     assert ran.returncode == 0, ran.stderr
-    assert len(others) == 4
-    assert "<title>" in (tmp_path / "report.html").read_text()
-    printed = dict(zip(map(name_of, shared), documents(ran.stdout), strict=True))
+    printed = dict(zip(map(name_of, with_json), documents(ran.stdout), strict=True))
     assert printed.keys() == PIPELINE_OUTPUTS.keys()
     for name, document in printed.items():
         as_described: TypeAdapter[Any] = TypeAdapter(PIPELINE_OUTPUTS[name])
         assert as_described.dump_python(as_described.validate_python(document), mode="json") == document
-    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {EVENTS}
-    verdicts = printed["pipeline reconcile"]
-    assert [(hop["verdicts"].get("delivered"), hop["verdicts"].get("dead")) for hop in verdicts["hops"]] == [
-        (EVENTS, None),
-        (EVENTS - EVENTS // 50, EVENTS // 50),
-    ]
+    return printed
 
 
 def name_of(command: str) -> str:

@@ -52,6 +52,7 @@ def connect_server(folder: Path) -> Iterator[str]:
     """Run a Spark Connect server of two cores, whose tasks have this process' environment."""
     properties = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
     properties |= {"spark.ui.enabled": "false", "spark.pyspark.python": sys.executable}
+    properties |= {"spark.sql.shuffle.partitions": "2"}
     options = (part for pair in properties.items() for part in ("--conf", "=".join(pair)))
     java = {"JAVA_HOME": str(java_home(folder / "java")), "SPARK_DAEMON_MEMORY": "1g"}
     log = folder / "connect.log"

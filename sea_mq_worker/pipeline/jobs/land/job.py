@@ -25,7 +25,7 @@ from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
-from sea_mq_worker.pipeline.lake.storage import check_space
+from sea_mq_worker.pipeline.lake.storage import check_space, table_uri
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.session import job_session, parallelism
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
@@ -153,6 +153,7 @@ def land(
         ConflictError: another run is landing one of the streams into this lake.
     """
     session = job_session(spark) if spark else None
+    lake = table_uri(lake, "")  # a relative path would be relative to another folder in a task
     reads, writes = stream_datasets(settings, streams), lake_datasets(lake, BRONZE, SILVER, GOLD)
     with lineage("land", settings, reads=reads, writes=writes):
         run = _LandRun(session, settings, lake, options or LandOptions(), on_progress, is_stopping)
