@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.replay.selection import Selection
     from sea_mq_worker.settings import Settings
 
-_NEEDS = ("database_url", "nats_url")
+_NEEDS = ("database_url",)
 _WITHOUT_YES_MAX = 10
 
 LakeOption = Annotated[
