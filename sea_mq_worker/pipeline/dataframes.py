@@ -1,9 +1,28 @@
 """Helpers for Spark DataFrames that several jobs use."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+
+_COMPARISONS: Mapping[str, Callable[[Column, Any], Column]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda column, values: column.isin(*values),
+}
+
+
+def matching(rows: DataFrame, conditions: Sequence[tuple[str, str, Any]]) -> DataFrame:
+    """Return the rows that meet all conditions: column, operator and value; None sets no condition."""
+    for column, compares, value in conditions:
+        if value is not None:
+            rows = rows.where(_COMPARISONS[compares](F.col(column), value))
+    return rows
 
 
 def deduplicate_by(rows: DataFrame, key: str | Sequence[str | Column], *order: str | Column) -> DataFrame:

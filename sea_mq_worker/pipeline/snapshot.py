@@ -1,7 +1,7 @@
 """A PostgreSQL snapshot of outbox and inbox, shared by all tasks that read them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from datetime import datetime
@@ -9,10 +9,15 @@ from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, PageRange, leaf_of
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
-from sea_mq_worker.pipeline.sources.tables.source import PAGES_PER_PARTITION, literal
+from sea_mq_worker.pipeline.sources.tables.source import (
+    PAGES_PER_PARTITION,
+    InboxSource,
+    OutboxSource,
+    literal,
+)
 from sea_mq_worker.settings import Settings
 
 Condition: TypeAlias = tuple[str, Literal["=", "<", "<=", ">", ">=", "in"], Any]
@@ -69,66 +74,48 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         yield Snapshot(identity, at, cursor)
 
 
-def read_outbox(
-    spark: SparkSession,
+def read_outbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
+    """Return events of the snapshot, to be held until the last action; options as of ``source_options``."""
+    return spark.read.format("outbox").options(**source_options(held, **options)).load()
+
+
+def read_inbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
+    """Return messages of the snapshot; otherwise the same as ``read_outbox``."""
+    return spark.read.format("inbox").options(**source_options(held, InboxSource, **options)).load()
+
+
+def source_options(
     held: Snapshot,
+    source: type[OutboxSource | InboxSource] = OutboxSource,
     *,
     columns: Sequence[str] | None = None,
     where: Sequence[Condition] = (),
     pages: PageRange | None = None,
     pages_per_partition: int = PAGES_PER_PARTITION,
-) -> DataFrame:
-    """Return the events of the snapshot that meet all conditions.
+) -> dict[str, str]:
+    """Return the options of a data source for a read of the snapshot.
 
     Args:
-        spark: the session.
-        held: the snapshot, to be held until the frame's last action.
-        columns: the columns to return, in this order; default: all, and ``payload_bytes``, the length of the
-            payload's text as PostgreSQL measures it.
-        where: conditions on the table's columns.
-        pages: only these pages of a partition.
+        held: the snapshot.
+        source: the data source.
+        columns: the columns to return, in this order; default: all, of the outbox also ``payload_bytes``, the
+            length of the payload's text as PostgreSQL measures it.
+        where: conditions on the table's columns, which all rows meet.
+        pages: only these pages of a leaf.
         pages_per_partition: number of pages per Spark task; 0: one task reads all, which is faster where an
             index finds few rows.
     """
-    options = {"pagesPerPartition": str(pages_per_partition)}
-    if pages is not None:
-        options["pages"] = json.dumps(astuple(pages))
-    return _read(spark, "outbox", held, columns=columns, where=where, options=options)
-
-
-def read_inbox(
-    spark: SparkSession,
-    held: Snapshot,
-    *,
-    columns: Sequence[str] | None = None,
-    where: Sequence[Condition] = (),
-) -> DataFrame:
-    """Return the messages of the snapshot that meet all conditions; the arguments are those of the outbox."""
-    return _read(spark, "inbox", held, columns=columns, where=where, options={})
-
-
-def _read(
-    spark: SparkSession,
-    source: str,
-    held: Snapshot,
-    *,
-    columns: Sequence[str] | None,
-    where: Sequence[Condition],
-    options: Mapping[str, str],
-) -> DataFrame:
-    options = {**options, **source_options(held, columns=columns, where=where)}
-    return spark.read.format(source).options(**options).load()
-
-
-def source_options(
-    held: Snapshot, *, columns: Sequence[str] | None = None, where: Sequence[Condition] = ()
-) -> dict[str, str]:
-    """Return the options of the source ``outbox`` or ``inbox`` for a read of the snapshot."""
     options = {**access_options(), "snapshot": held.id}
     if columns is not None:
         options["columns"] = ",".join(columns)
     if conditions := [_sql(*condition) for condition in where if condition[2] is not None]:
         options["where"] = " AND ".join(conditions)
+    if pages_per_partition:
+        # The snapshot holds a lock, so no leaf is dropped; a page or leaf added later has no rows in it.
+        leaves = [] if pages else map(leaf_of, held.rows(LEAVES, source.table))
+        parts = [pages] if pages else [PageRange(leaf.name, 0, leaf.pages) for leaf in leaves]
+        options["pages"] = json.dumps([astuple(part) for part in parts])
+        options["pagesPerPartition"] = str(pages_per_partition)
     return options
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyspark import StatusTracker
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.session import spark_context
@@ -21,46 +20,36 @@ def stage_progress(
     spark: SparkSession, report: Callable[[str], None], *, seconds: float = PERIOD_SECONDS
 ) -> Iterator[None]:
     """Report the running stages of the block every ``seconds``; ``report`` is called in another thread."""
-    with _running_stages(spark) as running:
-        ended = threading.Event()
+    running, ended = _running_stages(spark), threading.Event()
 
-        def repeat() -> None:
-            while not ended.wait(seconds):
-                if stages := running():
-                    texts = (f"stage {number}: {done:,} of {tasks:,} tasks" for number, done, tasks in stages)
-                    report(f"spark: {', '.join(texts)}")
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            if stages := running():
+                texts = (f"stage {number}: {done:,} of {tasks:,} tasks" for number, done, tasks in stages)
+                report(f"spark: {', '.join(texts)}")
 
-        thread = threading.Thread(target=repeat, name="stage progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    thread = threading.Thread(target=repeat, name="stage progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
-@contextmanager
-def _running_stages(spark: SparkSession) -> Iterator[Callable[[], _Stages]]:
+def _running_stages(spark: SparkSession) -> Callable[[], _Stages]:
     if (context := spark_context(spark)) is not None:
         tracker = context.statusTracker()
-        yield lambda: _tracked(tracker)
-        return
+        return lambda: [
+            (stage.stageId, stage.numCompletedTasks, stage.numTasks)
+            for stage in map(tracker.getStageInfo, tracker.getActiveStageIds())
+            if stage
+        ]
     latest: _Stages = []
 
     def keep(stages: Iterable[Any] | None, **_: object) -> None:
-        latest[:] = [
-            (stage.stage_id, stage.num_completed_tasks, stage.num_tasks)
-            for stage in stages or ()
-            if not stage.done
-        ]
+        running = (stage for stage in stages or () if not stage.done)
+        latest[:] = [(stage.stage_id, stage.num_completed_tasks, stage.num_tasks) for stage in running]
 
     spark.registerProgressHandler(keep)  # type: ignore[arg-type] # any function with these arguments
-    try:
-        yield lambda: latest
-    finally:
-        spark.removeProgressHandler(keep)  # type: ignore[arg-type]
-
-
-def _tracked(tracker: StatusTracker) -> _Stages:
-    stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-    return [(stage.stageId, stage.numCompletedTasks, stage.numTasks) for stage in stages if stage]
+    return lambda: latest

@@ -50,11 +50,11 @@ INSERT INTO outbox_events
        (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
         causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq)
 OVERRIDING SYSTEM VALUE
-SELECT v.id, v.aggregate_type, v.aggregate_id, v.event_type, v.event_version, v.payload::jsonb, v.occurred_at,
-       v.correlation_id, v.causation_id, v.seq, v.created_at, v.partition_key, v.ordering_key, v.headers::jsonb,
-       v.metadata::jsonb, v.stream, v.stream_seq
-  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::text[], $7::timestamptz[], $8::uuid[],
-              $9::uuid[], $10::bigint[], $11::timestamptz[], $12::text[], $13::text[], $14::text[], $15::text[],
+SELECT v.id, v.aggregate_type, v.aggregate_id, v.event_type, v.event_version, v.payload::jsonb,
+       v.occurred_at::timestamptz, v.correlation_id, v.causation_id, v.seq, v.created_at::timestamptz, v.partition_key,
+       v.ordering_key, v.headers::jsonb, v.metadata::jsonb, v.stream, v.stream_seq
+  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::int[], $6::text[], $7::text[], $8::uuid[],
+              $9::uuid[], $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[],
               $16::text[], $17::bigint[])
        AS v (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
              causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq)

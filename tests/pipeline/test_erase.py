@@ -3,8 +3,11 @@
 import asyncio
 import json
 import os
+import signal
+import sys
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,24 +25,27 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.job import archive
-from sea_mq_worker.pipeline.jobs.erase import job as erase_job
 from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, load_event_schemas
-from sea_mq_worker.pipeline.lake.schemas import IDS, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
 from tests.pipeline.landing import Lake, Published, copy_of, last_seq, publish
 from tests.support.documents import commands
 from tests.support.pipeline_settings import write_settings
 from tests.support.programs import own_programs
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
+from tests.support.waiting import eventually
 
 TABLES = "SELECT format('%I', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
 TABLES += " WHERE n.nspname = 'public' AND c.relkind IN ('r', 'p')"
-
-
-class DiedError(Exception):
-    """The run ends here."""
+KEY = "k ü"
+OF_RUNS = """
+  FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name IN ('sea_mq_worker archive', 'sea_mq_worker erase')
+"""
+IS_WAITING = f"SELECT count(*) > 0 {OF_RUNS} AND wait_event_type = 'Lock'"
+END_SESSIONS = f"SELECT pg_terminate_backend(pid, 10000) {OF_RUNS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +181,6 @@ async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     assert (world.lake.count(SILVER), world.lake.count(IDS)) == (2, 3)
 
 
-async def test_a_key_is_erased_with_all_its_events(world: World) -> None:
-    ids = [await world.add("ada", partition_key="k ü")]
-    await world.archive()
-    await world.land()
-    ids.append(await world.add("ada", ordering_key="k ü"))
-    other = await world.add("ada", partition_key="k")
-
-    done = await world.erase(key="k ü")
-
-    assert done.events == 2
-    assert [await world.places_of(each) for each in ids] == [[], []]
-    assert await world.places_of(other)
-
-
 async def test_the_command_of_the_document_erases_an_aggregate(world: World) -> None:
     [command] = commands("docs/how-to/pipeline.md", "Erase events")
     [(_, words)] = own_programs(command.text)
@@ -256,46 +248,53 @@ async def test_an_event_that_is_still_to_be_delivered_is_refused_by_its_id(world
     assert await world.pool.fetchval("SELECT count(*) FROM operator_actions") == 0
 
 
-STEPS = (
-    *("record_erased", "_delete_messages", "delete_messages", "bronze", "silver", "delete_events", "archive"),
-    "delete_old_versions",
-)
-
-
 @pytest.mark.crash
-@pytest.mark.parametrize("step", STEPS)
-async def test_a_run_that_died_before_a_step_is_completed_by_the_same_command(
-    world: World, step: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+async def test_a_run_that_is_killed_between_two_commits_is_completed_by_the_same_command(
+    world: World,
 ) -> None:
     """Only the outbox, the archive and silver have the key: each of one event."""
-    archived = await world.add("ada", ordering_key="k")
+    archived = await world.add("ada", ordering_key=KEY)
     await world.archive()
     foreign = await add_message(world.pool, processed=True)
-    await publish(world.broker, world.stream, [world.message(foreign, "ada", partition_key="k")])
-    ids = [archived, str(foreign), await world.add("ada", ordering_key="k")]
+    await publish(world.broker, world.stream, [world.message(foreign, "ada", partition_key=KEY)])
+    ids = [archived, str(foreign), await world.add("ada", ordering_key=KEY)]
+    other = await world.add("ada", partition_key="k")
     await world.land()
 
-    with monkeypatch.context() as patch:
-        for name in ("record_erased", "_delete_messages", "delete_old_versions"):
-            patch.setattr(erase_job, name, dying(step, name, lambda *_, own=name: own))
-        patch.setattr(
-            erase_job, "_delete_rows", dying(step, "_delete_rows", lambda _, statement, *__: statement)
-        )
-        patch.setattr(erase_job, "delete_rows", dying(step, "delete_rows", lambda _, schema, __: schema.name))
-        with pytest.raises(DiedError):
-            await world.erase(key="k")
+    await kill_run(world, "inbox_messages")
+    assert await world.pool.fetchval("SELECT count(*) FROM inbox_messages") == 4
+    await kill_run(world, "inbox_messages", until=("bronze", "silver"), version=2)
+    await kill_run(world, "outbox_events")
+    assert await world.pool.fetchval("SELECT count(*) FROM outbox_events") == 2
+    assert (world.lake.count(BRONZE), world.lake.count(SILVER)) == (1, 1)
+    await kill_run(world, "outbox_events", until=("archive",), version=3)
 
-    await world.erase(key="k")
+    await world.erase(key=KEY)
     assert [await world.places_of(each) for each in ids] == [[], [], []]
+    assert await world.places_of(other)
 
 
-def dying(step: str, function: str, step_of: Callable[..., str]) -> Callable[..., Any]:
-    """Return a function of the job that dies if the call is this step."""
-    real = getattr(erase_job, function)
+async def kill_run(world: World, locked: str, *, until: Sequence[str] = (), version: int = 0) -> None:
+    """Kill a run that waits to delete locked rows, or has deleted them and has just committed a version."""
+    command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "erase", "--key", KEY, "--stream"]
+    given = ["--lake", str(world.lake.folder), "--reason", "asked by letter"]
+    commits = [world.lake.folder / table / "_delta_log" / f"{version:020}.json" for table in until]
+    async with world.pool.acquire() as other, other.transaction():
+        await other.execute(f"SELECT FROM {locked} FOR UPDATE")
+        process = await asyncio.create_subprocess_exec(*command, *given)
+        await eventually(lambda: world.pool.fetchval(IS_WAITING), within=120)
+        if not until:
+            await end(world, process)
+    deadline = time.monotonic() + 60
+    while commits and not any(commit.exists() for commit in commits):  # a pause would miss the moment
+        assert time.monotonic() < deadline
+    await end(world, process)
 
-    def call(*given: Any) -> Any:
-        if step_of(*given) == step:
-            raise DiedError
-        return real(*given)
 
-    return call
+async def end(world: World, process: asyncio.subprocess.Process) -> None:
+    """Kill a run with its sessions."""
+    if process.returncode is None:
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL
+        await world.pool.execute(END_SESSIONS)

@@ -61,7 +61,7 @@ def test_a_table_in_an_object_store_is_written_and_read(spark: SparkSession, s3:
     with pytest.raises(ConflictError):
         table.commit(NO_FILES, Watermark("land", 100_001, after=1))
 
-    assert table.watermark("land") == 100_000
+    assert table.watermarks()("land") == 100_000
     assert table.read(spark).exceptAll(rows).isEmpty()
     some = table.read(spark, [("date", "=", "1970-01-02")], columns=["date", "seq"])
     assert some.columns == ["date", "seq"]
@@ -72,4 +72,4 @@ def test_a_table_in_an_object_store_is_written_and_read(spark: SparkSession, s3:
 
 def test_an_unreachable_object_store_is_reported(s3: str) -> None:
     with pytest.raises(PipelineError, match=r"s3://no-such-bucket/bronze cannot be read or written: "):
-        LakeTable("s3://no-such-bucket", BRONZE).watermark("land")
+        LakeTable("s3://no-such-bucket", BRONZE).watermarks()("land")

@@ -24,7 +24,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
-from sea_mq_worker.pipeline.jobs.replay.store import replay_store
+from sea_mq_worker.pipeline.jobs.replay.store import ReplayStore
 from sea_mq_worker.pipeline.lake.erased_ids import record_erased
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
@@ -265,11 +265,11 @@ async def test_events_changed_meanwhile_are_reported_and_two_runs_exclude_each_o
         "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1", ids[0]
     )
 
-    async with replay_store(site.settings) as store:
-        action = await store.begin("{}", "{}", actor="ann", reason="test")
-        assert await store.put_back(action.id, batch, after=0) == {str(ids[1])}
-        with pytest.raises(PipelineError, match="another run"):
-            await store.put_back(action.id, batch, after=0)
+    store = ReplayStore(site.pool)
+    action = await store.begin("{}", "{}", actor="ann", reason="test")
+    assert await store.put_back(action.id, batch, after=0) == {str(ids[1])}
+    with pytest.raises(PipelineError, match="another run"):
+        await store.put_back(action.id, batch, after=0)
 
     assert await site.pending() == set(ids[:2])
     assert [row["affected"] for row in await site.actions()] == [1]

@@ -148,8 +148,7 @@ async def test_all_partitions_see_one_moment(
     config = str(tmp_path / "settings.toml")
 
     with snapshot(settings) as held:
-        options = {"snapshot": held.id, "columns": "seq,state", "pagesPerPartition": "6", "config": config}
-        frame = spark.read.format("outbox").options(**options).load()
+        frame = read_outbox(spark, held, columns=["seq", "state"], pages_per_partition=6)
         await pool.execute("UPDATE outbox_events SET available_at = now(), state = 'PENDING'")
         await pool.execute(insert)
         assert held.rows("SELECT count(*) AS n FROM outbox_events WHERE seq >= $1::bigint", 0) == [{"n": 500}]

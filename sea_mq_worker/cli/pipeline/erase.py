@@ -64,7 +64,7 @@ def erase(
         found = find(settings, where, EventChoice(**choice))
         if dry_run:
             return found.result
-        confirm(len(found.rows.ids), "events will be erased for good", yes=yes)
+        confirm(found.result.events, "events will be erased for good", yes=yes)
         return erase_(settings, where, found, actor=actor, reason=reason, streams=stream)
 
     result = run_without_spark(job, needs=("database_url", "nats_url") if stream else ("database_url",))

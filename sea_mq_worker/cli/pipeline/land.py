@@ -167,10 +167,10 @@ class _Run:
 
     def land(self, spark: "SparkSession | None", settings: "Settings") -> None:
         """Land once; with a pause repeatedly, also across outages of NATS; print results with rows."""
-        from sea_mq_worker.cli.pipeline.signals import stopping_on_signals
         from sea_mq_worker.domain.errors import UnavailableError
         from sea_mq_worker.pipeline.jobs.land.job import LandOptions
         from sea_mq_worker.pipeline.jobs.typed.event_schemas import load_event_schemas
+        from sea_mq_worker.pipeline.signals import stopping_on_signals
         from sea_mq_worker.pipeline.spark_errors import translated
 
         schemas = load_event_schemas(self.schemas) if self.schemas else ()

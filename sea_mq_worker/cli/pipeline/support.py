@@ -55,8 +55,8 @@ def run_job(
     properties = _properties(conf or ())
     settings = settings_for(*needs)
     with _exit_codes():
-        from sea_mq_worker.cli.pipeline.signals import leaving_on_signals
         from sea_mq_worker.pipeline.session import spark_session
+        from sea_mq_worker.pipeline.signals import leaving_on_signals
         from sea_mq_worker.pipeline.stage_progress import stage_progress
 
         with (

@@ -33,8 +33,7 @@ def erased_hashes(lake: str) -> frozenset[str]:
     Raises:
         PipelineError: the lake cannot be read.
     """
-    table = LakeTable(lake, ERASED)
-    return frozenset(table.peek((), ["id_sha256"])["id_sha256"].to_pylist())
+    return frozenset(LakeTable(lake, ERASED).peek((), ["id_sha256"])["id_sha256"].to_pylist())
 
 
 def without_erased(rows: pa.RecordBatch, message_ids: pa.Array, hashes: frozenset[str]) -> pa.RecordBatch:
@@ -48,8 +47,7 @@ def record_erased(lake: str, message_ids: Iterable[str]) -> None:
     Raises:
         PipelineError: the lake cannot be written.
     """
-    added = sorted({id_hash(each) for each in message_ids} - erased_hashes(lake))
-    if added:
+    if added := sorted({id_hash(each) for each in message_ids} - erased_hashes(lake)):
         rows = pa.table([added, [datetime.now(UTC)] * len(added)], schema=ERASED.schema)
         uri = LakeTable(lake, ERASED).uri
         with reachable(uri):

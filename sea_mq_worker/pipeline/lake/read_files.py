@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local
 
-_BATCH_ROWS = 20_000
+BATCH_ROWS = 20_000
 _TASKS_MAX = 64
 _NON_ASCII = re.compile("%[89A-F]")
 """Matches folder names of partitions that Spark would decode wrongly, byte by byte."""
@@ -68,4 +68,4 @@ class _ReadFiles:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             files = dataset_of(self.uri, self.table_schema, batch.column("path").to_pylist())
-            yield from files.to_batches(columns=list(self.columns), batch_size=_BATCH_ROWS)
+            yield from files.to_batches(columns=list(self.columns), batch_size=BATCH_ROWS)

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-_MOMENT = pa.timestamp("us", tz="UTC")
-_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())]))
+_TYPES = {
+    "bigint": pa.int64(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "double": pa.float64(),
+    "headers": pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +48,15 @@ class TableSchema:
         return pa.schema([self.schema.field(name) for name in columns])
 
 
+def _columns(text: str) -> pa.Schema:
+    return pa.schema([(name, _TYPES[kind]) for name, kind in (column.split() for column in text.split(", "))])
+
+
 BRONZE = TableSchema(
     name="bronze",
-    schema=pa.schema(
-        [
-            ("seq", pa.int64()),
-            ("subject", pa.string()),
-            ("time", _MOMENT),
-            ("headers", _HEADERS),
-            ("data", pa.binary()),
-            ("incarnation", pa.string()),
-            ("stream", pa.string()),
-            ("date", pa.date32()),
-        ]
+    schema=_columns(
+        "seq bigint, subject string, time timestamp, headers headers, data binary, incarnation string, "
+        "stream string, date date"
     ),
     partition_by=("stream", "date"),
     ranged=("seq", "time", "incarnation"),
@@ -62,27 +66,11 @@ creation time and number of detected restores. The key of a row is (stream, inca
 
 SILVER = TableSchema(
     name="silver",
-    schema=pa.schema(
-        [
-            ("message_id", pa.string()),
-            ("event_type", pa.string()),
-            ("event_version", pa.int32()),
-            ("subject", pa.string()),
-            ("source", pa.string()),
-            ("aggregate", pa.string()),
-            ("occurred_at", _MOMENT),
-            ("published_at", _MOMENT),
-            ("correlation_id", pa.string()),
-            ("causation_id", pa.string()),
-            ("partition_key", pa.string()),
-            ("payload", pa.string()),
-            ("bytes", pa.int64()),
-            ("stream", pa.string()),
-            ("incarnation", pa.string()),
-            ("seq", pa.int64()),
-            ("context", pa.string()),
-            ("date", pa.date32()),
-        ]
+    schema=_columns(
+        "message_id string, event_type string, event_version int, subject string, source string, "
+        "aggregate string, occurred_at timestamp, published_at timestamp, correlation_id string, "
+        "causation_id string, partition_key string, payload string, bytes bigint, stream string, "
+        "incarnation string, seq bigint, context string, date date"
     ),
     partition_by=("context", "date"),
     ranged=("message_id", "published_at", "stream", "incarnation", "seq"),
@@ -93,15 +81,7 @@ is not an event's."""
 
 IDS = TableSchema(
     name="ids",
-    schema=pa.schema(
-        [
-            ("high", pa.int64()),
-            ("low", pa.int64()),
-            ("watermark", pa.string()),
-            ("seq", pa.int64()),
-            ("published_at", _MOMENT),
-        ]
-    ),
+    schema=_columns("high bigint, low bigint, watermark string, seq bigint, published_at timestamp"),
     partition_by=(),
     ranged=("high", "published_at"),
     sort_by=("high", "low"),
@@ -111,19 +91,9 @@ row counts if silver's watermark of the name ``watermark`` has reached ``seq``."
 
 GOLD = TableSchema(
     name="gold",
-    schema=pa.schema(
-        [
-            ("event_type", pa.string()),
-            ("minute", _MOMENT),
-            ("events", pa.int64()),
-            ("late", pa.int64()),
-            ("bytes", pa.int64()),
-            ("p50_seconds", pa.float64()),
-            ("p95_seconds", pa.float64()),
-            ("p99_seconds", pa.float64()),
-            ("context", pa.string()),
-            ("date", pa.date32()),
-        ]
+    schema=_columns(
+        "event_type string, minute timestamp, events bigint, late bigint, bytes bigint, p50_seconds double, "
+        "p95_seconds double, p99_seconds double, context string, date date"
     ),
     partition_by=("context", "date"),
     ranged=("minute",),
@@ -132,35 +102,13 @@ GOLD = TableSchema(
 
 ARCHIVE = TableSchema(
     name="archive",
-    schema=pa.schema(
-        [
-            ("id", pa.string()),
-            ("aggregate_type", pa.string()),
-            ("aggregate_id", pa.string()),
-            ("event_type", pa.string()),
-            ("event_version", pa.int32()),
-            ("payload", pa.string()),
-            ("occurred_at", _MOMENT),
-            ("correlation_id", pa.string()),
-            ("causation_id", pa.string()),
-            ("seq", pa.int64()),
-            ("created_at", _MOMENT),
-            ("partition_key", pa.string()),
-            ("ordering_key", pa.string()),
-            ("headers", pa.string()),
-            ("metadata", pa.string()),
-            ("available_at", _MOMENT),
-            ("publish_attempts", pa.int32()),
-            ("failures", pa.int32()),
-            ("first_attempt_at", _MOMENT),
-            ("stream", pa.string()),
-            ("stream_seq", pa.int64()),
-            ("published_at", _MOMENT),
-            ("publish_error", pa.string()),
-            ("batch", pa.int64()),
-            ("context", pa.string()),
-            ("date", pa.date32()),
-        ]
+    schema=_columns(
+        "id string, aggregate_type string, aggregate_id string, event_type string, event_version int, "
+        "payload string, occurred_at timestamp, correlation_id string, causation_id string, seq bigint, "
+        "created_at timestamp, partition_key string, ordering_key string, headers string, metadata string, "
+        "available_at timestamp, publish_attempts int, failures int, first_attempt_at timestamp, "
+        "stream string, stream_seq bigint, published_at timestamp, publish_error string, batch bigint, "
+        "context string, date date"
     ),
     partition_by=("context", "date"),
     ranged=("id", "seq", "created_at", "published_at", "batch"),

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -23,8 +23,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sea_mq_worker.pipeline.dataframes import matching
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.read_files import dataset_of, read_files
+from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of, read_files
 from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
 from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Watermark, is_reached
@@ -33,14 +34,13 @@ from sea_mq_worker.pipeline.lake.write_files import ENTRIES, FILE_BYTES_MAX, Wri
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
-"""(column, operator, value), all of which must match; operators of deltalake."""
+"""(column, operator, value), all of which must match; a value of None sets no condition."""
 
 _VERSION = version("sea-mq-worker")
 _READER_VERSION = 1
 """Tables with a higher version (deletion vectors, column mapping) cannot be read as plain Parquet."""
 
 _LOG_RETENTION = "interval 168 hours"
-_MERGED_ROWS = 100_000
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 
@@ -56,11 +56,6 @@ class Files:
     def paths(self) -> list[str]:
         """Paths of the files below the table's address."""
         return [action.path for action in self.actions]
-
-    @property
-    def size(self) -> int:
-        """Size of all files in bytes."""
-        return sum(action.size for action in self.actions)
 
 
 NO_FILES = Files((), 0)
@@ -102,11 +97,6 @@ class LakeTable:
             )
         return table
 
-    def watermark(self, name: str) -> int | None:
-        """Return the last value committed under a watermark's name; None: there is none."""
-        table = self.open()
-        return table.transaction_version(name) if table else None
-
     def watermarks(self) -> Callable[[str], int]:
         """Return a function that returns a watermark of the current version by its name; 0: there is none."""
         table = self.open()
@@ -118,35 +108,31 @@ class LakeTable:
         Raises:
             PipelineError: the commit cannot be synced.
         """
-        table = self.open()
-        if table:
+        if table := self.open():
             with reachable(self.uri), suppress(FileNotFoundError):  # a checkpoint has taken its place
                 self._sync(table.version())
 
     def read(
-        self, spark: SparkSession, skip_unless: Conditions = (), *, columns: Sequence[str] = ()
+        self, spark: SparkSession, conditions: Conditions = (), *, columns: Sequence[str] = ()
     ) -> DataFrame:
-        """Return the current rows.
+        """Return the matching rows, and skip files without them by partition and ``ranged`` columns.
 
         Args:
             spark: the session.
-            skip_unless: skip files without matching rows, by partition or ``ranged`` column; the result may
-                still contain rows that do not match.
+            conditions: conditions on any columns.
             columns: the columns to return; default: all.
         """
-        return read_files(
-            spark,
-            self.uri,
-            self.table_schema,
-            self.paths(skip_unless),
-            columns or self.table_schema.schema.names,
-        )
+        wanted = columns or self.table_schema.schema.names
+        conditions = [each for each in conditions if each[2] is not None]
+        needed = list(dict.fromkeys([*wanted, *(name for name, _, _ in conditions)]))
+        rows = read_files(spark, self.uri, self.table_schema, self.paths(conditions), needed)
+        return matching(rows, conditions).select(*wanted)
 
-    def peek(self, skip_unless: Conditions, columns: Sequence[str]) -> pa.Table:
+    def peek(self, conditions: Conditions, columns: Sequence[str]) -> pa.Table:
         """Return the matching rows, read in this process."""
-        files = dataset_of(self.uri, self.table_schema, self.paths(skip_unless))
-        matching = pq.filters_to_expression(list(skip_unless)) if skip_unless else None
-        return files.to_table(columns=list(columns), filter=matching)
+        files = dataset_of(self.uri, self.table_schema, self.paths(conditions))
+        expression = pq.filters_to_expression(list(conditions)) if conditions else None
+        return files.to_table(columns=list(columns), filter=expression)
 
     def write(self, frame: DataFrame) -> Files:
         """Write the frame's rows into new files by Spark's tasks; ``commit`` adds them to the table.
@@ -170,7 +156,13 @@ class LakeTable:
         ]
         return Files(tuple(actions), sum(each["rows"] for each in mine))
 
-    def commit(self, files: Files, *watermarks: Watermark, metadata: Mapping[str, str] | None = None) -> bool:
+    def commit(
+        self,
+        files: Files,
+        *watermarks: Watermark,
+        metadata: Mapping[str, str] | None = None,
+        replaced: Collection[Mapping[str, Any]] = (),
+    ) -> bool:
         """Add the files to the table atomically.
 
         Args:
@@ -178,6 +170,7 @@ class LakeTable:
             watermarks: the writer's progress.
             metadata: facts about the commit for the table's history, such as ``sea_mq.job``,
                 ``sea_mq.stream`` and ``sea_mq.range``; ``sea_mq.version`` is added.
+            replaced: partitions, as values by partition column, whose earlier files are removed.
 
         Returns:
             False, without a change, if the first watermark has already reached its value.
@@ -185,24 +178,26 @@ class LakeTable:
         Raises:
             ConflictError: another run changed a watermark, or a watermark does not have the value ``after``.
         """
-        return self._commit(files, (), watermarks, metadata)
-
-    def replace(
-        self,
-        files: Files,
-        partitions: Collection[Mapping[str, Any]],
-        *watermarks: Watermark,
-        metadata: Mapping[str, str] | None = None,
-    ) -> bool:
-        """Replace the content of the partitions by the files atomically; otherwise the same as ``commit``.
-
-        Args:
-            files: the new content of the partitions.
-            partitions: values by partition column.
-            watermarks: see ``commit``.
-            metadata: see ``commit``.
-        """
-        return self._commit(files, partitions, watermarks, metadata)
+        refused = ""
+        for attempt in range(_ATTEMPTS):
+            time.sleep(attempt * _PAUSE_SECONDS)
+            table = self.open() or self._create()
+            # Every attempt looks at the watermarks of the very version that it builds upon.
+            if is_reached(table, watermarks):
+                if not attempt:
+                    return False
+                raise ConflictError(
+                    f"{self.uri}: another run committed {watermarks[0].name!r} at the same time"
+                )
+            with reachable(self.uri):
+                try:
+                    self._upgrade(table)
+                    self._write(table, [*files.actions, *_removals(table, replaced)], watermarks, metadata)
+                except CommitFailedError as error:
+                    refused = str(error)
+                else:
+                    return True
+        raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
 
     def compact(self, files_max: int) -> int:
         """Merge the files of each partition that has more than ``files_max`` small files.
@@ -214,15 +209,18 @@ class LakeTable:
             The number of merged partitions.
         """
         table = self.open()
-        if table is None:
-            return 0
-        small: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+        small = defaultdict[tuple[Any, ...], list[dict[str, Any]]](list)
         for file in _files(table):
             if file["size_bytes"] < FILE_BYTES_MAX // 2:
-                small[tuple(file["partition"][name] for name in self.table_schema.partition_by)].append(file)
-        merge = self._merge_sorted if self.table_schema.sort_by else self._merge
-        crowded = [(values, files) for values, files in small.items() if len(files) > files_max]
-        return sum(merge(table, values, files) for values, files in crowded)
+                small[tuple(file.get("partition", {}).values())].append(file)
+        crowded = [files for files in small.values() if len(files) > files_max]
+        if table and crowded:
+            removals = [_removal(file, data_change=False) for files in crowded for file in files]
+            try:
+                self._write(table, [*self._merged(table, [each.path for each in removals]), *removals])
+            except CommitFailedError:
+                return 0
+        return len(crowded)
 
     def vacuum(self, hours: int) -> list[str]:
         """Delete files that no version of the last ``hours`` contains, including files of killed runs.
@@ -236,16 +234,14 @@ class LakeTable:
         if table is None:
             return []
         with reachable(self.uri):
-            return table.vacuum(
-                retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
-            )
+            return table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
-    def entries(self, skip_unless: Conditions = ()) -> pa.Table:
-        """Return path, rows, partition and statistics of each current file; see ``read``.
+    def entries(self, conditions: Conditions = ()) -> pa.Table:
+        """Return path, rows, partition and statistics of each current file that may have matching rows.
 
         The columns are ``path``, ``rows`` and such as ``partition.date``, ``min.seq``, ``max.seq``.
         """
-        table, paths = self.open(), self.paths(skip_unless)
+        table, paths = self.open(), self.paths(conditions)
         names = ["path", "rows", *(f"partition.{name}" for name in self.table_schema.partition_by)]
         names += [f"{end}.{name}" for name in self.table_schema.ranged for end in ("min", "max")]
         if table is None:
@@ -255,85 +251,46 @@ class LakeTable:
         entries = entries.set_column(0, "path", decoded).select(names)
         return entries.filter(pc.is_in(decoded, pa.array(paths, pa.string())))
 
-    def paths(self, skip_unless: Conditions = ()) -> list[str]:
-        """Return the current files by their paths below the table's address; see ``read``."""
-        table = self.open()
+    def paths(self, conditions: Conditions = ()) -> list[str]:
+        """Return the current files that may have matching rows, by their paths below the table's address."""
+        table, by = self.open(), self.table_schema.partition_by
         # An empty text would be taken for null.
-        predicate = [c for c in skip_unless if c[2] != "" or c[0] in self.table_schema.partition_by]
-        pruned = table.file_uris(file_pruning_predicate=predicate or None) if table else []
+        known = [c for c in conditions if c[0] in by or (c[0] in self.table_schema.ranged and c[2] != "")]
+        pruned = table.file_uris(file_pruning_predicate=known or None) if table else []
         # Below the table's address a file is named as it is, while the address itself is percent-encoded.
-        levels = len(self.table_schema.partition_by) + 1
-        return ["/".join(uri.split("/")[-levels:]) for uri in pruned]
+        return ["/".join(uri.split("/")[-len(by) - 1 :]) for uri in pruned]
 
-    def _commit(
+    def _merged(self, table: DeltaTable, paths: Sequence[str]) -> list[AddAction]:
+        # The table may have columns that only older files have.
+        table_schema = replace(self.table_schema, schema=pa.schema(table.schema()))
+        batches = dataset_of(self.uri, table_schema, paths).to_batches(
+            batch_size=BATCH_ROWS, fragment_readahead=1
+        )
+        if by := table_schema.sort_by:
+            rows = pa.Table.from_batches(batches, table_schema.schema)
+            batches = iter(rows.sort_by([(name, "ascending") for name in by]).to_batches(BATCH_ROWS))
+        entries = WriteFiles(self.uri, table_schema)(batches)
+        actions = self.files(pa.Table.from_batches(entries, ENTRIES)).actions
+        return [replace(each, data_change=False) for each in actions]
+
+    def _write(
         self,
-        files: Files,
-        replaced: Collection[Mapping[str, Any]],
-        watermarks: Sequence[Watermark],
-        metadata: Mapping[str, str] | None,
-    ) -> bool:
-        transactions = [Transaction(watermark.name, watermark.value) for watermark in watermarks]
-        # Every attempt looks at the watermarks of the very version that it builds upon.
+        table: DeltaTable,
+        actions: list[AddAction | RemoveAction],
+        watermarks: Sequence[Watermark] = (),
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Commit the version after the table's, if no other run has committed one."""
         properties = CommitProperties(
-            app_transactions=transactions,
+            app_transactions=[Transaction(each.name, each.value) for each in watermarks],
             custom_metadata={"sea_mq.version": _VERSION, **(metadata or {})},
             max_commit_retries=0,
         )
-        refused = ""
-        for attempt in range(_ATTEMPTS):
-            time.sleep(attempt * _PAUSE_SECONDS)
-            table = self.open() or self._create()
-            if is_reached(table, watermarks):
-                if not attempt:
-                    return False
-                raise ConflictError(
-                    f"{self.uri}: another run committed {watermarks[0].name!r} at the same time"
-                )
-            with reachable(self.uri):
-                try:
-                    self._upgrade(table)
-                    self._write(table, [*files.actions, *_removals(table, replaced)], properties)
-                except CommitFailedError as error:
-                    refused = str(error)
-                    continue
-                self._sync(table.version() + 1)
-            return True
-        raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
-
-    def _merge(self, table: DeltaTable, values: tuple[Any, ...], _files: Sequence[Mapping[str, Any]]) -> bool:
-        which = [
-            (name, "=", "" if value is None else value)
-            for name, value in zip(self.table_schema.partition_by, values, strict=True)
-        ]
-        try:
-            table.optimize.compact(partition_filters=which, target_size=FILE_BYTES_MAX)
-        except CommitFailedError:
-            return False
-        return True
-
-    def _merge_sorted(
-        self, table: DeltaTable, _values: tuple[Any, ...], files: Sequence[Mapping[str, Any]]
-    ) -> bool:
-        order = [(name, "ascending") for name in self.table_schema.sort_by]
-        paths = [unquote(file["path"]) for file in files]
-        rows = dataset_of(self.uri, self.table_schema, paths).to_table().sort_by(order)
-        entries = WriteFiles(self.uri, self.table_schema)(iter(rows.to_batches(_MERGED_ROWS)))
-        merged = self.files(pa.Table.from_batches(entries, ENTRIES))
-        try:
-            self._write(
-                table, [*merged.actions, *map(_removal, files)], CommitProperties(max_commit_retries=0)
-            )
-        except CommitFailedError:
-            return False
-        return True
-
-    def _write(
-        self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties
-    ) -> None:
         by = list(self.table_schema.partition_by)
         table.create_write_transaction(
             actions, "append", table.schema(), partition_by=by, commit_properties=properties
         )
+        self._sync(table.version() + 1)
 
     def _create(self) -> DeltaTable:
         by = list(self.table_schema.partition_by)
@@ -373,18 +330,16 @@ class LakeTable:
         make_durable(self.uri, f"_delta_log/{version:020}.json")
 
 
-def _files(table: DeltaTable) -> list[dict[str, Any]]:
-    files: list[dict[str, Any]] = pa.table(table.get_add_actions()).to_pylist()
-    return files
+def _files(table: DeltaTable | None) -> list[dict[str, Any]]:
+    return list(pa.table(table.get_add_actions()).to_pylist()) if table else []
 
 
 def _removals(table: DeltaTable, partitions: Collection[Mapping[str, Any]]) -> list[RemoveAction]:
     """List the files of the partitions, to be taken out; the log has their paths percent-encoded."""
-    if not partitions:
-        return []
     wanted = {tuple(sorted(partition.items())) for partition in partitions}
-    return [_removal(file) for file in _files(table) if tuple(sorted(file["partition"].items())) in wanted]
+    files = _files(table if wanted else None)
+    return [_removal(file) for file in files if tuple(sorted(file["partition"].items())) in wanted]
 
 
-def _removal(file: Mapping[str, Any]) -> RemoveAction:
-    return RemoveAction(unquote(file["path"]), True, int(time.time() * 1000), file["size_bytes"])
+def _removal(file: Mapping[str, Any], *, data_change: bool = True) -> RemoveAction:
+    return RemoveAction(unquote(file["path"]), data_change, int(time.time() * 1000), file["size_bytes"])

@@ -2,8 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
@@ -15,9 +15,6 @@ import pyarrow.parquet as pq
 
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable, reachable
-
-NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-"""Folder name that represents null."""
 
 FILE_BYTES_MAX = 128 * 2**20
 """A file of at least this size is closed, and the next one begun."""
@@ -53,8 +50,7 @@ class TableWriter:
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Write a batch; yield the entries of files that this has completed."""
         for values, part in _split(batch, self._table_schema):
-            file = self._files.pop(values, None)
-            file = file or _File.begun(self._uri, self._store, self._table_schema, values)
+            file = self._files.pop(values, None) or _File(self._uri, self._store, self._table_schema, values)
             file.add(part)
             if file.written >= self._file_bytes:
                 yield file.close()
@@ -85,90 +81,73 @@ class WriteFiles:
         yield from writer.close()
 
 
-@dataclass(slots=True)
 class _File:
-    uri: str
-    path: str
-    store: pafs.FileSystem
-    sink: pa.NativeFile
-    writer: pq.ParquetWriter
-    table_schema: TableSchema
-    partitions: dict[str, str | None]
-    rows: int = 0
-    ranges: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    nulls: dict[str, int] = field(default_factory=dict)
-    waiting: list[pa.Table] = field(default_factory=list)
-
-    @classmethod
-    def begun(
-        cls, uri: str, store: pafs.FileSystem, table_schema: TableSchema, values: tuple[Any, ...]
-    ) -> "_File":
-        partitions = {
-            name: _text(value) for name, value in zip(table_schema.partition_by, values, strict=True)
-        }
-        folders = [f"{name}={_folder(value)}" for name, value in partitions.items()]
-        if folders:
-            store.create_dir("/".join(folders), recursive=True)
-        path = "/".join([*folders, f"part-{uuid.uuid4()}.zstd.parquet"])
-        sink = store.open_output_stream(path)
-        writer = pq.ParquetWriter(sink, table_schema.file_schema, compression=_COMPRESSION)
-        return cls(uri, path, store, sink, writer, table_schema, partitions)
+    def __init__(
+        self, uri: str, store: pafs.FileSystem, table_schema: TableSchema, values: Sequence[Any]
+    ) -> None:
+        self._uri, self._table_schema = uri, table_schema
+        self._partitions = dict(zip(table_schema.partition_by, map(_text, values), strict=True))
+        folder = "".join(f"{name}={_folder(text)}/" for name, text in self._partitions.items())
+        if folder:
+            store.create_dir(folder.rstrip("/"), recursive=True)
+        self._path = f"{folder}part-{uuid.uuid4()}.zstd.parquet"
+        self._sink = store.open_output_stream(self._path)
+        self._writer = pq.ParquetWriter(self._sink, table_schema.file_schema, compression=_COMPRESSION)
+        self._rows = 0
+        self._ranges: dict[str, tuple[Any, Any]] = {}
+        self._nulls = dict.fromkeys(table_schema.ranged, 0)
+        self._waiting = table_schema.file_schema.empty_table()
 
     @property
     def written(self) -> int:
-        return int(self.sink.tell())
+        return int(self._sink.tell())
 
     def add(self, part: pa.Table) -> None:
-        self.rows += part.num_rows
-        for name in self.table_schema.ranged:
+        self._rows += part.num_rows
+        for name in self._table_schema.ranged:
             self._widen(name, part.column(name))
-        self.waiting.append(part)
-        if (
-            sum(table.nbytes for table in self.waiting) >= _GROUP_BYTES
-            or sum(table.num_rows for table in self.waiting) >= _GROUP_ROWS
-        ):
+        self._waiting = pa.concat_tables([self._waiting, part])
+        if self._waiting.nbytes >= _GROUP_BYTES or self._waiting.num_rows >= _GROUP_ROWS:
             self._flush()
 
     def close(self) -> pa.RecordBatch:
         self._flush()
-        with reachable(self.uri):
-            self.writer.close()
+        with reachable(self._uri):
+            self._writer.close()
             size = self.written
-            self.sink.close()
-            make_durable(self.uri, self.path)
+            self._sink.close()
+            make_durable(self._uri, self._path)
         row = {
-            "table": self.table_schema.name,
-            "path": self.path,
+            "table": self._table_schema.name,
+            "path": self._path,
             "stats": self._stats(),
-            "partitions": json.dumps(self.partitions),
+            "partitions": json.dumps(self._partitions),
             "size": size,
-            "rows": self.rows,
+            "rows": self._rows,
         }
         return pa.RecordBatch.from_pylist([row], schema=ENTRIES)
 
     def _flush(self) -> None:
-        if self.waiting:
-            rows, by = pa.concat_tables(self.waiting), self.table_schema.sort_by
+        rows, by = self._waiting, self._table_schema.sort_by
+        if rows.num_rows:
             ordered = rows.sort_by([(name, "ascending") for name in by]) if by else rows
-            with reachable(self.uri):
-                self.writer.write_table(ordered, row_group_size=_SEARCHED_ROWS if by else None)
-            self.waiting = []
+            with reachable(self._uri):
+                self._writer.write_table(ordered, row_group_size=_SEARCHED_ROWS if by else None)
+            self._waiting = rows.schema.empty_table()
 
     def _widen(self, name: str, column: pa.ChunkedArray) -> None:
-        self.nulls[name] = self.nulls.get(name, 0) + column.null_count
-        found = pc.min_max(column).as_py()
-        if found["min"] is None:
-            return
-        least, most = self.ranges.get(name, (found["min"], found["max"]))
-        self.ranges[name] = (min(least, found["min"]), max(most, found["max"]))
+        self._nulls[name] += column.null_count
+        ends = [*pc.min_max(column).as_py().values(), *self._ranges.get(name, ())]
+        if known := [end for end in ends if end is not None]:
+            self._ranges[name] = min(known), max(known)
 
     def _stats(self) -> str:
-        ranges = {name: ends for name, ends in self.ranges.items() if not any(map(_is_long, ends))}
+        ranges = {name: ends for name, ends in self._ranges.items() if not any(map(_is_long, ends))}
         stats = {
-            "numRecords": self.rows,
+            "numRecords": self._rows,
             "minValues": {name: _stat(least) for name, (least, _) in ranges.items()},
             "maxValues": {name: _stat(most, up=True) for name, (_, most) in ranges.items()},
-            "nullCount": self.nulls,
+            "nullCount": self._nulls,
         }
         return json.dumps(stats)
 
@@ -179,15 +158,11 @@ def _split(batch: pa.RecordBatch, table_schema: TableSchema) -> Iterator[tuple[t
     by = list(table_schema.partition_by)
     keys = table.select(by).group_by(by).aggregate([]).to_pylist()
     for key in keys:
-        part = table if len(keys) == 1 else table.filter(_matches(key))
+        part = table
+        for name, value in key.items() if len(keys) > 1 else ():
+            is_null = pc.field(name).is_null()
+            part = part.filter(is_null if value is None else pc.field(name) == value)
         yield tuple(key[name] for name in by), part.drop_columns(by)
-
-
-def _matches(key: dict[str, Any]) -> pc.Expression:
-    found = pc.scalar(True)
-    for name, value in key.items():
-        found &= pc.field(name).is_null() if value is None else pc.field(name) == pc.scalar(value)
-    return found
 
 
 def _text(value: Any) -> str | None:
@@ -198,7 +173,7 @@ def _text(value: Any) -> str | None:
 
 
 def _folder(value: str | None) -> str:
-    return NULL_FOLDER if value is None else quote(value, safe="")
+    return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe="")
 
 
 def _is_long(value: Any) -> bool:

@@ -71,8 +71,7 @@ def for_leaf(statement: str, table: str, leaf: str) -> str:
     return statement.replace(f" {table} ", f" {leaf} ")
 
 
-def ranges(leaf: LeafPartition, pages: int, *, first: int = 0, end: int | None = None) -> Iterator[PageRange]:
-    """Split the pages of a leaf from ``first`` to before ``end`` into ranges of at most ``pages``."""
-    behind = leaf.pages if end is None else end
-    for at in range(first, behind, pages):
-        yield PageRange(leaf.name, at, min(at + pages, behind))
+def ranges(leaf: LeafPartition, pages: int, *, first: int = 0) -> Iterator[PageRange]:
+    """Split the pages of a leaf from ``first`` on into ranges of at most ``pages``."""
+    for at in range(first, leaf.pages, pages):
+        yield PageRange(leaf.name, at, min(at + pages, leaf.pages))

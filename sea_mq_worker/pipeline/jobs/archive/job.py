@@ -17,7 +17,7 @@ the events of the batches between these watermarks, provided that none differs f
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -46,9 +46,6 @@ PER_SECOND = 20_000
 
 _TASK_PAGES_MIN = 1024
 _T = TypeVar("_T")
-
-OnProgress: TypeAlias = Callable[[str], None]
-"""Called with a line of text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,7 @@ def archive(
     before: datetime,
     actor: str,
     reason: str,
-    on_progress: OnProgress,
+    on_progress: Callable[[str], None],
     batch_rows: int = BATCH_ROWS,
     per_second: int = PER_SECOND,
 ) -> ArchiveResult:
@@ -116,15 +113,7 @@ def archive(
         job_run(spark, settings, "archive", reads=reads, writes=writes) as session,
         deletion(settings, actor=actor, reason=reason) as outbox,
     ):
-        run = _ArchiveRun(
-            spark=session,
-            settings=settings,
-            lake=lake,
-            before=before,
-            outbox=outbox,
-            per_second=per_second,
-            on_progress=on_progress,
-        )
+        run = _ArchiveRun(session, settings, lake, before, outbox, per_second, on_progress)
         run.resume()
         run.archive(_planned(settings, before, batch_rows))
     return run.result
@@ -133,8 +122,7 @@ def archive(
 def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
     """Count the events that an archive would find, and change nothing."""
     unfinished = _unfinished(LakeTable(lake, ARCHIVE), settings)
-    leaves = _planned(settings, before, BATCH_ROWS)
-    return replace(_found(leaves), resumed=min(unfinished, default=None))
+    return _found(_planned(settings, before, BATCH_ROWS), resumed=min(unfinished, default=None))
 
 
 def _planned(settings: Settings, before: datetime, batch_rows: int) -> Sequence[LeafPlan]:
@@ -142,11 +130,12 @@ def _planned(settings: Settings, before: datetime, batch_rows: int) -> Sequence[
         return plan(held, before, batch_rows)
 
 
-def _found(leaves: Sequence[LeafPlan]) -> ArchiveResult:
-    return ArchiveResult(found=sum(leaf.fit for leaf in leaves), unfit=sum(leaf.unfit for leaf in leaves))
+def _found(leaves: Sequence[LeafPlan], **result: Any) -> ArchiveResult:
+    fit, unfit = (sum(getattr(leaf, name) for leaf in leaves) for name in ("fit", "unfit"))
+    return ArchiveResult(found=fit, unfit=unfit, **result)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _ArchiveRun:
     spark: SparkSession
     settings: Settings
@@ -154,13 +143,13 @@ class _ArchiveRun:
     before: datetime
     outbox: Deletion
     per_second: int
-    on_progress: OnProgress
+    on_progress: Callable[[str], None]
     result: ArchiveResult = field(default_factory=ArchiveResult)
 
     def resume(self) -> None:
         """Delete the events of the batches that an earlier run left unfinished."""
         self._table.sync()
-        unfinished = _unfinished(self._table, self.settings)
+        unfinished = self._unfinished
         self.result = replace(self.result, resumed=min(unfinished, default=None))
         for number in unfinished:
             if event := self.outbox.altered(self._keys(number)):
@@ -177,24 +166,22 @@ class _ArchiveRun:
         self.result = replace(self.result, found=found.found, unfit=found.unfit)
         for leaf in leaves:
             for pages in leaf.batches:
-                number = self._batch(pages)
-                if number and not leaf.may_go:
-                    self._delete(number)
+                self._write(pages)
+                if not leaf.may_go:
+                    self._delete_unfinished()
             if leaf.may_go and not self._drop(leaf.leaf):
-                for number in _unfinished(self._table, self.settings):
-                    self._delete(number)
+                self._delete_unfinished()
 
-    def _batch(self, pages: PageRange) -> int | None:
-        """Archive the events in a range of pages; return the batch's number, None without events."""
-        number = _unfinished(self._table, self.settings).stop
+    def _write(self, pages: PageRange) -> None:
+        """Copy the events in a range of pages to the lake, unless there are none."""
+        number = self._unfinished.stop
         with snapshot(self.settings) as held:
             expected = content(held, self.before, pages)
             if not expected.rows:
-                return None
+                return
             with described(self.spark, f"archive: write batch {number}"):
                 files = self._table.write(self._rows(held, pages, number))
-        paths = [action.path for action in files.actions]
-        written = read_files(self.spark, self._table.uri, ARCHIVE, paths, ARCHIVE.schema.names)
+        written = read_files(self.spark, self._table.uri, ARCHIVE, files.paths, ARCHIVE.schema.names)
         found = self._read_back(content_of, written, number)
         if found != expected:
             raise DataLossError(
@@ -208,7 +195,10 @@ class _ArchiveRun:
         self._add(batches=1, archived=found.rows)
         progress = f"{self.result.archived:,} of {self.result.found:,} in all"
         self.on_progress(f"batch {number}: {found.rows:,} events verified in the lake; {progress}")
-        return number
+
+    def _delete_unfinished(self) -> None:
+        for number in self._unfinished:
+            self._delete(number)
 
     def _delete(self, number: int) -> None:
         keys = self._keys(number)
@@ -225,8 +215,8 @@ class _ArchiveRun:
 
     def _drop(self, leaf: str) -> bool:
         """Drop a partition with the events of the unfinished batches; return whether it was dropped."""
-        numbers = _unfinished(self._table, self.settings)
-        expected = self._read_back(content_of, self._committed_rows(numbers), numbers.stop - 1)
+        numbers = self._unfinished
+        expected = self._read_back(content_of, self._committed(numbers), numbers.stop - 1)
         self.outbox.check_lock()
         selection = {"before": self.before.isoformat(), "lake": self.lake, "batches": list(numbers)}
         outcome = self.outbox.drop(leaf, self.before, expected, selection)
@@ -257,6 +247,10 @@ class _ArchiveRun:
     def _table(self) -> LakeTable:
         return LakeTable(self.lake, ARCHIVE)
 
+    @property
+    def _unfinished(self) -> range:
+        return _unfinished(self._table, self.settings)
+
     def _rows(self, held: Snapshot, pages: PageRange, number: int) -> DataFrame:
         share = -(-(pages.end - pages.first) // parallelism(self.spark))
         frame = read_outbox(
@@ -275,15 +269,12 @@ class _ArchiveRun:
             F.to_date("published_at").alias("date"),
         )
 
-    def _committed_rows(self, numbers: range) -> DataFrame:
-        context, first, last = self.settings.context, numbers.start, numbers.stop - 1
-        rows = self._table.read(
-            self.spark, [("context", "=", context), ("batch", ">=", first), ("batch", "<=", last)]
-        )
-        return rows.where((F.col("context") == context) & F.col("batch").between(first, last))
+    def _committed(self, numbers: range) -> DataFrame:
+        of_batches = [("batch", ">=", numbers.start), ("batch", "<", numbers.stop)]
+        return self._table.read(self.spark, [("context", "=", self.settings.context), *of_batches])
 
     def _keys(self, number: int) -> pa.Table:
-        return self._read_back(keys_of, self._committed_rows(range(number, number + 1)), number)
+        return self._read_back(keys_of, self._committed(range(number, number + 1)), number)
 
     def _read_back(self, read: Callable[[DataFrame], _T], rows: DataFrame, number: int) -> _T:
         try:
@@ -303,5 +294,5 @@ def _watermarks(settings: Settings) -> tuple[str, str]:
 
 def _unfinished(table: LakeTable, settings: Settings) -> range:
     """Return the numbers of committed batches whose events are not yet deleted from the outbox."""
-    committed, finished = (table.watermark(name) or 0 for name in _watermarks(settings))
+    committed, finished = map(table.watermarks(), _watermarks(settings))
     return range(finished + 1, committed + 1)

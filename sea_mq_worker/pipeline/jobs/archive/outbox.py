@@ -17,7 +17,6 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     DROP_LEAF,
     LEAVES,
-    LeafPartition,
     PageRange,
     dropped_leaf,
     for_leaf,
@@ -71,21 +70,14 @@ class LeafPlan:
 
 def plan(held: Snapshot, before: datetime, batch_rows: int) -> list[LeafPlan]:
     """Locate the events to archive; their number can only decrease, because ``before`` is in the past."""
-    leaves = [leaf_of(row) for row in held.rows(LEAVES, _TABLE)]
-    return [_plan_of(held, leaf, before, batch_rows) for leaf in leaves]
-
-
-def _plan_of(held: Snapshot, leaf: LeafPartition, before: datetime, batch_rows: int) -> LeafPlan:
-    statement = for_leaf(_SQL["batches"], _TABLE, leaf.name)
-    rows = held.rows(statement, before, FIRST_TIME, LAST_TIME, _RUN_PAGES, batch_rows)
-    fit = sum(row["fit"] for row in rows)
-    return LeafPlan(
-        leaf=leaf.name,
-        fit=fit,
-        unfit=sum(row["unfit"] for row in rows),
-        batches=tuple(PageRange(leaf.name, row["first"], row["end"]) for row in rows if row["fit"]),
-        may_go=leaf.is_over(before) and fit == sum(row["rows"] for row in rows),
-    )
+    plans = []
+    for leaf in map(leaf_of, held.rows(LEAVES, _TABLE)):
+        statement = for_leaf(_SQL["batches"], _TABLE, leaf.name)
+        rows = held.rows(statement, before, FIRST_TIME, LAST_TIME, _RUN_PAGES, batch_rows)
+        rows_all, fit, unfit = (sum(row[name] for row in rows) for name in ("rows", "fit", "unfit"))
+        batches = tuple(PageRange(leaf.name, row["first"], row["end"]) for row in rows if row["fit"])
+        plans.append(LeafPlan(leaf.name, fit, unfit, batches, leaf.is_over(before) and fit == rows_all))
+    return plans
 
 
 def content(held: Snapshot, before: datetime, pages: PageRange) -> Content:

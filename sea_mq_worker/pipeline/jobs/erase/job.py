@@ -26,15 +26,15 @@ from sea_mq_worker.pipeline.jobs.archive.outbox import deletion
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
     ID_HEADERS,
     EventChoice,
-    LakeRows,
+    Position,
     delete_rows,
     find_rows,
 )
 from sea_mq_worker.pipeline.jobs.erase.old_versions import delete_old_versions
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash, record_erased
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SCHEMAS, SILVER
-from sea_mq_worker.pipeline.lake.table import LakeTable, check_lake
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
+from sea_mq_worker.pipeline.lake.table import check_lake
 from sea_mq_worker.pipeline.sources.jetstream.state import connected
 from sea_mq_worker.settings import Settings
 
@@ -65,19 +65,16 @@ class FoundEvents:
     """The events of a choice, before they are erased.
 
     Attributes:
-        rows: their rows in the lake, and all their message IDs.
-        counts: number of rows by table of the database.
+        ids: message IDs.
+        positions: places of their copies in the lake.
         copies: (stream, sequence) of copies that the streams may still contain.
+        result: the result of a dry run.
     """
 
-    rows: LakeRows
-    counts: Mapping[str, int]
+    ids: frozenset[str]
+    positions: frozenset[Position]
     copies: frozenset[tuple[str, int]]
-
-    @property
-    def result(self) -> EraseResult:
-        """The result of a dry run."""
-        return EraseResult(events=len(self.rows.ids), rows={**self.counts, **self.rows.counts}, dry_run=True)
+    result: EraseResult
 
 
 def find(settings: Settings, lake: str, choice: EventChoice) -> FoundEvents:
@@ -116,18 +113,22 @@ async def _find(settings: Settings, lake: str, choice: EventChoice) -> FoundEven
     async with tables_pool(settings, purpose="erase") as pool:
         chosen = (_uuids(choice.ids), kind, identity, choice.key)
         events = await fetch_with_long_timeout(pool, _SQL["events"], *chosen)
-        rows = await asyncio.to_thread(find_rows, lake, choice, [row["id"] for row in events])
-        messages = await fetch(pool, _SQL["messages"], _uuids(rows.ids))
+        found = await asyncio.to_thread(find_rows, lake, choice, [row["id"] for row in events])
+        ids, positions, counts = found
+        messages = await fetch(pool, _SQL["messages"], _uuids(ids))
     _check_finished([row["id"] for row in (*events, *messages) if row["is_open"]])
     copies = {(row["stream"], row["stream_seq"]) for row in (*events, *messages) if row["stream_seq"]}
-    copies |= {(position.stream, position.seq) for position in rows.positions}
-    return FoundEvents(rows, {"outbox": len(events), "inbox": len(messages)}, frozenset(copies))
+    copies |= {(position.stream, position.seq) for position in positions}
+    rows = {"outbox": len(events), "inbox": len(messages), **counts}
+    return FoundEvents(
+        ids, positions, frozenset(copies), EraseResult(events=len(ids), rows=rows, dry_run=True)
+    )
 
 
 async def _erase(
     settings: Settings, lake: str, found: FoundEvents, actor: str, reason: str, *, streams: bool
 ) -> EraseResult:
-    ids = found.rows.ids
+    ids = found.ids
     selection = json.dumps({"id_sha256": sorted(map(id_hash, ids)), "lake": lake, "streams": streams})
     async with (
         tables_pool(settings, purpose="erase") as pool,
@@ -137,10 +138,10 @@ async def _erase(
         deleted = await _delete_messages(settings, found) if streams else 0
         rows = {"inbox": await _delete_rows(pool, "delete_messages", ids, action)}
         for schema in (*tables_of(lake), BRONZE, IDS, SILVER):
-            rows[schema.name] = await asyncio.to_thread(delete_rows, lake, schema, found.rows)
+            rows[schema.name] = await asyncio.to_thread(delete_rows, lake, schema, ids, found.positions)
         rows["outbox"] = await _delete_rows(pool, "delete_events", ids, action)
-        rows[ARCHIVE.name] = await asyncio.to_thread(delete_rows, lake, ARCHIVE, found.rows)
-        unused = await asyncio.to_thread(_delete_all_old_versions, lake)
+        rows[ARCHIVE.name] = await asyncio.to_thread(delete_rows, lake, ARCHIVE, ids, found.positions)
+        unused = await asyncio.to_thread(delete_old_versions, lake)
     return EraseResult(events=len(ids), rows=rows, stream_messages=deleted, unused_files=unused)
 
 
@@ -163,15 +164,10 @@ async def _delete_messages(settings: Settings, found: FoundEvents) -> int:
                 continue
             message = stored(answer["message"], stream=stream, consumer="", deliveries=0)
             named = {value for name, value in message.headers.items() if name.lower() in ID_HEADERS}
-            if found.rows.ids.intersection(named, map(str.lower, named)):
+            if found.ids.intersection(named, map(str.lower, named)):
                 await api(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})
                 deleted += 1
     return deleted
-
-
-def _delete_all_old_versions(lake: str) -> tuple[str, ...]:
-    tables = [LakeTable(lake, schema) for schema in (*SCHEMAS, *tables_of(lake))]
-    return tuple(f"{table.uri}/{path}" for table in tables for path in delete_old_versions(table))
 
 
 def _check_finished(ids: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Find and delete the rows of chosen events in the lake's tables, by SQL and without Spark."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,23 +45,13 @@ class Position(NamedTuple):
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class LakeRows:
-    """The rows of the chosen events.
-
-    Attributes:
-        ids: message IDs.
-        positions: places of all copies.
-        counts: number of rows by table.
-    """
-
-    ids: frozenset[str]
-    positions: frozenset[Position]
-    counts: Mapping[str, int]
-
-
-def find_rows(lake: str, choice: EventChoice, ids: Collection[str]) -> LakeRows:
+def find_rows(
+    lake: str, choice: EventChoice, ids: Iterable[str]
+) -> tuple[frozenset[str], frozenset[Position], dict[str, int]]:
     """Find the rows of the choice and of further message IDs; read the headers of all messages for it.
+
+    Returns:
+        All message IDs, the places of all copies, and the number of rows by table.
 
     Raises:
         PipelineError: the lake cannot be read, or silver lacks messages of bronze.
@@ -86,13 +76,12 @@ def find_rows(lake: str, choice: EventChoice, ids: Collection[str]) -> LakeRows:
     is_copy = f"{_is_in('name', ID_HEADERS)} AND ({is_named})"
     copies = _select(lake, BRONZE, position, is_copy, source=_HEADERS)
     positions = frozenset(Position(**row) for row in (*copies, *silver))
-    return LakeRows(
-        known, positions, {"bronze": len(positions), "archive": len(archived), "silver": len(silver)}
-    )
+    counts = {"bronze": len(positions), "archive": len(archived), "silver": len(silver)}
+    return known, positions, counts
 
 
-def delete_rows(lake: str, schema: TableSchema, rows: LakeRows) -> int:
-    """Delete the rows from the current version of a table; return the number of deleted rows.
+def delete_rows(lake: str, schema: TableSchema, ids: Collection[str], positions: Collection[Position]) -> int:
+    """Delete events from the current version of a table; return the number of deleted rows.
 
     Raises:
         PipelineError: the lake cannot be written, or another run keeps changing it.
@@ -101,22 +90,23 @@ def delete_rows(lake: str, schema: TableSchema, rows: LakeRows) -> int:
     if table is None:
         return 0
     if schema is ARCHIVE:
-        condition = _is_in("id", rows.ids)
+        condition = _is_in("id", ids)
     elif schema.name.startswith("typed/"):
-        condition = _is_in("_message_id", rows.ids)
+        condition = _is_in("_message_id", ids)
     elif schema is IDS:
-        condition = _is_at(rows.positions, "watermark = '{} {}'")
+        condition = _is_at(positions, "watermark = '{} {}'")
     else:
-        condition = _is_at(rows.positions, "stream = '{}' AND incarnation = '{}'")
+        condition = _is_at(positions, "stream = '{}' AND incarnation = '{}'")
     with reachable(table.table_uri):
         return int(table.delete(condition)["num_deleted_rows"])
 
 
 def _check_silver(lake: str) -> None:
-    bronze, silver = LakeTable(lake, BRONZE), LakeTable(lake, SILVER)
+    silver = LakeTable(lake, SILVER)
+    reached = silver.watermarks()
     for row in _select(lake, BRONZE, "stream"):
-        for progress in incarnations(bronze, row["stream"]):
-            if (silver.watermark(progress.name) or 0) < progress.landed:
+        for progress in incarnations(LakeTable(lake, BRONZE), row["stream"]):
+            if reached(progress.name) < progress.landed:
                 raise PipelineError(
                     f"{silver.uri} lacks messages of {progress.stream}; run `pipeline land` first"
                 )
@@ -130,9 +120,7 @@ def _select(
         return []
     query = f"SELECT DISTINCT {columns} FROM {source} WHERE {condition}"  # noqa: S608 - made of literals
     with reachable(table.table_uri):
-        rows = pa.table(QueryBuilder().register("t", table).execute(query).read_all())
-    found: list[dict[str, Any]] = rows.to_pylist()
-    return found
+        return list(pa.table(QueryBuilder().register("t", table).execute(query).read_all()).to_pylist())
 
 
 def _is_at(positions: Iterable[Position], is_of: str) -> str:

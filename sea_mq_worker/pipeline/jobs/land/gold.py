@@ -57,7 +57,7 @@ def refresh(
         watermarks = [Watermark(each.name, seqs.stop, after=seqs.start) for each, seqs in due.items()]
         serial = here(SERIAL)
         watermarks.append(Watermark(SERIAL, serial + 1, after=serial))
-        gold.replace(gold.files(entries), touched, *watermarks, metadata={"sea_mq.job": "land"})
+        gold.commit(gold.files(entries), *watermarks, metadata={"sea_mq.job": "land"}, replaced=touched)
         return len(touched)
 
     return committed(attempt)

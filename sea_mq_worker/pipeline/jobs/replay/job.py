@@ -19,17 +19,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeAlias
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.application.waiting import sleep_or_stop
+from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.replay.read_events import choose_events, with_content
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
-from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore, replay_store
+from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import snapshot
@@ -77,10 +77,6 @@ class ReplayJobResult:
     stopped: bool = False
 
 
-OnProgress: TypeAlias = Callable[[str], None]
-"""Called with a line of text."""
-
-
 async def replay(
     spark: SparkSession,
     settings: Settings,
@@ -90,7 +86,7 @@ async def replay(
     actor: str,
     reason: str,
     stop: asyncio.Event,
-    on_progress: OnProgress,
+    on_progress: Callable[[str], None],
     cap: int = 1000,
     per_second: int = 1000,
     dry_run: bool = False,
@@ -115,13 +111,13 @@ async def replay(
     Raises:
         PipelineError: another run is executing the same replay.
         UnavailableError: a server became unavailable; the same command continues.
-        ContractError: the schema or the stream does not meet the worker's requirements.
+        ContractError: the database does not meet the worker's requirements.
     """
     words = selection.as_given(lake)
-    outbox = table_datasets(settings, "outbox_events")
-    reads = [*outbox, *lake_datasets(lake, ARCHIVE)]
-    with job_run(spark, settings, "replay", reads=reads, writes=outbox) as session:
-        async with replay_store(settings) as store:
+    outbox, archive = table_datasets(settings, "outbox_events"), lake_datasets(lake, ARCHIVE)
+    with job_run(spark, settings, "replay", reads=[*outbox, *archive], writes=outbox) as session:
+        async with tables_pool(settings, purpose="replay") as pool:
+            store = ReplayStore(pool)
             earlier = None if restart else await store.unfinished(words)
             if earlier:
                 selection = selection.with_times(earlier.selection)
@@ -136,8 +132,10 @@ async def replay(
                     selection.audited(lake), words, actor=actor, reason=reason
                 )
                 rows = await asyncio.to_thread(_in_order, session, settings, chosen, matched, lake)
-                run = _ReplayRun(store, action, per_second, stop, on_progress)
-                return await run.put_back(rows, replace(found, action=action.id))
+                found = replace(found, action=action.id)
+                return await _put_back(
+                    store, action, rows, found, per_second=per_second, stop=stop, on_progress=on_progress
+                )
             finally:
                 chosen.unpersist()
 
@@ -164,33 +162,32 @@ def _in_order(
         return in_order.toLocalIterator(prefetchPartitions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplayRun:
-    """One pass over the selected events."""
-
-    store: ReplayStore
-    action: Action
-    per_second: int
-    stop: asyncio.Event
-    on_progress: OnProgress
-
-    async def put_back(self, rows: Iterator[Row], result: ReplayJobResult) -> ReplayJobResult:
-        began = time.monotonic()
-        size = min(_BATCH_MAX, self.per_second)
-        through, count = self.action.through, 0
-        while not self.stop.is_set() and (batch := await asyncio.to_thread(lambda: list(islice(rows, size)))):
-            done = await self.store.put_back(self.action.id, batch, after=through)
-            through, count = batch[-1].seq, count + len(batch)
-            missed = tuple(row.id for row in batch if row.id not in done)
-            result = replace(
-                result,
-                replayed=result.replayed + len(done),
-                skipped=result.skipped + len(missed),
-                skipped_ids=(*result.skipped_ids, *missed)[:_NAMED_MAX],
-            )
-            self.on_progress(f"replay: {count:,} of {result.matched:,}, {result.replayed:,} put back")
-            if count < result.matched:
-                await sleep_or_stop(self.stop, seconds=began + count / self.per_second - time.monotonic())
-        if count == result.matched:
-            await self.store.finish(self.action.id)
-        return replace(result, seconds=time.monotonic() - began, stopped=count < result.matched)
+async def _put_back(
+    store: ReplayStore,
+    action: Action,
+    rows: Iterator[Row],
+    result: ReplayJobResult,
+    *,
+    per_second: int,
+    stop: asyncio.Event,
+    on_progress: Callable[[str], None],
+) -> ReplayJobResult:
+    began = time.monotonic()
+    size = min(_BATCH_MAX, per_second)
+    through, count = action.through, 0
+    while not stop.is_set() and (batch := await asyncio.to_thread(lambda: list(islice(rows, size)))):
+        done = await store.put_back(action.id, batch, after=through)
+        through, count = batch[-1].seq, count + len(batch)
+        missed = tuple(row.id for row in batch if row.id not in done)
+        result = replace(
+            result,
+            replayed=result.replayed + len(done),
+            skipped=result.skipped + len(missed),
+            skipped_ids=(*result.skipped_ids, *missed)[:_NAMED_MAX],
+        )
+        on_progress(f"replay: {count:,} of {result.matched:,}, {result.replayed:,} put back")
+        if count < result.matched:
+            await sleep_or_stop(stop, seconds=began + count / per_second - time.monotonic())
+    if count == result.matched:
+        await store.finish(action.id)
+    return replace(result, seconds=time.monotonic() - began, stopped=count < result.matched)

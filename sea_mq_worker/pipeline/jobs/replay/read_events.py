@@ -5,31 +5,22 @@ times the log of the archive's table shows which files can hold the events: by t
 ranges of their IDs, batches and times of publication.
 """
 
-from collections.abc import Callable, Mapping
 from datetime import timedelta
-from operator import eq, ge, lt
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.pipeline.dataframes import deduplicate_by
+from sea_mq_worker.pipeline.dataframes import deduplicate_by, matching
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
-from sea_mq_worker.pipeline.jobs.replay.store import RESTORED, RESTORED_TIMES, Action
+from sea_mq_worker.pipeline.jobs.replay.store import RESTORED, Action
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_outbox
 from sea_mq_worker.pipeline.sources.tables.source import PAGES_PER_PARTITION
 
-_COMPARISONS: Mapping[str, Callable[[Column, Any], Column]] = {
-    "=": eq,
-    ">=": ge,
-    "<": lt,
-    "in": lambda column, values: column.isin(*values),
-}
 _LOCATION = ("id", "batch", "date")
 """Columns whose ranges locate archived events among the archive's files."""
 
@@ -65,100 +56,79 @@ def choose_events(
         earlier: the interrupted run that is continued: events up to its seq are done, and events that were
             published since it began are left out.
     """
-    rows = _in_table(spark, held, selection)
-    if lake and EventState.PUBLISHED in selection.states:
-        rows = rows.unionByName(_in_archive(spark, lake, context, selection), allowMissingColumns=True)
+    rows = _candidates(spark, held, selection, lake, context)
     if selection.ids:
-        ids = spark.createDataFrame(pa.table({"id": [str(one) for one in selection.ids]})).distinct()
+        ids = spark.createDataFrame(pa.table({"id": [str(one) for one in selection.ids]}))
         rows = rows.join(ids, "id", "left_semi")
     if lake and (hashes := erased_hashes(lake)):
         erased = spark.createDataFrame(pa.table({"hash": sorted(hashes)}))
         rows = rows.join(erased, F.sha2("id", 256) == erased["hash"], "left_anti")
     once = deduplicate_by(rows, "id", "archived", F.desc("published_at"))
-    return once.where(F.col("state").isin(*selection.states) & _is_within(selection, earlier))
+    if earlier:
+        is_new = F.col("published_at") > F.lit(earlier.at)
+        once = once.where((F.col("seq") > earlier.through) & ~F.coalesce(is_new, F.lit(False)))
+    return matching(
+        once,
+        [
+            ("state", "in", selection.states),
+            ("published_at", ">=", selection.published_since),
+            ("published_at", "<", selection.published_until),
+        ],
+    )
+
+
+def _candidates(
+    spark: SparkSession, held: Snapshot, selection: Selection, lake: str | None, context: str
+) -> DataFrame:
+    """Return the rows of table and archive that meet the conditions on columns that never change.
+
+    The rows of an event meet all of these conditions, or none. Of the archive, rows that were published
+    before the selection are left out, but not those after it: they may be later rows of the same event.
+    """
+    ids = [str(one) for one in selection.ids] if len(selection.ids) <= _LISTED_MAX else []
+    immutable: list[Condition] = [
+        ("created_at", ">=", selection.since),
+        ("created_at", "<", selection.until),
+        ("event_type", "in", selection.event_types or None),
+        ("ordering_key", "in", selection.ordering_keys or None),
+        ("id", "in", ids or None),
+    ]
+    rows = read_outbox(
+        spark,
+        held,
+        columns=["id", "seq", "event_type", "state", "published_at"],
+        where=immutable,
+        pages_per_partition=0 if ids else PAGES_PER_PARTITION,
+    ).withColumn("archived", F.lit(False))
+    if not lake or EventState.PUBLISHED not in selection.states:
+        return rows
+    published = [selection.published_since, selection.since and selection.since - _CLOCK_STEP_MAX]
+    archived = LakeTable(lake, ARCHIVE).read(
+        spark,
+        [("context", "=", context), *immutable, *(("published_at", ">=", limit) for limit in published)],
+        columns=("id", "seq", "event_type", "published_at", "batch", "date"),
+    )
+    archived = archived.withColumns({"state": F.lit(str(EventState.PUBLISHED)), "archived": F.lit(True)})
+    return rows.unionByName(archived, allowMissingColumns=True)
 
 
 def with_content(spark: SparkSession, chosen: DataFrame, *, lake: str, context: str) -> DataFrame:
-    """Add the columns of RESTORED, null for events in the table; times are microseconds since 1970."""
+    """Add the columns of RESTORED, null for events in the table; times are texts."""
     archived = chosen.where("archived")
     (ends,) = archived.agg(*(end(name) for name in _LOCATION for end in (F.min, F.max))).collect()
     if ends[0] is None:
         return chosen
-    ranges = [(name, ends[2 * at], ends[2 * at + 1]) for at, name in enumerate(_LOCATION)]
-    limits = [limit for name, first, last in ranges for limit in ((name, ">=", first), (name, "<=", last))]
+    limits = [
+        (name, sign, ends[2 * at + last])
+        for at, name in enumerate(_LOCATION)
+        for last, sign in enumerate((">=", "<="))
+    ]
     rows = LakeTable(lake, ARCHIVE).read(spark, [("context", "=", context), *limits])
-    for name, first, last in ranges:
-        rows = rows.where(F.col(name).between(first, last))
-    content = rows.where(F.col("context") == context).select(
-        "id", "batch", *(_content(name) for name in RESTORED if name not in chosen.columns)
-    )
+    content = rows.select("id", "batch", *(_content(name) for name in RESTORED if name not in chosen.columns))
     restored = archived.join(content, ["id", "batch"])
     return chosen.where("NOT archived").unionByName(restored, allowMissingColumns=True)
 
 
 def _content(name: str) -> Column:
-    return F.unix_micros(name).alias(name) if name in RESTORED_TIMES else F.col(name)
-
-
-def _in_table(spark: SparkSession, held: Snapshot, selection: Selection) -> DataFrame:
-    """Return the table's events in any state."""
-    ids = _listed(selection)
-    rows = read_outbox(
-        spark,
-        held,
-        columns=["id", "seq", "event_type", "state", "published_at"],
-        where=[*_immutable(selection), ("id", "in", ids)],
-        pages_per_partition=0 if ids else PAGES_PER_PARTITION,
-    )
-    return rows.withColumn("archived", F.lit(False))
-
-
-def _in_archive(spark: SparkSession, lake: str, context: str, selection: Selection) -> DataFrame:
-    """Return the archive's rows; an event that was archived twice has two.
-
-    Files are skipped by the earliest publication alone: a file beyond the latest one may have a later row of
-    the same event, which then counts.
-    """
-    skip_unless: list[Condition] = [("context", "=", context)]
-    if ids := _listed(selection):
-        skip_unless.append(("id", "in", ids))
-    if selection.published_since:
-        skip_unless.append(("published_at", ">=", selection.published_since))
-    if selection.since:
-        skip_unless.append(("published_at", ">=", selection.since - _CLOCK_STEP_MAX))
-    columns = ("id", "seq", "event_type", "published_at", "batch", "date")
-    filtered = ("context", "created_at", "ordering_key")
-    rows = LakeTable(lake, ARCHIVE).read(spark, skip_unless, columns=(*columns, *filtered))
-    for name, sign, value in (("context", "=", context), *_immutable(selection)):
-        if value is not None:
-            rows = rows.where(_COMPARISONS[sign](F.col(name), value))
-    state = F.lit(EventState.PUBLISHED.value).alias("state")
-    return rows.select(*columns, state, F.lit(True).alias("archived"))
-
-
-def _immutable(selection: Selection) -> list[Condition]:
-    """Return the conditions on columns that never change, so that the rows of an event meet all or none."""
-    return [
-        ("created_at", ">=", selection.since),
-        ("created_at", "<", selection.until),
-        ("event_type", "in", selection.event_types or None),
-        ("ordering_key", "in", selection.ordering_keys or None),
-    ]
-
-
-def _listed(selection: Selection) -> list[str] | None:
-    """Return the IDs if they are few enough for a condition; None: all IDs must be read."""
-    return [str(one) for one in selection.ids] if 0 < len(selection.ids) <= _LISTED_MAX else None
-
-
-def _is_within(selection: Selection, earlier: Action | None) -> Column:
-    published = F.col("published_at")
-    within = F.lit(True)
-    if earlier:
-        within &= F.col("seq") > earlier.through
-        within &= published.isNull() | (published <= F.lit(earlier.at))
-    if selection.published_since:
-        within &= published >= F.lit(selection.published_since)
-    if selection.published_until:
-        within &= published < F.lit(selection.published_until)
-    return F.coalesce(within, F.lit(False))
+    is_time = pa.types.is_timestamp(ARCHIVE.schema.field(name).type)
+    return F.concat(F.col(name).cast("string"), F.lit("Z")).alias(name) if is_time else F.col(name)

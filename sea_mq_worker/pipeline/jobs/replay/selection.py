@@ -40,11 +40,6 @@ class Selection:
     published_until: datetime | None = None
     words: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no filter is set, so that all events would match."""
-        return replace(self, words=()) == Selection()
-
     def audited(self, lake: str | None) -> str:
         """Return the selection for the audit as JSON; of many IDs, only their number and digest."""
         return json.dumps(self._fields(lake), default=str)

@@ -1,10 +1,9 @@
 """Put events back into the outbox in batches, and record the progress."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -13,9 +12,7 @@ from pyspark.sql import Row
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.settings import Settings
 
 RESTORED = (
     *("id", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
@@ -24,10 +21,6 @@ RESTORED = (
 )
 """Columns of a restored event, the parameters of the statement `restore` in order."""
 
-RESTORED_TIMES = ("occurred_at", "created_at")
-"""Those of them that are times: microseconds since 1970."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SQL = load_queries(
     "pipeline_replay", *("begin", "unfinished", "advance", "requeue", "restore", "count", "finish")
 )
@@ -87,7 +80,7 @@ class ReplayStore:
                 if here:
                     done += await connection.fetch(_SQL["requeue"], here)
                 if gone:
-                    columns = ([_value(name, row[name]) for row in gone] for name in RESTORED)
+                    columns = ([row[name] for row in gone] for name in RESTORED)
                     done += await connection.fetch(_SQL["restore"], *columns)
                 await connection.execute(_SQL["count"], action, len(done))
         return frozenset(row["id"] for row in done)
@@ -97,17 +90,5 @@ class ReplayStore:
         await fetch(self.pool, _SQL["finish"], action)
 
 
-@asynccontextmanager
-async def replay_store(settings: Settings) -> AsyncIterator[ReplayStore]:
-    """Connect to the database for the length of a block."""
-    async with tables_pool(settings, purpose="replay") as pool:
-        yield ReplayStore(pool)
-
-
 def _action(row: Any) -> Action:
     return Action(**{**row, "selection": json.loads(row["selection"])})
-
-
-def _value(name: str, value: Any) -> Any:
-    is_time = name in RESTORED_TIMES and value is not None
-    return _EPOCH + timedelta(microseconds=value) if is_time else value

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-import pyarrow as pa
-
 from sea_mq_worker.adapters.postgres.connection import session_settings
 from sea_mq_worker.adapters.postgres.opening import read_password
 from sea_mq_worker.domain.addresses import postgres_address, split_password_file
@@ -85,19 +83,6 @@ def connected(settings: Settings, *, purpose: str) -> Iterator[Cursor]:
                 yield cursor
         finally:
             connection.close()
-
-
-def record_batches(cursor: Cursor) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the executed statement.
-
-    Raises:
-        StoreUnavailableError: the connection was lost, or the server ended the statement.
-    """
-    try:
-        yield from cursor.fetch_record_batch()
-    except OSError as error:  # Arrow's form of a driver's error in the middle of a stream
-        reason = str(error).splitlines()[0]
-        raise StoreUnavailableError(f"PostgreSQL ended a read early: {reason}") from None
 
 
 def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:

@@ -1,13 +1,13 @@
 """Spark data sources ``outbox`` and ``inbox``: the worker's tables in PostgreSQL, read as Arrow.
 
-With the option ``snapshot`` the tasks read ranges of the table's pages in parallel, all from that snapshot.
-Without it one task reads everything by one statement, since two statements would see different states, and
-each action of Spark reads the table again. Transactions are read-only. Times outside the years 2 to 9998,
-also infinity, become the first or last time of these years.
+One task reads all rows by one statement, since two statements would see different states; each action of
+Spark reads the table again. With the options ``snapshot`` and ``pages``, tasks read ranges of the table's
+pages in parallel, all from that snapshot. Transactions are read-only. Times outside the years 2 to 9998, also
+infinity, become the first or last time of these years.
 
-Options: ``columns``, comma-separated; ``where``, a SQL condition; ``snapshot``; ``pagesPerPartition``, 0: one
-task reads all; ``pages``, the only pages to read, as a JSON list of partition, first and end; ``config``, a
-settings file. Server, user and schema come from the settings where a task runs.
+Options: ``columns``, comma-separated; ``where``, a SQL condition; ``snapshot``; ``pages``, a JSON list of
+leaf, first and end; ``pagesPerPartition``; ``config``, a settings file. Server, user and schema come from the
+settings where a task runs.
 """
 
 import json
@@ -20,11 +20,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, LeafPartition, PageRange, ranges
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LeafPartition, PageRange, ranges
+from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
-from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected, record_batches
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected
 
 FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
 """The earliest time that is read exactly: Python has no earlier one in every time zone."""
@@ -61,38 +61,36 @@ class TableReader(DataSourceReader):
         self._selected = ", ".join(_selected(*column) for column in columns.items())
         self._where = options.get("where", "true")
         self._snapshot = options.get("snapshot", "")
-        self._pages = PageRange(*json.loads(options["pages"])) if "pages" in options else None
+        self._pages = json.loads(options.get("pages", "[]"))
         self._pages_per_partition = int(options.get("pagesPerPartition", PAGES_PER_PARTITION))
         self._access = {CONFIG: options[CONFIG]} if CONFIG in options else {}
 
     def partitions(self) -> list[InputPartition]:
-        """Divide the table's present pages, which contain all rows of the snapshot.
-
-        The snapshot's session holds a lock on the table: no leaf can be dropped, and a new leaf has no rows
-        in the snapshot.
-        """
-        if not self._snapshot or not self._pages_per_partition:
-            return [InputPartition(self._pages)]
-        if self._pages:
-            leaves = [LeafPartition(self._pages.leaf, self._pages.end)]
-        else:
-            with connected(self._settings(), purpose="pipeline plan") as cursor:
-                cursor.execute(LEAVES, (self._table,))
-                leaves = [LeafPartition(*row) for row in cursor.fetchall()]
-        first = self._pages.first if self._pages else 0
-        size = self._pages_per_partition
-        found = [InputPartition(pages) for leaf in leaves for pages in ranges(leaf, size, first=first)]
+        """Divide the pages."""
+        found = [
+            InputPartition(part)
+            for leaf, first, end in self._pages
+            for part in ranges(LeafPartition(leaf, end), self._pages_per_partition, first=first)
+        ]
         return found or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range of pages."""
-        settings = self._settings()
+        """Yield the rows of a range of pages.
+
+        Raises:
+            StoreUnavailableError: the connection was lost, or the server ended the statement.
+        """
+        settings = executor_settings(self._access, needs=("database_url",))
         with connected(settings, purpose="pipeline read") as cursor:
             cursor.execute(ONE_MOMENT)
             if self._snapshot:
                 cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
             cursor.execute(self._statement(settings.database_schema, partition.value))
-            yield from record_batches(cursor)
+            try:
+                yield from cursor.fetch_record_batch()
+            except OSError as error:  # Arrow's form of a driver's error in the middle of a stream
+                reason = str(error).splitlines()[0]
+                raise StoreUnavailableError(f"PostgreSQL ended a read early: {reason}") from None
 
     def _statement(self, schema: str, pages: PageRange | None) -> str:
         statement = f"SELECT {self._selected} FROM "  # noqa: S608 - names of this module, and the user's condition
@@ -100,9 +98,6 @@ class TableReader(DataSourceReader):
             return f"{statement}{quoted_schema(schema)}.{self._table} WHERE {self._where}"
         within = f"ctid >= '({pages.first},0)'::tid AND ctid < '({pages.end},0)'::tid"
         return f"{statement}{pages.leaf} WHERE ({self._where}) AND {within}"
-
-    def _settings(self) -> Settings:
-        return executor_settings(self._access, needs=("database_url",))
 
 
 class _TableSource(DataSource):
