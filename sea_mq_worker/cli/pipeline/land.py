@@ -32,7 +32,7 @@ _NEEDS = ("nats_url",)
 _POLL_SECONDS = 0.2
 _VACUUM_HOURS = 168
 _VACUUM_SECONDS = 3600.0
-_ROWS_WITHOUT_SPARK = 500_000
+_ROWS_WITHOUT_SPARK = 2_000_000
 """One process lands fewer messages in less time than Spark needs for its start."""
 
 
@@ -112,9 +112,9 @@ def land(
 
     The command ends when all messages that the streams contained at its start are landed; with --every it
     repeats. It may be killed at any time and run again. The first SIGTERM or SIGINT ends it after the current
-    batch, the second immediately. It starts Spark for more than 500,000 messages, or for any if a master or a
-    property is given; otherwise it works in one process. Exit code 1: messages were deleted before they could
-    be landed, or another failure.
+    batch, the second immediately. It starts Spark for more than 2,000,000 messages, or for any if a master or
+    a property is given; otherwise it works in one process. Exit code 1: messages were deleted before they
+    could be landed, or another failure.
     """
     given = {
         "batch_rows": batch_rows,
