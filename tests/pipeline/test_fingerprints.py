@@ -76,7 +76,9 @@ def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(
     of_messages = {row["seq"]: row for row in _of_messages(sent, chance)}
     named = [*ROWS_COLUMNS, *PASSED]
     arrays = [pa.array([row.get(name) for row in rows], KINDS.get(name, pa.string())) for name in named]
-    batches = EventFingerprints("sea", "/sea")(iter([pa.RecordBatch.from_arrays(arrays, names=named)]))
+    batches = EventFingerprints("sea", "/sea", in_table=True)(
+        iter([pa.RecordBatch.from_arrays(arrays, names=named)])
+    )
     found = [row for batch in batches for row in batch.to_pylist()]
 
     assert sorted(row["seq"] for row in found) == sorted(row["seq"] for row in rows)

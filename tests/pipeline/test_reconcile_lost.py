@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import pyarrow as pa
 import pytest
 import pytest_asyncio
 from pyspark.sql import DataFrame, SparkSession
@@ -35,10 +36,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue, load_receiver
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
-from sea_mq_worker.pipeline.lake import table
-from sea_mq_worker.pipeline.lake.read_files import read_files
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
-from sea_mq_worker.pipeline.lake.table import Files, LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings, SettingsError
@@ -244,11 +243,12 @@ async def test_since_reads_only_the_files_of_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SEA_MQ_CONFIG", "")
-    lake, read = str(tmp_path / "lake"), []
+    lake, read, entries = str(tmp_path / "lake"), [], LakeTable.entries
 
-    def spy(*given: Any) -> DataFrame:
-        read.extend(given[3])
-        return read_files(*given)
+    def spy(table: LakeTable, skip_unless: Conditions) -> pa.Table:
+        found = entries(table, skip_unless)
+        read.extend(found["path"].to_pylist())
+        return found
 
     async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
         given = {"database_url": database.dsn, "nats_url": nats_url}
@@ -256,7 +256,7 @@ async def test_since_reads_only_the_files_of_its_time(
         await world.publish(5)
         await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
         await api(connection, f"STREAM.PURGE.{world.stream}", {})
-        monkeypatch.setattr(table, "read_files", spy)
+        monkeypatch.setattr(LakeTable, "entries", spy)
         since = datetime.now(UTC) - timedelta(days=1)
         wanted = ReconcileRequest(grace_seconds=0, lake=lake, since=since)
         result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)

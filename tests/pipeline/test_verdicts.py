@@ -1,31 +1,24 @@
 """Verdicts on small frames: the findings on an ID, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
-from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES
-from sea_mq_worker.pipeline.jobs.reconcile.judging import further_findings, hop_names, judge, with_findings
-from sea_mq_worker.pipeline.jobs.reconcile.order import outside_longest_run
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, pack
+from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
+from sea_mq_worker.pipeline.jobs.reconcile.judging import TROUBLE, Inbox, Judge
+from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder, outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.sources import Inbox, Sources, Stream
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import findings_of
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-EVENT = from_arrow_schema(EVENTS).add("in_table", "boolean")
-MESSAGE = from_arrow_schema(MESSAGES).add("position", "long")
-INBOX = (
-    "id string, processed_at timestamp, dead_lettered_at timestamp, locked_until timestamp, "
-    "content_hash binary, stream_seq bigint"
-)
 SUBJECT = "sea.event.order.paid.v1"
 OWN = "SEA_EVENTS"
 
@@ -76,6 +69,7 @@ def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
 def message(name: str, position: int = 200, **given: Any) -> dict[str, Any]:
     return {
         "id": name,
+        "stream": OWN,
         "position": position,
         "seq": position,
         "time": ago(1000),
@@ -85,8 +79,18 @@ def message(name: str, position: int = 200, **given: Any) -> dict[str, Any]:
     } | given
 
 
-def findings(
-    spark: SparkSession,
+class Judged(NamedTuple):
+    """Number of IDs of a hop, and the findings on those that are not delivered."""
+
+    ids: int
+    findings: Mapping[str, list[str]]
+
+
+def judged(findings: Mapping[str, list[str]]) -> Judged:
+    return Judged(len(findings), {name: found for name, found in findings.items() if found != ["delivered"]})
+
+
+def judge(
     events: Rows,
     messages: Rows,
     *,
@@ -96,31 +100,33 @@ def findings(
     replays: Sequence[AuditedReplay] = (),
     inbox: Rows | None = None,
     consumers: Sequence[ConsumerInfo] = (),
-) -> dict[str, dict[str, list[str]]]:
-    """Return the findings by hop and ID; the hop to the inbox has the name of the consumer."""
-    stream = Stream(state=state or stream_info(), messages=spark.createDataFrame(messages, MESSAGE))
-    received = Inbox(
-        context="sea",
-        consumers=consumers,
-        at=NOW,
-        rows=spark.createDataFrame(inbox or [], INBOX),
-        pruned_before=pruned_before,
-    )
-    sources = Sources(
-        inboxes=[received],
-        streams={OWN: stream},
-        events=spark.createDataFrame(events, EVENT),
+) -> list[Judged]:
+    """Judge the hop from the outbox, then those of the consumers."""
+    job = Judge(
+        wanted=wanted or ReconcileRequest(),
+        inboxes=[Inbox("sea", consumers, NOW, pruned_before)],
+        streams={OWN: state or stream_info()},
         audit=Audit(replays=replays, outbox_pruned_before=pruned_before),
+        buckets=3,
     )
-    judged = judge(sources, wanted or ReconcileRequest())
-    further = further_findings(judged, replays)
-    found: dict[str, dict[str, list[str]]] = {}
-    for row in with_findings(judged.select("*", F.inline("hops")), further, hop_names(sources)[0]).collect():
-        found.setdefault(row.hop.split()[-1], {})[row.id] = row.findings
-    return found
+    sources = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox 0": (RECEIVED, inbox or [])}
+    packed = [
+        pack(name, pa.Table.from_pylist(rows, schema), "id", 3) for name, (schema, rows) in sources.items()
+    ]
+    found = pa.Table.from_batches(job(iter(packed))).to_pylist()
+    keyed = [{name: row[name] for name in PACKED.names} for row in found if row["packed"]]
+    ordered = JudgeOrder(replays, TROUBLE)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
+    troubled = [row for row in found if row["id"]] + [row for batch in ordered for row in batch.to_pylist()]
+    return [
+        Judged(
+            sum(row["rows"] for row in found if row["counted"] == "ids" and row["hop"] == hop),
+            {row["id"]: list(findings_of(row["findings"])) for row in troubled if row["hop"] == hop},
+        )
+        for hop in range(len(job.hops))
+    ]
 
 
-def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) -> None:
+def test_each_row_and_each_message_gets_what_holds_of_it() -> None:
     events = [
         event("fine"),
         event("lost"),
@@ -149,8 +155,7 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
     ]
     copied_events, more_copies, replays, copied = _copied()
     moved_events, moved_copies, moved = _moved()
-    found = findings(
-        spark,
+    found = judge(
         [*events, *copied_events, *moved_events],
         [*copies, *more_copies, *moved_copies],
         wanted=ReconcileRequest(late_seconds=60),
@@ -158,27 +163,29 @@ def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) ->
         pruned_before=ago(2000),
     )
 
-    assert found[OWN] == {
-        "fine": ["delivered"],
-        "lost": ["missing-in-stream"],
-        "above-the-last": ["missing-in-stream"],
-        "since-then": ["pending"],
-        "in-grace": ["pending"],
-        "dropped": ["expired"],
-        "of-an-older-stream": ["missing-in-stream"],
-        "elsewhere": ["expired"],
-        "open": ["pending"],
-        "held": ["pending"],
-        "given-up": ["dead"],
-        "other-body": ["altered"],
-        "other-headers": ["altered"],
-        "slow": ["late"],
-        "slow-and-altered": ["altered", "late"],
-        "nobody's": ["unexpected"],
-        "pruned": ["pruned"],
-        **copied,
-        **moved,
-    }
+    assert found[0] == judged(
+        {
+            "fine": ["delivered"],
+            "lost": ["missing-in-stream"],
+            "above-the-last": ["missing-in-stream"],
+            "since-then": ["pending"],
+            "in-grace": ["pending"],
+            "dropped": ["expired"],
+            "of-an-older-stream": ["missing-in-stream"],
+            "elsewhere": ["expired"],
+            "open": ["pending"],
+            "held": ["pending"],
+            "given-up": ["dead"],
+            "other-body": ["altered"],
+            "other-headers": ["altered"],
+            "slow": ["late"],
+            "slow-and-altered": ["altered", "late"],
+            "nobody's": ["unexpected"],
+            "pruned": ["pruned"],
+            **copied,
+            **moved,
+        }
+    )
 
 
 def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
@@ -231,9 +238,7 @@ def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
     return events, copies, {name: ["out-of-order" if name in wrong else "delivered"] for name in names}
 
 
-def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers(
-    spark: SparkSession,
-) -> None:
+def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers() -> None:
     state = stream_info(first_seq=1001, first_time=None, max_age_seconds=2000, config={})
     events = [
         event("purged"),
@@ -248,20 +253,21 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
     ]
     replays = [AuditedReplay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
     wanted = ReconcileRequest(since=ago(9000))
-    found = findings(
-        spark,
+    found = judge(
         events,
         copies,
         state=state,
         wanted=wanted,
         replays=replays,
     )
-    assert found[OWN] == {
-        "purged": ["missing-in-stream"],
-        "old": ["expired"],
-        "seen-by-its-replay-alone": ["delivered"],
-        "later": ["delivered"],
-    }
+    assert found[0] == judged(
+        {
+            "purged": ["missing-in-stream"],
+            "old": ["expired"],
+            "seen-by-its-replay-alone": ["delivered"],
+            "later": ["delivered"],
+        }
+    )
 
 
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60))
@@ -275,7 +281,7 @@ def test_the_rest_is_in_order_and_no_fewer_would_do(positions: list[int]) -> Non
     assert len(rest) == max(longest, default=0)
 
 
-def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> None:
+def test_each_covered_message_is_judged_by_the_inbox() -> None:
     done = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
     rows: dict[str, dict[str, Any]] = {
         "fine": done,
@@ -296,8 +302,7 @@ def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> Non
         message("before-the-consumer", 50, time=ago(9000)),
         message("not-covered", subject="sea.event.invoice.made.v1"),
     ]
-    found = findings(
-        spark,
+    found = judge(
         [],
         messages,
         inbox=[row | {"id": name} for name, row in rows.items()],
@@ -305,38 +310,42 @@ def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> Non
         wanted=ReconcileRequest(late_seconds=60),
         pruned_before=ago(2000),
     )
-    assert found["own"] == {
-        "fine": ["delivered"],
-        "slow": ["late"],
-        "another-content": ["altered"],
-        "by-hand": ["delivered"],
-        "dead": ["dead"],
-        "in-hand": ["pending"],
-        "settled-without-effect": ["missing-in-inbox"],
-        "waits": ["pending"],
-        "lost": ["missing-in-inbox"],
-        "undelivered": ["pending"],
-        "in-grace": ["pending"],
-        "pruned": ["pruned"],
-        "before-the-consumer": ["expired"],
-    }
+    assert found[1] == judged(
+        {
+            "fine": ["delivered"],
+            "slow": ["late"],
+            "another-content": ["altered"],
+            "by-hand": ["delivered"],
+            "dead": ["dead"],
+            "in-hand": ["pending"],
+            "settled-without-effect": ["missing-in-inbox"],
+            "waits": ["pending"],
+            "lost": ["missing-in-inbox"],
+            "undelivered": ["pending"],
+            "in-grace": ["pending"],
+            "pruned": ["pruned"],
+            "before-the-consumer": ["expired"],
+        }
+    )
 
 
-def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream(spark: SparkSession) -> None:
+def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream() -> None:
     events = [event("lost"), event("lost-but-received"), event("open", state="PENDING", published_at=None)]
     events += [event("fine"), event("other", sent_as="sea.event.invoice.made.v1")]
     received = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
     inbox = [{"id": name} | received for name in ("lost-but-received", "in the inbox alone")]
-    found = findings(spark, events, [message("fine")], inbox=inbox, consumers=[CONSUMER])
-    assert found["own"] == {
-        "lost": ["missing-in-stream"],
-        "lost-but-received": ["delivered"],
-        "open": ["pending"],
-        "fine": ["missing-in-inbox"],
-    }
+    found = judge(events, [message("fine")], inbox=inbox, consumers=[CONSUMER])
+    assert found[1] == judged(
+        {
+            "lost": ["missing-in-stream"],
+            "lost-but-received": ["delivered"],
+            "open": ["pending"],
+            "fine": ["missing-in-inbox"],
+        }
+    )
 
 
-def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: SparkSession) -> None:
+def test_a_consumer_covers_what_its_patterns_match_from_its_start_on() -> None:
     subjects = ("a", "a.b", "axb", "a.b.c", "c", "a.$x+")
     messages = [message(each, position, subject=each) for position, each in enumerate(subjects)]
     given: list[dict[str, Any]] = [{}]
@@ -345,5 +354,5 @@ def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: Spar
     given += [{"deliver_policy": "by_start_sequence", "opt_start_seq": 4}]
     given += [{"deliver_policy": "by_start_time", "opt_start_time": ago(999).isoformat()}]
     consumers = [consumer_info(f"consumer-{number}", **config) for number, config in enumerate(given)]
-    found = findings(spark, [], messages, consumers=consumers)
-    assert [len(found.get(each.name, ())) for each in consumers] == [6, 2, 3, 1, 2, 6, 2, 0]
+    found = judge([], messages, consumers=consumers)
+    assert [hop.ids for hop in found[1:]] == [6, 2, 3, 1, 2, 6, 2, 0]

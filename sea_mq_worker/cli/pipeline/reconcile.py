@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,9 +25,12 @@ from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver
+    from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver, ReconcileRequest
     from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued
     from sea_mq_worker.settings import Settings
+
+
+_NEEDS = ("database_url", "nats_url")
 
 
 class Format(StrEnum):
@@ -132,38 +135,35 @@ def reconcile(
     missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. Without --requeue
     nothing is changed.
     """
-    if requeue and not reason.strip():
+    _check(out, reason=reason if requeue else None)
+    from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
+
+    wanted = ReconcileRequest(
+        lake=lake_to_read(lake, needs=_NEEDS),
+        receivers=_receivers(receiver or ()),
+        since=since,
+        until=until,
+        grace_seconds=grace,
+        late_seconds=late,
+        examples=examples,
+        out=out,
+        out_format=out_format.value,
+        requeue=Requeue(actor, reason, cap, dry_run) if requeue else None,
+    )
+    result = run_job("reconcile", partial(_run, wanted), needs=_NEEDS, master=master, conf=conf)
+    _end(result, fail_on or LOSS, json=json)
+
+
+def _check(out: str | None, *, reason: str | None) -> None:
+    """Exit if the folder exists, or without a reason for a change; None: nothing is changed."""
+    if reason is not None and not reason.strip():
         abort("--requeue changes rows: give a --reason for the audit records", EXIT_USAGE)
     if out and Path(out).exists():
         abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
 
-    needs = ("database_url", "nats_url")
-    given: dict[str, Any] = {
-        "lake": lake_to_read(lake, needs=needs),
-        "receivers": _receivers(receiver or ()),
-        "since": since,
-        "until": until,
-    }
-    given |= {"grace_seconds": grace, "late_seconds": late, "examples": examples}
-    given |= {"out": out, "out_format": out_format.value}
-    repair = {"actor": actor, "reason": reason, "cap": cap, "dry_run": dry_run} if requeue else None
-    job = partial(_run, given, repair)
-    result = run_job("reconcile", job, needs=needs, master=master, conf=conf)
-    _end(result, frozenset(fail_on or LOSS), json=json)
-
-
-def _run(
-    given: Mapping[str, Any], repair: Mapping[str, Any] | None, spark: "SparkSession", settings: "Settings"
-) -> "Reconciliation":
-    from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
-    from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
-
-    requeue = Requeue(**repair) if repair else None
-    wanted = ReconcileRequest(**given, requeue=requeue)
-    return reconcile(spark, settings, wanted, on_progress=print_progress)
-
 
 def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) -> None:
+    wrong = frozenset(wrong)
     failed = result.found(wrong)
     if json:
         print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
@@ -173,9 +173,13 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
         abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
 
 
+def _run(wanted: "ReconcileRequest", spark: "SparkSession", settings: "Settings") -> "Reconciliation":
+    from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
+
+    return reconcile(spark, settings, wanted, on_progress=print_progress)
+
+
 def _receivers(paths: Sequence[Path]) -> "list[Receiver]":
-    if not paths:
-        return []
     from sea_mq_worker.pipeline.jobs.reconcile.request import load_receiver
     from sea_mq_worker.settings import SettingsError
 

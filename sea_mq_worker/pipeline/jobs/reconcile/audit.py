@@ -7,34 +7,28 @@ contains only their number. Such a replay then applies to all events that its ot
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
+import pyarrow.compute as pc
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import Column
 from sea_mq_worker.pipeline.snapshot import Snapshot
 
-_SKEW = timedelta(seconds=5)
-"""Tolerance between the clocks of database and broker."""
+_SKEW = 5e6
+"""Tolerance between the clocks of database and broker, in microseconds."""
 
-_MOMENT = pa.timestamp("us", tz="UTC")
 _FILTERS = {
-    "types": ("event_type", "event_types"),
-    "keys": ("ordering_key", "ordering_keys"),
-    "correlations": ("correlation_id", "correlation_ids"),
+    "event_type": ("event_type", "event_types"),
+    "ordering_key": ("ordering_key", "ordering_keys"),
+    "correlation_id": ("correlation_id", "correlation_ids"),
 }
 """Names of each column's filter in records of the worker's replay, and of the pipeline's, with lists."""
-
-_SCHEMA = pa.schema(
-    [("at", _MOMENT), ("since", _MOMENT), ("until", _MOMENT), ("by_id", pa.string())]
-    + [(name, pa.list_(pa.string())) for name in _FILTERS]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +37,22 @@ class AuditedReplay:
 
     at: datetime
     selection: Mapping[str, Any]
+
+    def selects(self, events: pa.Table) -> Column:
+        """Whether the replay applied to each event."""
+        given = self.selection
+        if isinstance(given.get("ids"), list):
+            return is_in(events["id"], given["ids"])
+        chosen = np.ones(events.num_rows, bool)
+        for column, (one, several) in _FILTERS.items():
+            if values := given.get(several) or ([given[one]] if given.get(one) else None):
+                chosen &= is_in(events[column], values)
+        created = micros(events["created_at"])
+        if given.get("since"):
+            chosen &= created >= micros_of(datetime.fromisoformat(given["since"]))
+        if given.get("until"):
+            chosen &= created < micros_of(datetime.fromisoformat(given["until"]))
+        return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,50 +84,28 @@ def read_audit(moment: Snapshot) -> Audit:
     )
 
 
-def unexplained(copies: DataFrame, replays: Iterable[AuditedReplay]) -> DataFrame:
-    """Remove the copies that a replay explains.
-
-    Args:
-        copies: ``id``, ``event_type``, ``ordering_key``, ``correlation_id`` and ``created_at`` of the event,
-            and the times ``earlier`` and ``later`` between which a replay must be recorded; other columns are
-            kept.
-        replays: the audited replays.
-    """
-    rows = [row for replay in replays for row in _rows(replay)]
-    between = (F.col("at") > F.col("earlier") - F.lit(_SKEW)) & (F.col("at") < F.col("later") + F.lit(_SKEW))
-    left = copies
-    if by_id := [row for row in rows if row["by_id"] is not None]:
-        chosen = _frame(copies.sparkSession, by_id)
-        left = left.join(chosen, (F.col("by_id") == F.col("id")) & between, "left_anti")
-    if by_filter := [row for row in rows if row["by_id"] is None]:
-        left = left.join(
-            F.broadcast(_frame(copies.sparkSession, by_filter)), _selects() & between, "left_anti"
-        )
-    return left
+def explained(replays: Iterable[AuditedReplay], events: pa.Table, earlier: Column, later: Column) -> Column:
+    """Whether a replay of each event was recorded between two times, in microseconds."""
+    found = np.zeros(events.num_rows, bool)
+    for replay in replays:
+        at = micros_of(replay.at)
+        between = (at > earlier - _SKEW) & (at < later + _SKEW)
+        if between.any():
+            found |= between & replay.selects(events)
+    return found
 
 
-def _rows(replay: AuditedReplay) -> list[dict[str, Any]]:
-    given = replay.selection
-    row: dict[str, Any] = {name: _several(given, *names) for name, names in _FILTERS.items()}
-    row |= {name: given.get(name) and datetime.fromisoformat(given[name]) for name in ("since", "until")}
-    ids = given.get("ids")
-    return [row | {"at": replay.at, "by_id": each} for each in (ids if isinstance(ids, list) else [None])]
+def is_in(column: pa.ChunkedArray, values: Collection[str]) -> Column:
+    """Whether each text is one of the values."""
+    found: Column = pc.is_in(column, pa.array(list(values), pa.string())).to_numpy(zero_copy_only=False)
+    return found
 
 
-def _several(given: Mapping[str, Any], one: str, several: str) -> list[str] | None:
-    return given.get(several) or ([given[one]] if given.get(one) else None)
+def micros(times: pa.ChunkedArray) -> Column:
+    """Return times as microseconds since 1970; NaN for null."""
+    return np.asarray(times.cast(pa.int64()).to_numpy(), float)
 
 
-def _frame(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
-    return spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMA), from_arrow_schema(_SCHEMA))
-
-
-def _selects() -> Column:
-    created = F.col("created_at")
-    holds = (F.col("since").isNull() | (created >= F.col("since"))) & (
-        F.col("until").isNull() | (created < F.col("until"))
-    )
-    for name, (column, _) in _FILTERS.items():
-        named = F.coalesce(F.array_contains(name, F.col(column)), F.lit(False))
-        holds &= F.col(name).isNull() | named
-    return holds
+def micros_of(moment: datetime | None) -> float:
+    """Return a time as microseconds since 1970; NaN for None."""
+    return np.nan if moment is None else moment.timestamp() * 1e6

@@ -1,4 +1,4 @@
-"""Fingerprints that represent rows and messages in comparisons, so that Spark never shuffles payloads.
+"""Fingerprints that represent rows and messages in comparisons, so that no task exchanges payloads.
 
 ``content`` equals the inbox's content_hash: SHA-256 of subject and body. ``header_hash`` is SHA-256 of the
 headers that the row determines. It excludes the broker's headers (``nats-*``), trace headers, which differ
@@ -6,12 +6,11 @@ between attempts, and ``ce-source``, which is a setting and not part of the row.
 """
 
 import hashlib
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,36 +20,44 @@ from sea_mq_worker.domain.headers import MSG_ID, outbound_message
 from sea_mq_worker.domain.inbound import storage_id
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches
 
-Batches: TypeAlias = Iterator[pa.RecordBatch]
-
-PASSED_COLUMNS = (
-    *("id", "seq", "ordering_key", "event_type", "correlation_id", "occurred_at", "created_at"),
-    *("published_at", "stream", "stream_seq", "state"),
+_MOMENT = pa.timestamp("us", tz="UTC")
+_HASHES = [("content", pa.binary()), ("header_hash", pa.binary())]
+_PASSED = pa.schema(
+    [
+        *[("id", pa.string()), ("seq", pa.int64()), ("ordering_key", pa.string()), ("state", pa.string())],
+        *[("event_type", pa.string()), ("correlation_id", pa.string()), ("stream", pa.string())],
+        *[("occurred_at", _MOMENT), ("created_at", _MOMENT), ("published_at", _MOMENT)],
+        ("stream_seq", pa.int64()),
+    ]
 )
-"""Columns of a row that are compared unchanged."""
+EVENTS = pa.schema([*_PASSED, ("in_table", pa.bool_()), ("sent_as", pa.string()), *_HASHES])
+"""A row of table or archive in the comparison. ``sent_as`` is its subject, null with both hashes if the row
+makes no message."""
 
 _OF_MESSAGE = (
     *("id", "seq", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
     *("correlation_id", "causation_id", "partition_key", "headers", "metadata"),
 )
-EVENT_COLUMNS = (*PASSED_COLUMNS, *(name for name in _OF_MESSAGE if name not in PASSED_COLUMNS))
+EVENT_COLUMNS = tuple(dict.fromkeys((*_PASSED.names, *_OF_MESSAGE)))
 """Columns of a row that are compared, or determine its message."""
 
-_MOMENT = pa.timestamp("us", tz="UTC")
-_HASHES = [("content", pa.binary()), ("header_hash", pa.binary())]
-_TYPES = {"seq": pa.int64(), "stream_seq": pa.int64()} | dict.fromkeys(
-    ("occurred_at", "created_at", "published_at"), _MOMENT
-)
-EVENTS = pa.schema(
-    [*((name, _TYPES.get(name, pa.string())) for name in PASSED_COLUMNS), ("sent_as", pa.string()), *_HASHES]
-)
-"""A row in the comparison. ``sent_as`` is its subject, null with both hashes if the row makes no message."""
-
 MESSAGES = pa.schema(
-    [("id", pa.string()), ("seq", pa.int64()), ("time", _MOMENT), ("subject", pa.string()), *_HASHES]
+    [
+        *[("id", pa.string()), ("stream", pa.string()), ("seq", pa.int64()), ("position", pa.int64())],
+        *[("time", _MOMENT), ("subject", pa.string()), *_HASHES],
+    ]
 )
 """A message in the comparison. A message without a valid ID has the ID under which the inbox records it."""
+
+RECEIVED = pa.schema(
+    [
+        *[("id", pa.string()), ("processed_at", _MOMENT), ("dead_lettered_at", _MOMENT)],
+        *[("locked_until", _MOMENT), ("content_hash", pa.binary()), ("stream_seq", pa.int64())],
+    ]
+)
+"""A row of an inbox in the comparison."""
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _BROKER = "nats-"
@@ -58,35 +65,42 @@ _UNMARKED = pa.array(["traceparent", "tracestate", "ce-source"])
 _TEXTS = ("aggregate_type", "aggregate_id", "event_type", "partition_key")
 _PLAIN = "^[!#$&-~]*$"
 """Text that the worker sends as it is, in a header: visible ASCII without quotation mark and per cent."""
-_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFingerprints:
-    """Represents each message of a stream; for ``DataFrame.mapInArrow``."""
+    """Represents each message of a stream; ``base`` is the position of sequence 0."""
 
     stream: str
+    base: int = 0
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield rows with the schema ``MESSAGES``."""
         for batch in batches:
-            columns = [batch.column(name) for name in ("seq", "time", "subject")]
-            content = _content(batch.column("subject"), batch.column("data"))
-            hashes = content, _header_hashes(batch.column("headers"))
-            yield pa.RecordBatch.from_arrays([self._ids(batch), *columns, *hashes], schema=MESSAGES)
+            seq, time, subject = (batch.column(name) for name in ("seq", "time", "subject"))
+            hashes = _content(subject, batch.column("data")), _header_hashes(batch.column("headers"))
+            place = pa.repeat(pa.scalar(self.stream), batch.num_rows), seq, pc.add(seq, self.base)
+            columns = [self._ids(batch), *place, time, subject, *hashes]
+            yield pa.RecordBatch.from_arrays(columns, schema=MESSAGES)
 
     def _ids(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the ID of each message; of repeated headers the last one counts, as in the worker."""
-        rows, keys, values = _flat(batch.column("headers"))
-        given: dict[int, str] = {}
-        for name in ("ce-id", MSG_ID.lower()):
-            has = pc.equal(keys, name)
-            last = dict(zip(rows.filter(has).to_pylist(), values.filter(has).to_pylist(), strict=True))
-            given |= {row: text.lower() for row, text in last.items() if text}
+        rows, names, values = _flat(batch.column("headers"))
+        ids = pa.nulls(batch.num_rows, pa.string())
+        for name in (MSG_ID.lower(), "ce-id"):
+            has = pc.equal(names, name)
+            last = np.full(batch.num_rows, -1)
+            last[rows.filter(has).to_numpy()] = np.flatnonzero(has)
+            given = values.take(pa.array(last, mask=last < 0))
+            ids = pc.coalesce(ids, pc.if_else(pc.equal(given, ""), None, pc.utf8_lower(given)))
+        is_valid = pc.match_substring_regex(ids, _UUID).fill_null(False)
+        if pc.all(is_valid, min_count=0).as_py():
+            return ids
         return pa.array(
             [
-                text if _UUID.fullmatch(text := given.get(row, "")) else self._storage_id(batch, row)
-                for row in range(batch.num_rows)
+                text if valid else self._storage_id(batch, row)
+                for row, (text, valid) in enumerate(zip(ids.to_pylist(), is_valid.to_pylist(), strict=True))
             ],
             pa.string(),
         )
@@ -111,6 +125,7 @@ class EventFingerprints:
 
     context: str
     source: str
+    in_table: bool
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield rows with the schema ``EVENTS``."""
@@ -122,7 +137,8 @@ class EventFingerprints:
                 (batch.filter(simple), self._of_columns),
                 (batch.filter(pc.invert(simple)), self._one_by_one),
             ):
-                columns = [rows.column(name).cast(EVENTS.field(name).type) for name in PASSED_COLUMNS]
+                columns = [rows.column(field.name).cast(field.type) for field in _PASSED]
+                columns.append(pa.repeat(pa.scalar(self.in_table), rows.num_rows))
                 yield pa.RecordBatch.from_arrays([*columns, *encode(rows)], schema=EVENTS)
 
     def _of_columns(self, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -164,6 +180,15 @@ class EventFingerprints:
             return None
 
 
+def received(batches: Batches) -> Batches:
+    """Yield rows of an inbox with the schema ``RECEIVED``."""
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(
+            [column.cast(field.type) for column, field in zip(batch.columns, RECEIVED, strict=True)],
+            schema=RECEIVED,
+        )
+
+
 def _flat(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return the row, the lower-case name and the value of each header."""
     pairs = pc.list_flatten(headers)
@@ -179,15 +204,18 @@ def _content(subjects: pa.Array, bodies: pa.Array) -> pa.Array:
 
 
 def _header_hashes(headers: pa.Array) -> pa.Array:
-    """Hash the headers of each message as lines of lower-case name and value, in their order."""
-    rows, names, values = _flat(headers)
-    is_hashed = pc.invert(pc.or_(pc.starts_with(names, _BROKER), pc.is_in(names, _UNMARKED)))
-    lines: list[list[str]] = [[] for _ in range(len(headers))]
-    hashed = _joined(":", names, values).filter(is_hashed).to_pylist()
-    for row, line in zip(rows.filter(is_hashed).to_pylist(), hashed, strict=True):
-        lines[row].append(line)
-    texts = pa.array(["\n".join(sorted(each)) for each in lines], pa.string())
-    return _sha256(pc.if_else(headers.is_valid(), texts, None))
+    """Hash the headers of each message as lines of lower-case name and value, sorted by name."""
+    flat = _flat(headers)
+    is_hashed = pc.invert(pc.or_(pc.starts_with(flat[1], _BROKER), pc.is_in(flat[1], _UNMARKED)))
+    rows, names, values = (column.filter(is_hashed) for column in flat)
+    encoded = names.dictionary_encode()
+    rank = np.argsort(np.argsort(encoded.dictionary.to_numpy(zero_copy_only=False)))
+    order = np.lexsort((rank[encoded.indices], rows))
+    ends = np.cumsum(np.bincount(rows, minlength=len(headers)))
+    lines = pa.ListArray.from_arrays(
+        pa.array(np.append(0, ends), pa.int32()), _joined(":", names, values).take(pa.array(order))
+    )
+    return _sha256(pc.if_else(headers.is_valid(), pc.binary_join(lines, "\n"), None))
 
 
 def _joined(separator: str, *columns: pa.Array) -> pa.Array:

@@ -1,24 +1,29 @@
 """Prove ID by ID that each event of the outbox reached the stream, and each message the inbox."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, stream_datasets, table_datasets
-from sea_mq_worker.pipeline.jobs.reconcile.judging import further_findings, hop_names, judge, with_findings
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED
+from sea_mq_worker.pipeline.jobs.reconcile.judging import FOUND, TROUBLE, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back, restore_signs
+from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.result import Compared, Reconciliation
-from sea_mq_worker.pipeline.jobs.reconcile.sources import Sources, read_sources
-from sea_mq_worker.pipeline.jobs.reconcile.summary import summaries, troubled
+from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
+from sea_mq_worker.pipeline.jobs.reconcile.sources import read_sources
+from sea_mq_worker.pipeline.jobs.reconcile.summary import named, summaries
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
+from sea_mq_worker.pipeline.lake import schemas
+from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.settings import Settings
 
 
@@ -41,42 +46,58 @@ def reconcile(
     reads = (
         *table_datasets(settings, "outbox_events", "inbox_messages"),
         *stream_datasets(settings, [settings.stream, *(consumer.stream for consumer in settings.consumers)]),
-        *lake_datasets(wanted.lake, ARCHIVE, BRONZE),
+        *lake_datasets(wanted.lake, schemas.ARCHIVE, schemas.BRONZE),
     )
     with job_run(spark, settings, "reconcile", reads=reads, writes=()) as session, ExitStack() as held:
-        sources = read_sources(session, settings, wanted, held=held, on_progress=on_progress)
-        hops, names = _hops(sources, wanted, held), hop_names(sources)
-        found, in_table = summaries(hops, names, examples=wanted.examples)
-        for hop in found:
+        judge, packed, streamed = read_sources(session, settings, wanted, held=held, on_progress=on_progress)
+        with described(session, "reconcile: judge"):
+            counts, troubled = _judged(judge, packed, held)
+            hops = summaries(judge.hops, counts, troubled, examples=wanted.examples)
+        for hop in hops:
             on_progress(f"{hop.name}: judged {hop.ids}")
         if wanted.out:
-            troubled(hops).coalesce(1).write.format(wanted.out_format).save(wanted.out)
-        notes, requeued = _notes(sources, settings, wanted), None
-        if Verdict.MISSING_IN_STREAM in found[0].verdicts:
-            is_lost = F.col("findings")[0] == Verdict.MISSING_IN_STREAM.value
-            lost = hops.where((F.col("hop") == names[0]) & is_lost)
-            notes += restore_signs(lost, sources.streams[settings.stream])
+            named(troubled, judge.hops).coalesce(1).write.format(wanted.out_format).save(wanted.out)
+        notes, requeued = _notes(judge, settings), None
+        if Verdict.MISSING_IN_STREAM in hops[0].verdicts:
+            lost = troubled.where(F.col("findings").bitwiseAND(Verdict.MISSING_IN_STREAM.bit) != 0)
+            lost = lost.where("hop = 0")
+            notes += restore_signs(lost, streamed, judge.streams[settings.stream])
             if wanted.requeue:
                 requeued = put_back(settings, lost, wanted.requeue, on_progress)
+        rows = _rows(judge, counts)
         return Reconciliation(
             since=wanted.since,
             until=wanted.until,
-            compared=[_compared(stream.state, sources.rows) for stream in sources.streams.values()],
-            rows=sources.rows | {"outbox": in_table},
-            hops=found,
+            compared=[_compared(state, rows) for state in judge.streams.values()],
+            rows=rows,
+            hops=hops,
             notes=notes,
             requeued=requeued,
         )
 
 
-def _hops(sources: Sources, wanted: ReconcileRequest, held: ExitStack) -> DataFrame:
-    """Return one row per ID and hop; ``held`` keeps the judged IDs on the executors' disks."""
-    judged = judge(sources, wanted).persist(StorageLevel.DISK_ONLY)
-    held.callback(judged.unpersist)
-    further = further_findings(judged, sources.audit.replays).persist(StorageLevel.DISK_ONLY)
-    held.callback(further.unpersist)
-    hops = judged.select("*", F.inline("hops"))
-    return hops if further.isEmpty() else with_findings(hops, further, hop_names(sources)[0])
+def _judged(judge: Judge, packed: DataFrame, held: ExitStack) -> tuple[list[Row], DataFrame]:
+    """Return counts, and all IDs with another verdict than delivered; see ``FOUND`` and ``TROUBLE``."""
+    gathered = packed.repartition(judge.buckets, "bucket")
+    found = gathered.mapInArrow(judge, from_arrow_schema(FOUND)).persist(StorageLevel.DISK_ONLY)
+    held.callback(found.unpersist)
+    groups = found.where("counted IS NOT NULL").groupBy("counted", "source", "hop", "seconds")
+    counts = groups.agg(F.sum("rows").alias("rows")).collect()
+    keyed = found.where("packed IS NOT NULL").select(*PACKED.names).repartition(judge.buckets, "bucket")
+    ordered = keyed.mapInArrow(JudgeOrder(judge.audit.replays, TROUBLE), from_arrow_schema(TROUBLE))
+    troubled = found.where("id IS NOT NULL").select(*TROUBLE.names).unionAll(ordered)
+    troubled = troubled.persist(StorageLevel.DISK_ONLY)
+    held.callback(troubled.unpersist)
+    return counts, troubled
+
+
+def _rows(judge: Judge, counts: Sequence[Row]) -> dict[str, int]:
+    """Return the number of rows read from each source."""
+    contexts = {INBOX.format(number): f"inbox {inbox.context}" for number, inbox in enumerate(judge.inboxes)}
+    lake = ("archive", *(f"bronze {name}" for name in judge.streams)) if judge.wanted.lake else ()
+    rows = dict.fromkeys((*judge.streams, *contexts.values(), "outbox", *lake), 0)
+    read = {row.source: row.rows for row in counts if row.counted == "rows"}
+    return rows | {contexts.get(source, source): number for source, number in read.items()}
 
 
 def _compared(state: StreamInfo, rows: Mapping[str, int]) -> Compared:
@@ -92,22 +113,22 @@ def _compared(state: StreamInfo, rows: Mapping[str, int]) -> Compared:
     )
 
 
-def _notes(sources: Sources, settings: Settings, wanted: ReconcileRequest) -> list[str]:
+def _notes(judge: Judge, settings: Settings) -> list[str]:
     """Return notes on limits of the result, and on consumers that are ahead of their stream."""
     notes = [
         f"{inbox.context}: no consumer of this service reads {settings.stream}"
-        for inbox in sources.inboxes[1:]
+        for inbox in judge.inboxes[1:]
         if not inbox.consumers
     ]
-    for one in (consumer for inbox in sources.inboxes for consumer in inbox.consumers):
-        last = sources.streams[one.stream].state.last_seq
+    for one in (consumer for inbox in judge.inboxes for consumer in inbox.consumers):
+        last = judge.streams[one.stream].last_seq
         if one.ack_floor > last:
             notes.append(
                 f"{one.name} has settled sequence {one.ack_floor}, but {one.stream} ends at {last}: "
                 "the stream was restored to an older state, and the consumer skips up to that sequence"
             )
-    archived = sources.audit.archived_before
-    if wanted.lake is None and archived:
+    archived = judge.audit.archived_before
+    if judge.wanted.lake is None and archived:
         notes.append(
             f"rows published before {archived.isoformat()} were archived: use --lake to compare them"
         )

@@ -1,276 +1,281 @@
-"""Judge each ID at each hop: outbox to stream, and stream to the inbox of each consumer."""
+"""Judge each ID at each hop: outbox to stream, and stream to the inbox of each consumer.
+
+A task judges all rows of its IDs at once; see ``Rows``.
+"""
 
 import re
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from sea_mq_worker.adapters.nats.server_info import ConsumerInfo
-from sea_mq_worker.pipeline.jobs.reconcile.audit import AuditedReplay, unexplained
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
+from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, explained, is_in, micros, micros_of
 from sea_mq_worker.pipeline.jobs.reconcile.broker import may_drop
-from sea_mq_worker.pipeline.jobs.reconcile.order import order_conflicts, out_of_order
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, Batches, Column, pack, unpack
+from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.sources import INBOX_COLUMNS, Inbox, Sources, Stream
+from sea_mq_worker.pipeline.jobs.reconcile.rows import Rows, at, flags, numbers
 from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
-_CLOCK_SECONDS = 60
+_CLOCK = 60e6
 """Tolerance between the clocks of database and broker, for deciding if a row belongs to an older stream."""
 
-_COPY = ("position", "stream", "seq", "time", "subject", "content", "header_hash")
-_SELECTED = ("id", "event_type", "ordering_key", "correlation_id", "created_at")
-_CARRIED = (Verdict.MISSING_IN_STREAM, Verdict.PENDING, Verdict.DEAD, Verdict.EXPIRED)
-"""Verdicts of an event without a copy that the next hop repeats."""
+_LATENCY_BITS = -(1 << 42)
+"""Mask of a latency's float: it keeps ten bits of the fraction, so that few values remain to be counted."""
 
-
-def hop_names(sources: Sources) -> list[str]:
-    """Return source and target of each hop, the hop from the outbox first."""
-    own = next(iter(sources.streams))
-    consumers = [_name(inbox, consumer) for inbox in sources.inboxes for consumer in inbox.consumers]
-    return [f"outbox -> {own}", *consumers]
-
-
-def judge(sources: Sources, wanted: ReconcileRequest) -> DataFrame:
-    """Return one row per ID, with all but the findings of ``further_findings``.
-
-    Its columns are those of the event that the comparison needs, ``times`` of the copies in the own stream,
-    ``position`` of the first one, and ``hops``: ``hop``, ``findings`` and ``seconds`` (from occurrence to
-    stream, or from stream to effect) of each hop that the ID belongs to.
-    """
-    own = next(iter(sources.streams.values()))
-    first = F.try_element_at("own", F.lit(1))
-    # Only a part of the events is read for a part of the time, so other IDs of the stream cannot be judged.
-    is_judged = F.col("state").isNotNull() if wanted.since or wanted.until else F.lit(True)
-    judged = _by_id(sources)
-    judged = judged.withColumn("own", F.filter("copies", lambda copy: copy["stream"] == own.state.name))
-    judged = judged.withColumn("verdict", _outbox_verdict(sources, own, wanted))
-    is_own = is_judged & (F.col("state").isNotNull() | (F.size("own") > 0))
-    took = _seconds(F.col("occurred_at"), first["time"])
-    hops = [F.when(is_own, _hop(hop_names(sources)[0], "verdict", took, _is_altered(), wanted))]
-    for number, inbox in enumerate(sources.inboxes):
-        judged = judged.withColumn("received", F.col(f"inbox{number}"))
-        for consumer in inbox.consumers:
-            stream = sources.streams[consumer.stream]
-            judged = judged.withColumn("covered", _covered(consumer))
-            judged = judged.withColumn("inbox_verdict", _inbox_verdict(inbox, consumer, stream, wanted))
-            is_expected = F.size("covered") > 0
-            if stream is own:
-                at = F.coalesce("published_at", "created_at")
-                is_missing = _covers(consumer, F.col("sent_as"), F.col("stream_seq"), at)
-                is_expected = is_judged & (is_expected | ((F.size("own") == 0) & is_missing))
-            name = f"hop{len(hops)}"
-            judged = judged.withColumn(name, F.when(is_expected, _inbox_hop(_name(inbox, consumer), wanted)))
-            hops.append(F.col(name))
-    return judged.select(
-        *(*_SELECTED, "seq", "in_table", "published_at", "stream", "stream_seq"),
-        F.transform("own", lambda copy: copy["time"]).alias("times"),
-        first["position"].alias("position"),
-        F.array_compact(F.array(*hops)).alias("hops"),
-    )
-
-
-def _by_id(sources: Sources) -> DataFrame:
-    """Return one row per ID: the columns of its event, its ``copies`` in order, and its row of each inbox.
-
-    Of events with one ID the table's is used, else the one published last. ``inbox0`` is the row of the first
-    inbox, and so on. An ID that only an inbox has is left out.
-    """
-    events = sources.events
-    messages = (each.messages.withColumn("stream", F.lit(name)) for name, each in sources.streams.items())
-    received = [f"inbox{number}" for number in range(len(sources.inboxes))]
-    kinds = [
-        events.select("id", F.struct(*(name for name in events.columns if name != "id")).alias("event")),
-        *(rows.select("id", F.struct(*_COPY).alias("copy")) for rows in messages),
-        *(
-            inbox.rows.select("id", F.struct(*INBOX_COLUMNS).alias(name))
-            for name, inbox in zip(received, sources.inboxes, strict=True)
-        ),
+_OF_EVENT = ("id", "seq", "in_table", "published_at", "stream", "stream_seq")
+_OF_REPLAYS = ("ordering_key", "event_type", "correlation_id", "created_at")
+TROUBLE = pa.schema(
+    [
+        *[("hop", pa.int32()), ("findings", pa.int32()), ("seconds", pa.float64())],
+        *[EVENTS.field(name) for name in _OF_EVENT],
     ]
-    rows = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), kinds)
-    grouped = rows.groupBy("id").agg(
-        F.max_by("event", F.struct("event.in_table", "event.published_at")).alias("event"),
-        # A message that left the stream during the read may come from the lake, too.
-        F.array_distinct(F.sort_array(F.collect_list("copy"))).alias("copies"),
-        *(F.first(name, ignorenulls=True).alias(name) for name in received),
-    )
-    found = grouped.where(F.col("event").isNotNull() | (F.size("copies") > 0))
-    return found.select("*", "event.*").drop("event")
+)
+"""An ID with another verdict than delivered at a hop: the hop's number, and the findings as bits."""
+
+FOUND = pa.unify_schemas([TROUBLE, PACKED, pa.schema([("counted", pa.string())])])
+"""A row is an ID with a finding; or ``rows`` of what is ``counted``: rows read from a ``source``, IDs of a
+hop, their latency in ``seconds`` and the longest; or packed events with copies, by their ordering keys."""
 
 
-def further_findings(judged: DataFrame, replays: Sequence[AuditedReplay]) -> DataFrame:
-    """Return ``id`` and ``further``: findings on copies of several events or of several copies.
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """A service's inbox, and the progress of its consumers just before the read.
 
-    An event whose first copy has left the stream, so that a replay's copy is the first one, is in order.
+    Attributes:
+        at: the database's time of the read.
+        pruned_before: rows processed before this time may have been pruned; None: no prune.
     """
-    copies = judged.where(F.size("times") > 1).select(
-        *_SELECTED,
-        F.inline(
-            F.zip_with(
-                F.slice("times", 1, F.size("times") - 1),
-                F.slice("times", 2, F.size("times") - 1),
-                lambda earlier, later: F.struct(earlier.alias("earlier"), later.alias("later")),
-            )
-        ),
-    )
-    first = F.try_element_at("times", F.lit(1))
-    keyed = judged.where(F.col("ordering_key").isNotNull() & F.col("position").isNotNull())
-    positions = keyed.select(
-        *_SELECTED, "seq", "position", F.col("created_at").alias("earlier"), first.alias("later")
-    )
-    repeated = unexplained(copies, replays).select("id", F.lit(Verdict.DUPLICATED.value).alias("finding"))
-    moved = out_of_order(unexplained(order_conflicts(positions), replays))
-    both = repeated.unionByName(moved.withColumn("finding", F.lit(Verdict.OUT_OF_ORDER.value)))
-    return both.groupBy("id").agg(F.collect_set("finding").alias("further"))
+
+    context: str
+    consumers: Sequence[ConsumerInfo]
+    at: datetime
+    pruned_before: datetime | None = None
 
 
-def with_findings(hops: DataFrame, further: DataFrame, hop: str) -> DataFrame:
-    """Add further findings to one hop; ``findings`` stay sorted, worst first."""
-    joined = hops.join(further.withColumn("hop", F.lit(hop)), ["id", "hop"], "left")
-    by_severity = F.array(*(F.lit(verdict.value) for verdict in Verdict))
-    all_ = F.array_intersect(by_severity, F.array_union("findings", "further"))
-    found = F.array_remove(all_, Verdict.DELIVERED.value)
-    return joined.withColumn("findings", F.coalesce(found, "findings")).drop("further")
+class _Hop(NamedTuple):
+    """Findings on each ID as bits, and its seconds; NaN: it did not pass the hop."""
+
+    is_judged: Column
+    findings: Column
+    seconds: Column
 
 
-def _outbox_verdict(sources: Sources, own: Stream, wanted: ReconcileRequest) -> Column:
-    # Events acknowledged before the first inbox was read have their message below the last sequence.
-    asked_at, audit = sources.inboxes[0].at, sources.audit
-    unknown = F.col("state").isNull()
-    first = F.try_element_at("own", F.lit(1))
-    removed = (audit.outbox_pruned_before, None if wanted.lake else audit.archived_before)
-    removed_before = max((limit for limit in removed if limit), default=None)
-    return _case(
-        (unknown & _is_before(first["time"], removed_before), Verdict.PRUNED),
-        (unknown, Verdict.UNEXPECTED),
-        (F.col("state").isin("PENDING", "CLAIMED"), Verdict.PENDING),
-        (F.col("state") == "DEAD", Verdict.DEAD),
-        (F.size("own") > 0, Verdict.DELIVERED),
-        (F.col("published_at") >= F.lit(asked_at - timedelta(seconds=wanted.grace_seconds)), Verdict.PENDING),
-        (_is_expired(own, asked_at), Verdict.EXPIRED),
-        otherwise=Verdict.MISSING_IN_STREAM,
-    )
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges the rows of IDs, of which it has all; for ``mapInArrow``.
+
+    Attributes:
+        inboxes: this service's inbox first, then the receivers'.
+        streams: streams by name, this service's first: bounds before the read, but the first message after
+            it. Older messages of the lake have negative positions.
+        audit: operators' actions in this service's schema.
+        buckets: number of buckets for ordering keys.
+    """
+
+    wanted: ReconcileRequest
+    inboxes: Sequence[Inbox]
+    streams: Mapping[str, StreamInfo]
+    audit: Audit = field(default_factory=Audit)
+    buckets: int = 1
+
+    @property
+    def hops(self) -> list[str]:
+        """Source and target of each hop, the hop from the outbox first."""
+        inboxes = ((one.stream, inbox.context, one.name) for inbox in self.inboxes for one in inbox.consumers)
+        return [
+            f"outbox -> {next(iter(self.streams))}",
+            *(f"{from_} -> {to} {name}" for from_, to, name in inboxes),
+        ]
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Yield rows with the schema ``FOUND``."""
+        tables = unpack(batches)
+        rows = Rows(tables, next(iter(self.streams)), since=self.wanted.since, until=self.wanted.until)
+        found = [FOUND.empty_table()]
+        for name, table in tables.items():
+            found.append(pa.table({"counted": ["rows"], "source": [name], "rows": [len(table)]}))
+        first = rows.first(rows.is_own)
+        is_keyed = (first >= 0) & flags(rows.event["ordering_key"].is_valid())
+        for number, hop in enumerate(self._hops(rows)):
+            found += _counted(number, hop)
+            is_bad = hop.is_judged & (hop.findings != 0)
+            if number == 0:
+                keyed = _trouble(rows, number, hop, is_keyed, _OF_REPLAYS)
+                for name in ("position", "time"):
+                    keyed = keyed.append_column(name, rows.copies[name].take(pa.array(first[is_keyed])))
+                found.append(pa.Table.from_batches([pack("keys", keyed, "ordering_key", self.buckets)]))
+                is_bad &= ~is_keyed
+            found.append(_trouble(rows, number, hop, is_bad))
+        together = pa.concat_tables(found, promote_options="default")
+        yield from together.select(FOUND.names).cast(FOUND).to_batches()
+
+    def _hops(self, rows: Rows) -> Iterator[_Hop]:
+        event, own = rows.event, next(iter(self.streams.values()))
+        # A part of the time has only a part of the events, so other IDs of the stream cannot be judged.
+        is_part = bool(self.wanted.since or self.wanted.until)
+        is_judged = rows.is_known if is_part else np.full(rows.count, True)
+        verdict = self._outbox_verdict(rows, own)
+        first = rows.first(rows.is_own)
+        seconds = (at(rows.time, first) - micros(event["occurred_at"])) / 1e6
+        differs = [rows.differs(name, event[name]) for name in ("content", "header_hash")]
+        is_altered = rows.any(rows.is_own & np.any(differs, axis=0))
+        findings = verdict | self._is_duplicated(rows) * Verdict.DUPLICATED.bit
+        yield self._hop(is_judged & (rows.is_known | (first >= 0)), findings, is_altered, seconds)
+        for number, inbox in enumerate(self.inboxes):
+            received = rows.received(number)
+            for consumer in inbox.consumers:
+                covered = _covers(consumer, rows.copies["subject"], rows.seq, rows.time)
+                covered &= rows.is_in(consumer.stream)
+                is_expected = rows.any(covered)
+                if consumer.stream == own.name:
+                    sent_at = micros(pc.coalesce(event["published_at"], event["created_at"]))
+                    is_missing = _covers(consumer, event["sent_as"], numbers(event["stream_seq"]), sent_at)
+                    is_expected = is_judged & (is_expected | ((first < 0) & is_missing))
+                findings = self._inbox_verdict(
+                    rows, inbox, consumer, received=received, verdict=verdict, first=rows.first(covered)
+                )
+                taken = rows.first(covered & (rows.seq == numbers(received["stream_seq"])[rows.who]))
+                copy = np.where(taken < 0, rows.first(covered), taken)
+                seconds = (micros(received["processed_at"]) - at(rows.time, copy)) / 1e6
+                is_other = rows.differs("content", received["content_hash"])
+                is_altered = rows.any(covered & is_other) & ~rows.any(covered & ~is_other)
+                yield self._hop(is_expected, findings, is_altered, seconds)
+
+    def _hop(self, is_judged: Column, findings: Column, is_altered: Column, seconds: Column) -> _Hop:
+        is_late = seconds > (np.inf if self.wanted.late_seconds is None else self.wanted.late_seconds)
+        findings = findings | is_altered * Verdict.ALTERED.bit | is_late * Verdict.LATE.bit
+        return _Hop(is_judged, findings, seconds)
+
+    def _outbox_verdict(self, rows: Rows, own: StreamInfo) -> Column:
+        # Events acknowledged before the first inbox was read have their message below the last sequence.
+        asked_at, audit, first = micros_of(self.inboxes[0].at), self.audit, rows.first(rows.is_own)
+        state, published = rows.event["state"], micros(rows.event["published_at"])
+        removed = (audit.outbox_pruned_before, None if self.wanted.lake else audit.archived_before)
+        removed_before = micros_of(max((limit for limit in removed if limit), default=None))
+        return _case(
+            (~rows.is_known & (at(rows.time, first) < removed_before), Verdict.PRUNED),
+            (~rows.is_known, Verdict.UNEXPECTED),
+            (is_in(state, ["PENDING", "CLAIMED"]), Verdict.PENDING),
+            (is_in(state, ["DEAD"]), Verdict.DEAD),
+            (first >= 0, Verdict.DELIVERED),
+            (published >= asked_at - self.wanted.grace_seconds * 1e6, Verdict.PENDING),
+            (_is_expired(rows.event, own, asked_at), Verdict.EXPIRED),
+            otherwise=Verdict.MISSING_IN_STREAM,
+        )
+
+    def _is_duplicated(self, rows: Rows) -> Column:
+        own = np.flatnonzero(rows.is_own)
+        repeated = np.flatnonzero(rows.who[own[1:]] == rows.who[own[:-1]])
+        earlier, later = own[repeated], own[repeated + 1]
+        events = rows.event.take(pa.array(rows.who[later]))
+        is_explained = explained(self.audit.replays, events, rows.time[earlier], rows.time[later])
+        found = np.full(rows.count, False)
+        found[rows.who[later[~is_explained]]] = True
+        return found
+
+    def _inbox_verdict(
+        self,
+        rows: Rows,
+        inbox: Inbox,
+        consumer: ConsumerInfo,
+        *,
+        received: pa.Table,
+        verdict: Column,
+        first: Column,
+    ) -> Column:
+        asked_at, time, position = micros_of(inbox.at), at(rows.time, first), at(rows.position, first)
+        is_absent = flags(received["id"].is_null())
+        is_held = micros(received["locked_until"]) > asked_at
+        is_unsettled = position > consumer.ack_floor
+        is_young = time > asked_at - self.wanted.grace_seconds * 1e6
+        has_left = position < self.streams[consumer.stream].first_seq
+        created = micros_of(datetime.fromisoformat(consumer.created))
+        # An event without a copy keeps the reason.
+        kept = (Verdict.MISSING_IN_STREAM, Verdict.PENDING, Verdict.DEAD, Verdict.EXPIRED)
+        return _case(
+            (flags(received["processed_at"].is_valid()), Verdict.DELIVERED),
+            (flags(received["dead_lettered_at"].is_valid()), Verdict.DEAD),
+            *(((first < 0) & (verdict == each.bit), each) for each in kept),
+            (is_unsettled | is_held | is_young, Verdict.PENDING),
+            # A consumer never received the messages that had left the stream before its creation.
+            (is_absent & has_left & (time < created), Verdict.EXPIRED),
+            (is_absent & (time < micros_of(inbox.pruned_before)), Verdict.PRUNED),
+            otherwise=Verdict.MISSING_IN_INBOX,
+        )
 
 
-def _is_expired(own: Stream, asked_at: datetime) -> Column:
+def _is_expired(event: pa.Table, state: StreamInfo, asked_at: float) -> Column:
     """Whether retention may have removed the message.
 
     A stream that refuses messages when it is full removes only messages above the maximum age. A younger
     missing message was removed by an operator, even at the stream's head.
     """
-    state = own.state
-    expired = F.coalesce(F.col("stream") != state.name, F.lit(False))
+    published = micros(event["published_at"])
+    expired = flags(pc.not_equal(event["stream"], state.name))
     if state.max_age_seconds:
-        oldest = asked_at - timedelta(seconds=state.max_age_seconds)
-        expired |= _is_before(F.col("published_at"), oldest)
+        expired |= published < asked_at - state.max_age_seconds * 1e6
     if not may_drop(state.config):
         return expired
-    created = datetime.fromisoformat(state.created) - timedelta(seconds=_CLOCK_SECONDS)
-    unsaid = F.col("stream_seq").isNull() & _is_before(F.col("published_at"), state.first_time)
-    before_first = F.coalesce(F.col("stream_seq") < state.first_seq, F.lit(False)) | unsaid
-    return expired | (before_first & (F.col("published_at") >= F.lit(created)))
-
-
-def _is_altered() -> Column:
-    """Whether a copy differs from its row; a row that makes no message is not compared."""
-    return F.exists(
-        "own",
-        lambda copy: (copy["content"] != F.col("content")) | (copy["header_hash"] != F.col("header_hash")),
+    created = micros_of(datetime.fromisoformat(state.created)) - _CLOCK
+    sequence = numbers(event["stream_seq"])
+    is_before_first = (sequence < state.first_seq) | (
+        np.isnan(sequence) & (published < micros_of(state.first_time))
     )
-
-
-def _inbox_verdict(inbox: Inbox, consumer: ConsumerInfo, stream: Stream, wanted: ReconcileRequest) -> Column:
-    first, received = F.try_element_at("covered", F.lit(1)), F.col("received")
-    created = datetime.fromisoformat(consumer.created)
-    has_left = first["position"] < stream.current + stream.state.first_seq
-    is_held = received["locked_until"] > F.lit(inbox.at)
-    is_unsettled = first["position"] > stream.current + consumer.ack_floor
-    is_young = first["time"] > F.lit(inbox.at - timedelta(seconds=wanted.grace_seconds))
-    without_copy = F.size("covered") == 0
-    return _case(
-        (received["processed_at"].isNotNull(), Verdict.DELIVERED),
-        (received["dead_lettered_at"].isNotNull(), Verdict.DEAD),
-        *((without_copy & (F.col("verdict") == each.value), each) for each in _CARRIED),
-        (is_unsettled | is_held | is_young, Verdict.PENDING),
-        # A consumer never received the messages that had left the stream before its creation.
-        (received.isNull() & has_left & _is_before(first["time"], created), Verdict.EXPIRED),
-        (received.isNull() & _is_before(first["time"], inbox.pruned_before), Verdict.PRUNED),
-        otherwise=Verdict.MISSING_IN_INBOX,
-    )
-
-
-def _inbox_hop(name: str, wanted: ReconcileRequest) -> Column:
-    received = F.col("received")
-    taken = F.filter("covered", lambda copy: copy["seq"] == received["stream_seq"])
-    copy = F.coalesce(F.try_element_at(taken, F.lit(1)), F.try_element_at("covered", F.lit(1)))
-    is_same = F.exists("covered", lambda copy: copy["content"] == received["content_hash"])
-    is_altered = (F.size("covered") > 0) & received["content_hash"].isNotNull() & ~is_same
-    took = _seconds(copy["time"], received["processed_at"])
-    return _hop(name, "inbox_verdict", took, is_altered, wanted)
-
-
-def _hop(name: str, verdict: str, seconds: Column, is_altered: Column, wanted: ReconcileRequest) -> Column:
-    """Return a hop with all findings on an ID, worst first; ``delivered`` only without another finding."""
-    conditions = {each: F.col(verdict) == each.value for each in Verdict if each is not Verdict.DELIVERED}
-    conditions[Verdict.ALTERED] = is_altered
-    if wanted.late_seconds is not None:
-        conditions[Verdict.LATE] = seconds > wanted.late_seconds
-    found = F.array_compact(F.array(*(F.when(holds, each.value) for each, holds in conditions.items())))
-    return F.struct(
-        F.lit(name).alias("hop"),
-        F.when(F.size(found) > 0, found).otherwise(F.array(F.lit(Verdict.DELIVERED.value))).alias("findings"),
-        seconds.alias("seconds"),
-    )
-
-
-def _seconds(begun: Column, ended: Column) -> Column:
-    return ended.cast("double") - begun.cast("double")
+    return expired | (is_before_first & (published >= created))
 
 
 def _case(*rules: tuple[Column, Verdict], otherwise: Verdict) -> Column:
-    """Return the verdict of the first rule whose condition holds; null counts as false."""
-    chosen: Column = F.lit(otherwise.value)
-    for condition, verdict in reversed(rules):
-        chosen = F.when(condition, verdict.value).otherwise(chosen)
-    return chosen
+    """Return the bit of the first rule whose condition holds."""
+    conditions, verdicts = zip(*rules, strict=True)
+    return np.select(conditions, [verdict.bit for verdict in verdicts], otherwise.bit)
 
 
-def _is_before(time: Column, limit: datetime | None) -> Column:
-    """Whether a time is before a limit; without a limit, none is."""
-    return F.lit(False) if limit is None else time < F.lit(limit)
-
-
-def _covered(consumer: ConsumerInfo) -> Column:
-    """Return the copies in the consumer's stream that the consumer covers."""
-
-    def is_covered(copy: Column) -> Column:
-        is_here = copy["stream"] == consumer.stream
-        return is_here & _covers(consumer, copy["subject"], copy["seq"], copy["time"])
-
-    return F.filter("copies", is_covered)
-
-
-def _covers(consumer: ConsumerInfo, subject: Column, seq: Column, time: Column) -> Column:
-    """Whether the consumer's filters and start include a message."""
-    patterns = "|".join(f"(?:{_regex(pattern)})" for pattern in consumer.filters)
-    covered = subject.rlike(patterns) if patterns else subject.isNotNull()
+def _covers(consumer: ConsumerInfo, subjects: pa.ChunkedArray, seq: Column, time: Column) -> Column:
+    """Whether the consumer's filters and start include each message."""
+    patterns = "|".join(f"(?:{_regex(pattern)})" for pattern in consumer.filters) or "(?s)^.*$"
+    encoded = subjects.combine_chunks().dictionary_encode()
+    covered = flags(pc.match_substring_regex(encoded.dictionary, patterns).take(encoded.indices))
     match consumer.config.get("deliver_policy", "all"):
         case "all":
             return covered
         case "by_start_sequence":
             return covered & (seq >= int(consumer.config["opt_start_seq"]))
         case "by_start_time":
-            return covered & (time >= F.lit(datetime.fromisoformat(consumer.config["opt_start_time"])))
+            start = consumer.config["opt_start_time"]
         case _:  # begins with the last messages at its creation
-            return covered & (time >= F.lit(datetime.fromisoformat(consumer.created)))
-
-
-def _name(inbox: Inbox, consumer: ConsumerInfo) -> str:
-    return f"{consumer.stream} -> {inbox.context} {consumer.name}"
+            start = consumer.created
+    return covered & (time >= micros_of(datetime.fromisoformat(start)))
 
 
 def _regex(pattern: str) -> str:
     """Convert a subject pattern to a regular expression: ``*`` is one token, a final ``>`` one or more."""
     wild = {"*": "[^.]+", ">": ".+"}
     return "^" + r"\.".join(wild.get(token) or re.escape(token) for token in pattern.split(".")) + "$"
+
+
+def _trouble(rows: Rows, number: int, hop: _Hop, chosen: Column, further: Sequence[str] = ()) -> pa.Table:
+    """Return the chosen events with their findings at the hop."""
+    events = rows.event.select([*_OF_EVENT, *further]).filter(pa.array(chosen))
+    added = {"hop": [number] * len(events), "findings": hop.findings[chosen], "seconds": hop.seconds[chosen]}
+    for name, values in added.items():
+        events = events.append_column(name, pa.array(values, TROUBLE.field(name).type, from_pandas=True))
+    return events
+
+
+def _counted(number: int, hop: _Hop) -> Iterator[pa.Table]:
+    """Count the IDs of a hop, and their latencies."""
+    seconds = hop.seconds[hop.is_judged & ~np.isnan(hop.seconds)]
+    values, counts = np.unique((seconds.view(np.int64) & _LATENCY_BITS).view(float), return_counts=True)
+    for what, figures, rows in (
+        ("ids", np.array([np.nan]), np.array([np.count_nonzero(hop.is_judged)])),
+        ("latency", values, counts),
+        ("longest", *((seconds.max(keepdims=True), np.ones(1, int)) if len(seconds) else (values, counts))),
+    ):
+        columns = {"seconds": figures, "rows": rows, "counted": [what] * len(rows)}
+        yield pa.table(columns | {"hop": pa.repeat(pa.scalar(number, pa.int32()), len(rows))})

@@ -8,13 +8,14 @@ from uuid import UUID
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.database import replays
 from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches, unpack
 from sea_mq_worker.pipeline.jobs.reconcile.request import Requeue
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
-from sea_mq_worker.pipeline.jobs.reconcile.sources import Stream
 from sea_mq_worker.settings import Settings
 
 _BATCH = 1000
@@ -22,10 +23,10 @@ _PER_SECOND = 1000
 _EXAMPLES = 20
 
 
-def restore_signs(lost: DataFrame, stream: Stream) -> list[str]:
-    """Describe the signs of a restored broker that the lost events show."""
-    state, created = stream.state, datetime.fromisoformat(stream.state.created)
-    stored = stream.messages.select((F.col("position") - stream.current).alias("stream_seq")).distinct()
+def restore_signs(lost: DataFrame, streamed: DataFrame, state: StreamInfo) -> list[str]:
+    """Describe the signs of a restored broker that the lost events show; ``streamed`` are packed messages."""
+    created = datetime.fromisoformat(state.created)
+    stored = streamed.where(F.col("source") == state.name).mapInArrow(_sequences, "stream_seq long")
     row = (
         lost.where(F.col("stream") == state.name)
         .join(stored.withColumn("is_taken", F.lit(True)), "stream_seq", "left")
@@ -78,6 +79,11 @@ def put_back(
         archived_count=archived,
         dry_run=how.dry_run,
     )
+
+
+def _sequences(batches: Batches) -> Batches:
+    for messages in unpack(batches).values():
+        yield from messages.select(["seq"]).rename_columns(["stream_seq"]).to_batches()
 
 
 async def _replay(

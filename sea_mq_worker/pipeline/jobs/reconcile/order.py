@@ -8,33 +8,54 @@ overtaken event is reported.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+
+from sea_mq_worker.pipeline.jobs.reconcile.audit import AuditedReplay, explained, micros
+from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches, Column, unpack
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 
-def order_conflicts(positions: DataFrame) -> DataFrame:
-    """Return the events that are in the wrong order relative to at least one other event of their key.
+@dataclass(frozen=True, slots=True)
+class JudgeOrder:
+    """Adds the finding ``out-of-order`` to events, of which it has all of a key; for ``mapInArrow``.
 
-    All other events are in order relative to every event, so only the returned ones need a joint comparison.
-
-    Args:
-        positions: ``ordering_key``, ``seq`` (insert order), ``position`` (position in the stream), other
-            columns to keep.
+    An event whose first copy has left the stream, so that a replay's copy is the first one, is in order.
     """
-    key = Window.partitionBy("ordering_key")
-    before = key.orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
-    after = key.orderBy(F.desc("seq")).rowsBetween(Window.unboundedPreceding, -1)
-    seen = positions.withColumn("highest", F.max("position").over(before))
-    seen = seen.withColumn("lowest", F.min("position").over(after))
-    return seen.where("highest > position OR lowest < position").drop("highest", "lowest")
 
+    replays: Sequence[AuditedReplay]
+    found: pa.Schema
 
-def out_of_order(positions: DataFrame) -> DataFrame:
-    """Return the ``id`` of each event that is out of order; the events of one key must fit in memory."""
-    chosen = positions.select("ordering_key", "id", "seq", "position")
-    return chosen.groupBy("ordering_key").applyInArrow(_moved_of_key, "id string")
+    def __call__(self, batches: Batches) -> Batches:
+        """Yield the events with a finding."""
+        for events in unpack(batches).values():
+            is_moved = np.zeros(events.num_rows, bool)
+            is_moved[self._moved(events)] = True
+            findings = events["findings"].to_numpy() | is_moved * Verdict.OUT_OF_ORDER.bit
+            judged = events.set_column(
+                events.schema.get_field_index("findings"), "findings", pa.array(findings, pa.int32())
+            )
+            bad = judged.filter(pa.array(findings > 0)).select(self.found.names)
+            yield from bad.cast(self.found).to_batches()
+
+    def _moved(self, events: pa.Table) -> list[int]:
+        keys = events["ordering_key"].combine_chunks().dictionary_encode().indices.to_numpy()
+        order = np.lexsort((events["seq"].to_numpy(), keys))
+        keys, positions = keys[order], events["position"].to_numpy()[order]
+        falls = (keys[1:] == keys[:-1]) & (positions[1:] < positions[:-1])
+        moved: list[int] = []
+        for key in np.unique(keys[1:][falls]):
+            start, end = np.searchsorted(keys, [key, key + 1])
+            # An event in order relative to every event of its key needs no joint comparison.
+            rows = order[start:end][_conflicts(positions[start:end])]
+            chosen = events.take(pa.array(rows))
+            rows = rows[
+                ~explained(self.replays, chosen, micros(chosen["created_at"]), micros(chosen["time"]))
+            ]
+            moved += rows[outside_longest_run(events["position"].to_numpy()[rows].tolist())].tolist()
+        return moved
 
 
 def outside_longest_run(positions: Sequence[int]) -> list[int]:
@@ -55,7 +76,8 @@ def outside_longest_run(positions: Sequence[int]) -> list[int]:
     return [index for index in range(len(positions)) if index not in run]
 
 
-def _moved_of_key(events: pa.Table) -> pa.Table:
-    in_order = events.sort_by("seq")
-    outside = outside_longest_run(in_order.column("position").to_pylist())
-    return in_order.select(["id"]).take(pa.array(outside, pa.int64()))
+def _conflicts(positions: Column) -> Column:
+    """Whether an earlier event has a higher position, or a later one a lower."""
+    return (np.maximum.accumulate(positions) > positions) | (
+        np.minimum.accumulate(positions[::-1])[::-1] < positions
+    )

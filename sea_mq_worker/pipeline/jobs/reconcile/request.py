@@ -19,7 +19,7 @@ class Receiver:
     settings: Settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Requeue:
     """Options for putting lost events back; ``actor`` and ``reason`` are for the audit.
 

@@ -9,7 +9,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopLatency:
-    """Seconds per hop; percentiles are exact to a ten-thousandth of the rank."""
+    """Seconds per hop; percentiles are exact to a thousandth of the value, the longest is exact."""
 
     events: int
     p50: float

@@ -1,70 +1,84 @@
-"""Count the verdicts and findings of all hops by one aggregate."""
+"""Summarize the findings of all hops."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, HopLatency
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict, findings_of
 
 _SHARES = (0.5, 0.95, 0.99)
-_ACCURACY = 10_000
 
 
-def summaries(judged: DataFrame, names: Sequence[str], *, examples: int) -> tuple[list[Hop], int]:
-    """Return the summary of each hop, and the number of rows that are in the table.
+def summaries(
+    names: Sequence[str], counts: Sequence[Row], troubled: DataFrame, *, examples: int
+) -> list[Hop]:
+    """Return the summary of each hop.
 
     Args:
-        judged: ``id``, ``in_table``, ``hop``, ``findings`` and ``seconds``; read twice at most.
-        names: names of the hops, the one from the outbox first.
+        names: names of the hops, in their order.
+        counts: rows of ``FOUND`` that count.
+        troubled: rows of ``TROUBLE``.
         examples: number of IDs to return for each verdict.
     """
-    shares = F.percentile_approx("seconds", list(_SHARES), _ACCURACY).alias("shares")
-    figures = (
-        F.count("*").alias("ids"),
-        F.count_if("in_table").alias("in_table"),
-        F.count("seconds").alias("events"),
-        F.max("seconds").alias("longest"),
-    )
-    sets = judged.groupingSets([["hop"], ["hop", "findings"]], "hop", "findings")
-    rows = sets.agg(*figures, shares).collect()
-    is_bad = any(row.findings and row.findings != [Verdict.DELIVERED] for row in rows)
-    named = _examples(judged, examples) if examples and is_bad else {}
-    hops = [_hop(name, [row for row in rows if row.hop == name], named.get(name, {})) for name in names]
-    return hops, sum(row.in_table for row in rows if row.hop == names[0] and row.findings is None)
+    found = troubled.groupBy("hop", "findings").count().collect()
+    chosen = _examples(troubled, examples) if examples and found else {}
+    return [
+        _hop(
+            name,
+            [row for row in counts if row.hop == number],
+            {row.findings: row["count"] for row in found if row.hop == number},
+            chosen.get(number, {}),
+        )
+        for number, name in enumerate(names)
+    ]
 
 
-def troubled(judged: DataFrame) -> DataFrame:
-    """Return the IDs with another verdict than delivered."""
-    verdict = F.col("findings")[0]
-    bad = judged.where(verdict != Verdict.DELIVERED.value)
-    return bad.select("hop", "id", verdict.alias("verdict"), "findings", "seconds")
+def named(troubled: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the IDs with another verdict than delivered, with the texts of hop, verdict and findings."""
+    flags = (F.when(F.col("findings").bitwiseAND(each.bit) != 0, each.value) for each in Verdict)
+    texts = troubled.withColumn("findings", F.array_compact(F.array(*flags)))
+    hop = F.array(*map(F.lit, names))[F.col("hop")]
+    return texts.select(hop.alias("hop"), "id", F.col("findings")[0].alias("verdict"), "findings", "seconds")
 
 
-def _hop(name: str, rows: Sequence[Row], named: dict[Verdict, list[str]]) -> Hop:
-    counted = [(row.findings, row.ids) for row in rows if row.findings is not None]
-    verdicts = {each: sum(n for found, n in counted if found[0] == each) for each in Verdict}
-    findings = {each: sum(n for found, n in counted if each in found) for each in Verdict}
+def _hop(
+    name: str, counts: Sequence[Row], troubled: Mapping[int, int], examples: Mapping[Verdict, Sequence[str]]
+) -> Hop:
+    ids = sum(row.rows for row in counts if row.counted == "ids")
+    sets = {**troubled, 0: ids - sum(troubled.values())}
+    counted = [(findings_of(bits), number) for bits, number in sets.items() if number]
+    verdicts = {each: sum(number for found, number in counted if found[0] == each) for each in Verdict}
+    findings = {each: sum(number for found, number in counted if each in found) for each in Verdict}
     return Hop(
         name=name,
-        ids=sum(n for _, n in counted),
-        verdicts={each: n for each, n in verdicts.items() if n},
-        findings={each: n for each, n in findings.items() if n},
-        examples=named,
-        latency=next((_latency(row) for row in rows if row.findings is None and row.events), None),
+        ids=ids,
+        verdicts={each: number for each, number in verdicts.items() if number},
+        findings={each: number for each, number in findings.items() if number},
+        examples=examples,
+        latency=_latency(counts),
     )
 
 
-def _examples(judged: DataFrame, number: int) -> dict[str, dict[Verdict, list[str]]]:
-    of_verdict = Window.partitionBy("hop", "verdict").orderBy("id")
-    ranked = troubled(judged).withColumn("rank", F.row_number().over(of_verdict))
-    found: dict[str, dict[Verdict, list[str]]] = {}
-    for row in ranked.where(F.col("rank") <= number).orderBy("hop", "verdict", "rank").collect():
-        found.setdefault(row.hop, {}).setdefault(Verdict(row.verdict), []).append(row.id)
+def _examples(troubled: DataFrame, number: int) -> dict[int, dict[Verdict, list[str]]]:
+    rows = troubled.withColumn("verdict", F.expr("findings & -findings"))  # the lowest bit
+    rank = F.row_number().over(Window.partitionBy("hop", "verdict").orderBy("id"))
+    found: dict[int, dict[Verdict, list[str]]] = {}
+    ranked = rows.withColumn("rank", rank).where(F.col("rank") <= number)
+    for row in ranked.orderBy("hop", "verdict", "rank").collect():
+        (verdict,) = findings_of(row.verdict)
+        found.setdefault(row.hop, {}).setdefault(verdict, []).append(row.id)
     return found
 
 
-def _latency(row: Row) -> HopLatency:
-    p50, p95, p99 = row.shares
-    return HopLatency(events=row.events, p50=p50, p95=p95, p99=p99, longest=row.longest)
+def _latency(counts: Sequence[Row]) -> HopLatency | None:
+    values = sorted((row.seconds, row.rows) for row in counts if row.counted == "latency")
+    longest = [row.seconds for row in counts if row.counted == "longest"]
+    if not values:
+        return None
+    ranks = np.cumsum([rows for _, rows in values])
+    places = np.searchsorted(ranks, np.array(_SHARES) * ranks[-1])
+    p50, p95, p99 = (values[place][0] for place in places)
+    return HopLatency(events=int(ranks[-1]), p50=p50, p95=p95, p99=p99, longest=max(longest))

@@ -35,6 +35,16 @@ class Verdict(StrEnum):
     """An operator pruned rows of this age, so a missing row proves nothing."""
     DELIVERED = "delivered"
 
+    @property
+    def bit(self) -> int:
+        """The finding's bit in a set of findings; the lowest bit is the worst, and no bit is delivered."""
+        return 0 if self is Verdict.DELIVERED else 1 << list(Verdict).index(self)
+
+
+def findings_of(bits: int) -> list[Verdict]:
+    """Return the findings of a set, worst first."""
+    return [verdict for verdict in Verdict if bits & verdict.bit] or [Verdict.DELIVERED]
+
 
 LOSS = frozenset({Verdict.MISSING_IN_STREAM, Verdict.MISSING_IN_INBOX, Verdict.ALTERED})
 """Verdicts that make a run fail by default."""

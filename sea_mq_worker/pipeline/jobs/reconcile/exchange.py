@@ -1,0 +1,101 @@
+"""Pass Arrow rows between Spark's tasks as few large values, so that Java handles no single row."""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+Batches: TypeAlias = Iterator[pa.RecordBatch]
+Column: TypeAlias = NDArray[Any]
+
+PACKED = pa.schema(
+    [("bucket", pa.int32()), ("source", pa.string()), ("rows", pa.int64()), ("packed", pa.binary())]
+)
+"""Rows of a source in Arrow's IPC format; rows with the same key have the same bucket."""
+
+_PACKED_ROWS = 100_000
+_TASKS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a source: a function that reads it, and one that represents its rows in the comparison.
+
+    Attributes:
+        rows: estimated number of rows.
+    """
+
+    source: str
+    read: Callable[[], Iterable[pa.RecordBatch]]
+    represent: Callable[[Batches], Batches]
+    rows: int = 50_000
+
+
+def read_parts(spark: SparkSession, parts: Sequence[Part], buckets: int) -> DataFrame:
+    """Return the represented rows of all parts, packed by ``id``."""
+    tasks = spark.range(0, len(parts), 1, min(max(len(parts), 1), _TASKS_MAX))
+    return tasks.mapInArrow(_ReadParts(parts, buckets), from_arrow_schema(PACKED))
+
+
+def pack(source: str, rows: pa.Table, key: str, buckets: int) -> pa.RecordBatch:
+    """Divide rows among buckets by a text column."""
+    texts = rows[key].cast(pa.binary()).to_pylist()
+    bucket = np.fromiter(map(zlib.crc32, texts), np.int64, len(texts)) % buckets
+    sorted_rows = rows.take(pa.array(np.argsort(bucket, kind="stable"))).combine_chunks()
+    sizes = np.bincount(bucket, minlength=buckets)
+    starts = np.cumsum(sizes) - sizes
+    found = [
+        {"bucket": number, "source": source, "rows": size, "packed": _ipc(sorted_rows.slice(start, size))}
+        for number, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True))
+        if size
+    ]
+    return pa.RecordBatch.from_pylist(found, PACKED)
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> dict[str, pa.Table]:
+    """Return the rows of each source."""
+    found = defaultdict(list)
+    for batch in batches:
+        for source, packed in zip(batch["source"].to_pylist(), batch["packed"], strict=True):
+            found[source].append(pa.ipc.open_stream(packed.as_buffer()).read_all())
+    return {source: pa.concat_tables(tables).combine_chunks() for source, tables in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadParts:
+    parts: Sequence[Part]
+    buckets: int
+
+    def __call__(self, batches: Batches) -> Batches:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                part = self.parts[number]
+                for rows in _tables(part.represent(iter(part.read()))):
+                    yield pack(part.source, rows, "id", self.buckets)
+
+
+def _tables(batches: Batches) -> Iterator[pa.Table]:
+    """Join batches, so that few values are exchanged."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(each.num_rows for each in held) >= _PACKED_ROWS:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _ipc(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
