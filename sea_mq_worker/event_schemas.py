@@ -12,7 +12,7 @@ from typing import Any
 
 from sea_mq_worker.domain.errors import ContractError, InvalidEventError
 from sea_mq_worker.producer import Event, payload_json
-from sea_mq_worker.resources import files_in
+from sea_mq_worker.resources import files_in, install_hint
 
 __all__ = ["EventSchemas", "read_event_schemas"]
 
@@ -32,11 +32,14 @@ class EventSchemas:
         """Read the folder.
 
         Raises:
-            ContractError: the folder or a file cannot be read, is no JSON Schema, or has another name.
+            ContractError: the folder or a file cannot be read, is no JSON Schema, or has another name; or the
+                extra is not installed.
         """
-        from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - an extra
-        from jsonschema.validators import validator_for  # noqa: PLC0415
-
+        try:
+            from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - an extra
+            from jsonschema.validators import validator_for  # noqa: PLC0415
+        except ImportError as error:
+            raise ContractError(f"EventSchemas needs jsonschema: {install_hint('schemas')}") from error
         self._validators: dict[str, Any] = {}
         for name, document in read_event_schemas(folder).items():
             kind = validator_for(document)

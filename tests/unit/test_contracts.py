@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,9 @@ def test_a_wrong_file_of_schemas_is_named(tmp_path: Path, name: str, text: str, 
         EventSchemas(tmp_path)
     with pytest.raises(ContractError, match="No such file"):
         EventSchemas(tmp_path / "none")
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema.exceptions", None)
+    with pytest.raises(ContractError, match=r"pip install '\.\[schemas\]'"):
+        EventSchemas(Path())
