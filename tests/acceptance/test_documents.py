@@ -12,11 +12,16 @@ import sys
 import tomllib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import asyncpg
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import MetaData, create_engine, make_url
 from typer.testing import CliRunner
 
 from kit.description import Description
@@ -158,7 +163,7 @@ async def test_psql_makes_the_roles(system: Patient, database: Database) -> None
 
 
 async def test_the_example_of_a_producer_writes_an_event(system: Patient) -> None:
-    [example] = [text for _, language, text in blocks(PRODUCING) if language == "python"]
+    [example] = [text for heading, _, text in blocks(PRODUCING) if heading == "Writing events"]
     code = compile(example, PRODUCING, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     async with system.pool.acquire() as connection:
         await connection.execute("CREATE TABLE orders (id int, paid bool DEFAULT false)")
@@ -167,6 +172,22 @@ async def test_the_example_of_a_producer_writes_an_event(system: Patient) -> Non
         assert await connection.fetchval("SELECT paid FROM orders")
         [event] = await connection.fetch("SELECT event_type, ordering_key, payload FROM outbox_events")
     assert tuple(event) == ("order.paid", "order-42", '{"order": 42}')
+
+
+async def test_alembic_leaves_the_tables_of_the_worker_alone(system: Patient) -> None:
+    [example] = [text for heading, _, text in blocks(PRODUCING) if heading == "Migrations by Alembic"]
+    engine = create_engine(make_url(system.database.dsn).set(drivername="postgresql+psycopg"))
+    options: dict[str, Any] = {}
+    given = {"context": SimpleNamespace(configure=options.update), "metadata": MetaData()}
+    with engine.connect() as connection:
+
+        def dropped(**configured: Any) -> int:
+            found = compare_metadata(MigrationContext.configure(connection, opts=configured), MetaData())
+            return sum(difference[0] == "remove_table" for difference in found)
+
+        exec(example, given | {"connection": connection})
+        assert (dropped() > 5, dropped(include_object=options["include_object"])) == (True, 0)
+    engine.dispose()
 
 
 def test_the_examples_of_a_request_and_of_a_batchs_answer_fit_handler_and_worker() -> None:

@@ -1,0 +1,205 @@
+"""Each service under examples/ is started as its first lines say, and driven."""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx2
+import pytest
+import pytest_asyncio
+
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.domain.subjects import durable_consumer
+from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.operations.broker import apply_topology, defined_streams
+from sea_mq_worker.producer import enqueue
+from sea_mq_worker.settings import ENV_PREFIX, Settings
+from tests.integration.test_migrations import run_psql
+from tests.support import servers
+from tests.support.builders import enqueueable
+from tests.support.documents import ROOT
+from tests.support.jetstream import connected
+from tests.support.servers import Database, NatsAddress, PostgresAddress
+from tests.support.waiting import eventually
+from tests.support.worker import Deployment, running
+
+EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@asynccontextmanager
+async def service(example: str, *command: str, log: Path, **environment: str) -> AsyncIterator[Process]:
+    """Run a service of an example in its folder; its output goes to ``log``."""
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *command, cwd=EXAMPLES / example,
+            env=os.environ | environment, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 30)
+
+
+@asynccontextmanager
+async def website(
+    example: str, *command: str, log: Path, port: int = 0, **environment: str
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """Run a service that answers HTTP, and connect to it."""
+    port = port or free_port()
+    async with (
+        service(example, *command, "--port", str(port), log=log, **environment) as process,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+    ):
+
+        async def answers() -> bool:
+            assert process.returncode is None, f"see {log}"
+            try:
+                return bool((await http.get("/")).status_code)
+            except httpx2.TransportError:
+                return False
+
+        await eventually(answers, within=30, what=f"{example} answers")
+        yield http
+
+
+def settings_of(context: str, database: str, nats_url: str, **others: str) -> dict[str, str]:
+    """Return the variables of a worker and its service."""
+    return {
+        "SEA_MQ_CONTEXT": context,
+        "SEA_MQ_CONSUMERS": "",
+        "SEA_MQ_DATABASE_URL": database,
+        "SEA_MQ_NATS_URL": nats_url,
+        "SEA_MQ_STREAM_REPLICAS": "1",
+        "SEA_MQ_STREAM_MAX_BYTES": str(2**26),
+        "SEA_MQ_ADMIN_PORT": "0",
+        **others,
+    }
+
+
+@asynccontextmanager
+async def worker(settings: dict[str, str], log: Path) -> AsyncIterator[None]:
+    """Create the streams and run the worker of a context."""
+    given = Settings.model_validate({key.removeprefix(ENV_PREFIX).lower(): v for key, v in settings.items()})
+    await apply_topology(given, streams=defined_streams(given))
+    target = Deployment(context=given.context, upstream="", environment=settings)
+    async with running(target, log) as process:
+        await process.ready()
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    """A database with a worker that publishes its outbox, for the producers among the examples."""
+
+    settings: dict[str, str]
+    folder: Path
+
+    async def published(self, event_type: str) -> dict[str, Any]:
+        """Wait for the only event of a type in the stream; return its payload."""
+        context = self.settings["SEA_MQ_CONTEXT"]
+        subject = f"{context}.event.{event_type}.v1"
+        async with connected(self.settings["SEA_MQ_NATS_URL"]) as connection:
+
+            async def count() -> bool:
+                request = {"subjects_filter": subject}
+                info = await api(connection, f"STREAM.INFO.{context.upper()}_EVENTS", request)
+                return info["state"].get("subjects") == {subject: 1}
+
+            await eventually(count, within=30, what=f"{subject} is in the stream")
+            last = {"last_by_subj": subject}
+            found = await api(connection, f"STREAM.MSG.GET.{context.upper()}_EVENTS", last)
+        payload: dict[str, Any] = json.loads(base64.b64decode(found["message"]["data"]))
+        return payload
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(
+    postgres_server: PostgresAddress,
+    template_database: Database,
+    nats_server: NatsAddress,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    async with servers.scratch_database(
+        postgres_server, prefix="test_", template=template_database.name
+    ) as database:
+        settings = settings_of(servers.unique("shop"), database.dsn, nats_server.url)
+        async with worker(settings, folder / "worker.log"):
+            yield Shop(settings=settings, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("example", "command", "event_type"),
+    [
+        ("flask_psycopg2", ("flask", "--app", "service", "run"), "flask_order.placed"),
+        ("django_service", ("uvicorn", "service:application"), "django_order.placed"),
+    ],
+)
+async def test_an_order_of_a_web_service_is_published(
+    shop: Shop, example: str, command: tuple[str, ...], event_type: str
+) -> None:
+    async with website(example, *command, log=shop.folder / f"{example}.log", **shop.settings) as http:
+        answer = await http.post("/orders", json={"item": "book"})
+    assert (answer.status_code, answer.json()) == (201, {"order": 1})
+    assert await shop.published(event_type) == {"order": 1, "item": "book"}
+
+
+async def test_an_order_of_plain_sql_is_published(shop: Shop) -> None:
+    file = str(EXAMPLES / "plain_sql" / "order.sql")
+    await run_psql(shop.settings["SEA_MQ_DATABASE_URL"], "-v", "item=book", "-f", file)
+    assert await shop.published("sql_order.placed") == {"order": 1, "item": "book"}
+
+
+async def test_faststream_reads_the_events_of_the_stream(shop: Shop) -> None:
+    connection = await asyncpg.connect(shop.settings["SEA_MQ_DATABASE_URL"])
+    async with connection.transaction():
+        await enqueue(connection, enqueueable(event_type="read.by.faststream"))
+    await connection.close()
+    log = shop.folder / "faststream.log"
+    async with service("faststream_consumer", "faststream", "run", "service:app", log=log, **shop.settings):
+        await eventually(lambda: "read.by.faststream" in log.read_text(), within=30, what=log.name)
+
+
+async def test_two_services_talk_both_ways(
+    postgres_server: PostgresAddress, template_database: Database, nats_url: str, tmp_path: Path
+) -> None:
+    contexts = {name: servers.unique(name) for name in ("orders", "stock")}
+    ports = {name: free_port() for name in contexts}
+    async with AsyncExitStack() as stack:
+        https = {}
+        for name, other in (("stock", "orders"), ("orders", "stock")):
+            database = await stack.enter_async_context(
+                servers.scratch_database(postgres_server, prefix="test_", template=template_database.name)
+            )
+            settings = settings_of(
+                contexts[name], database.dsn, nats_url,
+                SEA_MQ_CONSUMERS="/".join(durable_consumer(contexts[name], contexts[other])),
+                SEA_MQ_HANDLER_URL=f"http://127.0.0.1:{ports[name]}/handle",
+            )  # fmt: skip
+            command, log = ("uvicorn", f"{name}:app"), tmp_path / f"{name}.log"
+            site = website("two_contexts", *command, log=log, port=ports[name], **settings)
+            https[name] = await stack.enter_async_context(site)
+            await stack.enter_async_context(worker(settings, tmp_path / f"{name}.worker.log"))
+        for order, state in ((1, "reserved"), (2, "refused")):
+            assert (await https["orders"].post("/orders", json={"item": "book"})).json() == {"order": order}
+            await has_state(https["orders"], order, state)
+
+
+async def has_state(http: httpx2.AsyncClient, order: int, state: str) -> None:
+    async def reached() -> bool:
+        return (await http.get(f"/orders/{order}")).json() == {"state": state}
+
+    await eventually(reached, within=30, what=f"order {order} is {state}")
