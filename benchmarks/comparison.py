@@ -61,7 +61,7 @@ def _summary(lane: Lane, ours: Lane | None) -> dict[str, Any]:
             percentile: median(each.latency_ms[percentile] for each in rounds.values())
             for percentile in next(iter(rounds.values())).latency_ms
         }
-        found["ours_is_times"] = times(ours.rounds, rounds) if ours else []
+        found["ours_is_times"] = times(ours.rounds, rounds) if ours and not found["latency_ms"] else []
     return found
 
 

@@ -75,8 +75,10 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from _looks(looks["median"][WORKER]["more"])
 
 
-def _measured_on(machine: Mapping[str, Any], rounds: int, earlier: Mapping[str, Any] | None = None) -> str:
-    """Return when and on which machine; an ``earlier`` text named the same machine already."""
+def _measured_on(
+    machine: Mapping[str, Any], rounds: int = 0, earlier: Mapping[str, Any] | None = None
+) -> str:
+    """Return when, on which machine and in how many rounds; an ``earlier`` text named the same machine."""
     same = earlier is not None and {**earlier, "date": "", "commit": ""} == {
         **machine,
         "date": "",
@@ -91,7 +93,7 @@ def _measured_on(machine: Mapping[str, Any], rounds: int, earlier: Mapping[str, 
     )
     return fill(
         f"Measured on {machine['date']} at commit {machine['commit']},"
-        f" on {place}: medians of all rounds ({rounds}).",
+        f" on {place}{f': medians of all rounds ({rounds})' if rounds else ''}.",
         width=120,
         break_on_hyphens=False,
     )
@@ -205,7 +207,7 @@ def _steady(lanes: Mapping[str, Any]) -> Iterator[str]:
 
 def _takeovers(report: Mapping[str, Any]) -> Iterator[str]:
     yield from images(TAKEOVER_PICTURES)
-    yield _measured_on(report["machine"], 1)
+    yield _measured_on(report["machine"])
     yield ""
     yield from _head("after the kill", "seconds until they move or are done", "kills", "p50", "p99", "worst")
     for way, measured in seconds_after_kills().items():
