@@ -1175,42 +1175,43 @@ COMMENT ON COLUMN public.sea_mq_standings.missed_at IS 'Time of the last detecti
 -- Data for Name: handled_messages; Type: TABLE DATA; Schema: public; Owner: -
 --
 
+INSERT INTO public.handled_messages VALUES ('0190a5e0-0000-7000-8000-000000000003', '2026-11-23 07:31:03.328817+00');
 
 
 --
 -- Data for Name: inbox_messages; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000001', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 1, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000002', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 2, '\x00', '2026-11-23 05:59:06.949572+00', 'gone', '$JS.ACK.1', NULL, NULL, NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000003', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', '2026-11-23 06:59:06.949572+00', 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 3, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000004', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 4, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 06:59:06.949572+00', NULL);
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000005', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 5, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 06:59:06.949572+00', '2026-11-23 06:59:06.949572+00');
-INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000006', 'billing.event.made.v1', '2026-11-23 06:59:06.949572+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 6, '\x00', NULL, NULL, '$JS.ACK.1', 'CLOSED', '2026-11-23 06:59:06.949572+00', '2026-11-23 06:59:06.949572+00');
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000001', 'billing.event.made.v1', '2026-11-23 07:31:03.328817+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 1, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000002', 'billing.event.made.v1', '2026-11-23 07:31:03.328817+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 2, '\x00', '2026-11-23 06:31:03.328817+00', 'gone', '$JS.ACK.1', NULL, NULL, NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000003', 'billing.event.made.v1', '2026-11-23 07:31:03.328817+00', '2026-11-23 07:31:03.328817+00', 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 3, '\x00', NULL, NULL, '$JS.ACK.1', NULL, NULL, NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000004', 'billing.event.made.v1', '2026-11-23 07:31:03.328817+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 4, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 07:31:03.328817+00', NULL);
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000005', 'billing.event.made.v1', '2026-11-23 07:31:03.328817+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 5, '\x00', NULL, NULL, '$JS.ACK.1', 'REJECTED', '2026-11-23 07:31:03.328817+00', '2026-11-23 07:31:03.328817+00');
+INSERT INTO public.inbox_messages VALUES ('0190a5e0-0000-7000-8000-000000000006', 'billing.event.made.v1', '2026-11-23 07:31:03.328817+00', NULL, 1, 'HTTP 500', 'orders__from_billing', 'BILLING_EVENTS', 6, '\x00', NULL, NULL, '$JS.ACK.1', 'CLOSED', '2026-11-23 07:31:03.328817+00', '2026-11-23 07:31:03.328817+00');
 
 
 --
 -- Data for Name: operator_actions; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (1, '2026-11-23 06:59:06.956675+00', 'anna', 'replay', 'lost by a consumer', '{"types": ["order.paid"], "progress": {"through": 6}}', 1, NULL);
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (2, '2026-11-23 06:59:06.956752+00', 'anna', 'prune_inbox', 'monthly', '{"before": "2025-01-01T00:00:00+00:00"}', 2, 'done');
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (3, '2026-11-23 06:59:06.956756+00', 'ben', 'discard', 'test data', '{}', 0, 'refused');
-INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (4, '2026-11-23 06:59:06.956757+00', 'ben', 'discard', 'test data', '{}', 0, 'failed');
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (1, '2026-11-23 07:31:03.353687+00', 'anna', 'replay', 'lost by a consumer', '{"types": ["order.paid"], "progress": {"through": 6}}', 1, NULL);
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (2, '2026-11-23 07:31:03.35381+00', 'anna', 'prune_inbox', 'monthly', '{"before": "2025-01-01T00:00:00+00:00"}', 2, 'done');
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (3, '2026-11-23 07:31:03.353815+00', 'ben', 'discard', 'test data', '{}', 0, 'refused');
+INSERT INTO public.operator_actions OVERRIDING SYSTEM VALUE VALUES (4, '2026-11-23 07:31:03.353816+00', 'ben', 'discard', 'test data', '{}', 0, 'failed');
 
 
 --
 -- Data for Name: outbox_events; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000001', 'order', 'o-1', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', '92e656e7-468b-4925-8b8f-6f9e1bd6167d', '977f4f7d-e426-4c43-81bb-4fb50218caf5', 1, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000005', 'order', 'o-5', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'e264110c-6adb-4e9f-a8cd-1fe748737133', 'f7b47979-f0ce-4511-ade1-5faf64b2c74b', 5, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000004', 'order', 'o-4', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'f881a0b8-6581-4129-ac6c-3350d7e4f19a', '9f1d9c8b-1889-4834-b607-79343e12f4b5', 4, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 0, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'CLAIMED', '2026-11-23 05:59:06.949572+00', 'gone', NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000008', 'order', 'o-8', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', '8672498d-0d97-48b4-8d3c-90c64da77439', '0207c737-6d17-4db8-b168-ef11bbe26b9f', 8, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 0, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'CLAIMED', '2026-11-23 05:59:06.949572+00', 'gone', NULL, NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000002', 'order', 'o-2', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'bd34074f-1d66-4bfd-b188-03a9b163a8a5', '24a9578d-3fc6-4493-af22-73b4be7bf200', 2, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 0, '2026-11-23 05:59:06.949572+00', 'ORDERS_EVENTS', 1, 'PUBLISHED', NULL, NULL, '2026-11-23 06:59:06.949572+00', NULL);
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000003', 'order', 'o-3', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'a9cf05a4-85e5-4c3f-9c61-fdd02167e797', 'e5498410-78cb-4347-aae0-1b8c74898509', 3, '2026-11-23 06:59:06.949572+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 10, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000007', 'order', 'o-7', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', 'eaf9d338-5966-4870-b0ac-0541b3cfef0a', '2828597f-ae88-47fe-923f-5a1e45bf16a5', 7, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 1, 10, '2026-11-23 05:59:06.949572+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
-INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000006', 'order', 'o-6', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 06:59:06.949572+00', '9ab15e7d-94ed-4310-90cb-bbef09c0a5ee', 'bc92a908-b309-4af9-a874-0daf5b8a0d9a', 6, '2026-11-23 06:59:06.949572+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 06:59:06.949572+00', DEFAULT, 0, 1, '2026-11-23 05:59:06.949572+00', 'ORDERS_EVENTS', 1, 'PENDING', NULL, NULL, NULL, 'no answer');
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000001', 'order', 'o-1', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '3da961e7-b30d-4931-836d-ec518db5a09c', '71b61227-2c32-4385-a4ae-4a6f636505de', 1, '2026-11-23 07:31:03.328817+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000005', 'order', 'o-5', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '9cb6c816-3ff5-42e8-b2dc-14cb9725cd18', '7ac822aa-6d22-41a2-b67a-681805fa7727', 5, '2026-11-23 07:31:03.328817+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 0, 0, NULL, NULL, NULL, 'PENDING', NULL, NULL, NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000004', 'order', 'o-4', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '4bebdec2-710e-4cfa-ab9a-2c4b127203be', '79dd97fe-1e26-4f4b-b793-4bef06e640b2', 4, '2026-11-23 07:31:03.328817+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 1, 0, '2026-11-23 06:31:03.328817+00', NULL, NULL, 'CLAIMED', '2026-11-23 06:31:03.328817+00', 'gone', NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000008', 'order', 'o-8', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '84db393f-8b42-4206-8e63-2d3f470bfb85', 'f6c5330e-7d9f-4adf-81aa-a28ea84897ca', 8, '2026-11-23 07:31:03.328817+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 1, 0, '2026-11-23 06:31:03.328817+00', NULL, NULL, 'CLAIMED', '2026-11-23 06:31:03.328817+00', 'gone', NULL, NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000002', 'order', 'o-2', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '394f80d3-68b1-46b9-917f-604c247566dc', '52edffd5-fb1c-4ac4-a5e8-c0ce3db4bf9c', 2, '2026-11-23 07:31:03.328817+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 1, 0, '2026-11-23 06:31:03.328817+00', 'ORDERS_EVENTS', 1, 'PUBLISHED', NULL, NULL, '2026-11-23 07:31:03.328817+00', NULL);
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000003', 'order', 'o-3', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '57aaec30-4521-48c6-9b72-bcccffab2016', '4002fd3c-e3de-489f-9401-d5bc1ed9c0fe', 3, '2026-11-23 07:31:03.328817+00', 'p', NULL, '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 1, 10, '2026-11-23 06:31:03.328817+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000007', 'order', 'o-7', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', 'c6e360d0-f637-48eb-a4ca-423b0cbcb862', '190ed3ff-bc1f-4510-bc39-a18e1037ce08', 7, '2026-11-23 07:31:03.328817+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 1, 10, '2026-11-23 06:31:03.328817+00', NULL, NULL, 'DEAD', NULL, NULL, NULL, 'too large');
+INSERT INTO public.outbox_events OVERRIDING SYSTEM VALUE VALUES ('0190a5e0-0000-7000-8000-000000000006', 'order', 'o-6', 'order.paid', 2, '{"name": "Zoë", "total": 1.00}', '2026-11-23 07:31:03.328817+00', '9201f4b2-42f1-496a-b083-214812f1ffa7', '0528f74b-64eb-4ba3-8bae-72fb468d430f', 6, '2026-11-23 07:31:03.328817+00', 'p', 'key', '{"X-Tenant": "acme"}', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', DEFAULT, '2026-11-23 07:31:03.328817+00', DEFAULT, 0, 1, '2026-11-23 06:31:03.328817+00', 'ORDERS_EVENTS', 1, 'PENDING', NULL, NULL, NULL, 'no answer');
 
 
 --
@@ -1224,14 +1225,14 @@ INSERT INTO public.sea_mq_consumers VALUES ('BILLING_EVENTS', 'orders__from_bill
 -- Data for Name: sea_mq_context; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.sea_mq_context VALUES (true, 'orders', '2026-11-23 06:59:06.950066+00');
+INSERT INTO public.sea_mq_context VALUES (true, 'orders', '2026-11-23 07:31:03.329232+00');
 
 
 --
 -- Data for Name: sea_mq_migrations; Type: TABLE DATA; Schema: public; Owner: -
 --
 
-INSERT INTO public.sea_mq_migrations VALUES (1, '0001_schema', 'a0531f5751521b8287dff9b49abb19632c8905bd3fd7dbf8714d6675a4661a00', '2026-11-23 06:59:06.922033+00', NULL);
+INSERT INTO public.sea_mq_migrations VALUES (1, '0001_schema', 'a0531f5751521b8287dff9b49abb19632c8905bd3fd7dbf8714d6675a4661a00', '2026-11-23 07:31:03.297428+00', NULL);
 
 
 --

@@ -34,6 +34,8 @@ UPDATE inbox_messages SET dead_letter_reason = 'REJECTED', dead_letter_begun_at 
 UPDATE inbox_messages SET dead_letter_reason = 'CLOSED', dead_letter_begun_at = now() WHERE stream_seq = 6;
 UPDATE inbox_messages SET dead_lettered_at = now() WHERE stream_seq IN (5, 6);
 
+INSERT INTO handled_messages (message_id) SELECT message_id FROM inbox_messages WHERE processed_at IS NOT NULL;
+
 INSERT INTO operator_actions (actor, action, reason, selection, affected, outcome)
 VALUES ('anna', 'replay', 'lost by a consumer', '{"types": ["order.paid"], "progress": {"through": 6}}', 1, NULL),
        ('anna', 'prune_inbox', 'monthly', '{"before": "2025-01-01T00:00:00+00:00"}', 2, 'done'),
