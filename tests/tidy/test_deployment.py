@@ -42,3 +42,9 @@ def test_the_labels_of_the_image_are_those_of_the_package() -> None:
         "description": package["description"],
         "licenses": package["license"],
     }
+
+
+def test_the_build_of_the_image_has_every_file_of_the_wheel() -> None:
+    sent = set((ROOT / ".dockerignore").read_text().split())
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {f"!{path}" for path in (*wheel["packages"], *wheel["force-include"])} <= sent
