@@ -40,7 +40,7 @@ TROUBLE = pa.schema(
 
 FOUND = pa.unify_schemas([TROUBLE, PACKED, pa.schema([("counted", pa.string())])])
 """A row is an ID with a finding; or ``rows`` of what is ``counted``: rows read from a ``source``, IDs of a
-hop, their latency in ``seconds`` and the longest; or packed events with copies, by their ordering keys."""
+hop, or their latency in ``seconds``; or packed events with copies, by their ordering keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +271,11 @@ def _trouble(rows: Rows, number: int, hop: _Hop, chosen: Column, further: Sequen
 def _counted(number: int, hop: _Hop) -> Iterator[pa.Table]:
     """Count the IDs of a hop, and their latencies."""
     seconds = hop.seconds[hop.is_judged & ~np.isnan(hop.seconds)]
-    values, counts = np.unique((seconds.view(np.int64) & _LATENCY_BITS).view(float), return_counts=True)
-    for what, figures, rows in (
-        ("ids", np.array([np.nan]), np.array([np.count_nonzero(hop.is_judged)])),
-        ("latency", values, counts),
-        ("longest", *((seconds.max(keepdims=True), np.ones(1, int)) if len(seconds) else (values, counts))),
-    ):
+    rounded = (seconds.view(np.int64) & _LATENCY_BITS).view(float)
+    longest = seconds.max(initial=-np.inf)
+    rounded[seconds == longest] = longest
+    values, counts = np.unique(rounded, return_counts=True)
+    ids = np.array([np.nan]), np.array([np.count_nonzero(hop.is_judged)])
+    for what, figures, rows in (("ids", *ids), ("latency", values, counts)):
         columns = {"seconds": figures, "rows": rows, "counted": [what] * len(rows)}
         yield pa.table(columns | {"hop": pa.repeat(pa.scalar(number, pa.int32()), len(rows))})

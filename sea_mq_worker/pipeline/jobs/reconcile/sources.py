@@ -35,7 +35,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.lake import schemas
-from sea_mq_worker.pipeline.lake.read_files import dataset_of
+from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, snapshot, source_options
@@ -54,7 +54,6 @@ _DISK_BYTES = 850
 
 _BUCKET_ROWS = 125_000
 _BUCKETS_MIN = 8
-_BATCH_ROWS = 20_000
 
 
 def read_sources(
@@ -124,13 +123,13 @@ def _services(
 
 def _inbox(source: str, moment: Snapshot, since: datetime | None) -> list[Part]:
     columns = ("message_id", *RECEIVED.names[1:])
-    options = source_options(moment, columns=columns, where=[("received_at", ">=", since)])
+    options = source_options(moment, InboxSource, columns=columns, where=[("received_at", ">=", since)])
     return _table(source, InboxSource(options), columns, received)
 
 
 def _outbox(settings: Settings, moment: Snapshot, wanted: ReconcileRequest) -> list[Part]:
     created: list[Condition] = [("created_at", ">=", wanted.since), ("created_at", "<", wanted.until)]
-    options = source_options(moment, columns=EVENT_COLUMNS, where=created)
+    options = source_options(moment, OutboxSource, columns=EVENT_COLUMNS, where=created)
     represent = EventFingerprints(settings.context, settings.source, in_table=True)
     return _table("outbox", OutboxSource(options), EVENT_COLUMNS, represent)
 
@@ -231,7 +230,7 @@ def _read_file(
     table: LakeTable, path: str, columns: Mapping[str, pc.Expression], matching: pc.Expression
 ) -> Batches:
     files = dataset_of(table.uri, table.table_schema, [path])
-    yield from files.to_batches(columns=dict(columns), filter=matching, batch_size=_BATCH_ROWS)
+    yield from files.to_batches(columns=dict(columns), filter=matching, batch_size=BATCH_ROWS)
 
 
 def check_disk(spark: SparkSession, messages: int) -> None:

@@ -75,10 +75,9 @@ def _examples(troubled: DataFrame, number: int) -> dict[int, dict[Verdict, list[
 
 def _latency(counts: Sequence[Row]) -> HopLatency | None:
     values = sorted((row.seconds, row.rows) for row in counts if row.counted == "latency")
-    longest = [row.seconds for row in counts if row.counted == "longest"]
     if not values:
         return None
     ranks = np.cumsum([rows for _, rows in values])
     places = np.searchsorted(ranks, np.array(_SHARES) * ranks[-1])
     p50, p95, p99 = (values[place][0] for place in places)
-    return HopLatency(events=int(ranks[-1]), p50=p50, p95=p95, p99=p99, longest=max(longest))
+    return HopLatency(events=int(ranks[-1]), p50=p50, p95=p95, p99=p99, longest=values[-1][0])
