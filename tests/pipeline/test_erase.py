@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.job import archive
 from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find
-from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice
+from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice, delete_rows
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, load_event_schemas
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
 from tests.pipeline.landing import Lake, Published, copy_of, last_seq, publish
 from tests.support.documents import commands
 from tests.support.pipeline_settings import write_settings
@@ -250,7 +249,7 @@ async def test_an_event_that_is_still_to_be_delivered_is_refused_by_its_id(world
 
 @pytest.mark.crash
 @pytest.mark.slow
-async def test_a_run_that_is_killed_between_two_commits_is_completed_by_the_same_command(
+async def test_a_run_that_is_killed_or_fails_between_commits_is_completed_by_the_same_command(
     world: World,
 ) -> None:
     """Only the outbox, the archive and silver have the key: each of one event."""
@@ -262,39 +261,36 @@ async def test_a_run_that_is_killed_between_two_commits_is_completed_by_the_same
     other = await world.add("ada", partition_key="k")
     await world.land()
 
-    await kill_run(world, "inbox_messages")
+    await end_run(world, "inbox_messages")
     assert await world.pool.fetchval("SELECT count(*) FROM inbox_messages") == 4
-    await kill_run(world, "inbox_messages", until=("bronze", "silver"), version=2)
-    await kill_run(world, "outbox_events")
+    await end_run(world, "inbox_messages", without_files_of="bronze")
+    await end_run(world, "outbox_events")
     assert await world.pool.fetchval("SELECT count(*) FROM outbox_events") == 2
     assert (world.lake.count(BRONZE), world.lake.count(SILVER)) == (1, 1)
-    await kill_run(world, "outbox_events", until=("archive",), version=3)
+    await end_run(world, "outbox_events", without_files_of="archive")
+    assert delete_rows(str(world.lake.folder), ARCHIVE, ids, ()) == 1  # the last commit before the cleanup
 
     await world.erase(key=KEY)
     assert [await world.places_of(each) for each in ids] == [[], [], []]
     assert await world.places_of(other)
 
 
-async def kill_run(world: World, locked: str, *, until: Sequence[str] = (), version: int = 0) -> None:
-    """Kill a run that waits to delete locked rows, or has deleted them and has just committed a version."""
+async def end_run(world: World, locked: str, *, without_files_of: str = "") -> None:
+    """Kill a run that waits to delete locked rows, or let it fail where a table's files are gone."""
     command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "erase", "--key", KEY, "--stream"]
     given = ["--lake", str(world.lake.folder), "--reason", "asked by letter"]
-    commits = [world.lake.folder / table / "_delta_log" / f"{version:020}.json" for table in until]
+    gone: list[Path] = []
     async with world.pool.acquire() as other, other.transaction():
         await other.execute(f"SELECT FROM {locked} FOR UPDATE")
         process = await asyncio.create_subprocess_exec(*command, *given)
         await eventually(lambda: world.pool.fetchval(IS_WAITING), within=120)
-        if not until:
-            await end(world, process)
-    deadline = time.monotonic() + 60
-    while commits and not any(commit.exists() for commit in commits):  # a pause would miss the moment
-        assert time.monotonic() < deadline
-    await end(world, process)
-
-
-async def end(world: World, process: asyncio.subprocess.Process) -> None:
-    """Kill a run with its sessions."""
-    if process.returncode is None:
-        process.kill()
-        assert await process.wait() == -signal.SIGKILL
-        await world.pool.execute(END_SESSIONS)
+        if without_files_of:
+            files = (world.lake.folder / without_files_of).rglob("*.parquet")
+            gone = [file.rename(file.with_suffix(".gone")) for file in [*files]]
+        else:
+            process.kill()
+            await process.wait()
+            await world.pool.execute(END_SESSIONS)
+    assert await process.wait() == (1 if without_files_of else -signal.SIGKILL)
+    for file in gone:
+        file.rename(file.with_suffix(".parquet"))
