@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.backlogs import BACKLOGS
 from benchmarks.comparison import KEYED, STEADY, UNKEYED
 from benchmarks.pictures import (
     costs_beside_floors,
@@ -124,7 +123,7 @@ OWN_PICTURES = {
     "backlogs": Picture(
         caption="Rate and processor time by the size of the backlog",
         figures=partial(_workloads, "backlogs, no keys", "backlogs, 10 to a key"),
-        draw=partial(rates_and_costs, "Backlogs by their size", f"{BACKLOGS[0]:,} events"),
+        draw=partial(rates_and_costs, "Backlogs by their size", "{count:,} events"),
     ),
 }
 PEER_PICTURES = {

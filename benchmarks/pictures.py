@@ -41,7 +41,10 @@ def rates_and_costs(title: str, first: str, workloads: Mapping[str, Any]) -> str
     """Draw rate and processor time of each program of the workloads; ``first`` is the first one's label."""
     groups = []
     for name, found in workloads.items():
-        medians = {first if each == WORKER else each: median for each, median in found["median"].items()}
+        medians = {
+            first.format_map(median) if each == WORKER else each: median
+            for each, median in found["median"].items()
+        }
         rates = [
             Bar(label=label, parts={"worker": median["rate"]}, note=f"{median['rate']:,.0f}/s")
             for label, median in medians.items()
