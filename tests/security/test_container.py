@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import tomllib
 from pathlib import Path
 
 import asyncpg
@@ -96,6 +97,14 @@ def test_images_install_only_what_is_locked_by_hash() -> None:
     installs = re.findall(r"pip (?:\S+ )*?install[^&\n]*", (ROOT / "Dockerfile").read_text())
     assert installs
     assert all("--require-hashes" in line or "/dist/*.whl" in line for line in installs)
+
+
+def test_images_are_built_from_every_file_of_the_wheel() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    sent = {
+        line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
+    }
+    assert {*wheel["packages"], *wheel["force-include"]} <= sent
 
 
 @pytest.mark.fault("S16")
