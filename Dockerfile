@@ -30,6 +30,7 @@ COPY requirements/build.lock requirements/run.lock /src/requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r /src/requirements/build.lock \
  && pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/run.lock
 COPY pyproject.toml README.md LICENSE /src/
+COPY requirements/run.cdx.json /src/requirements/
 COPY sql /src/sql
 COPY streams /src/streams
 COPY examples /src/examples

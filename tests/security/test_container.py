@@ -104,7 +104,7 @@ def test_images_are_built_from_every_file_of_the_wheel() -> None:
     sent = {
         line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"
     }
-    assert {*wheel["packages"], *wheel["force-include"]} <= sent
+    assert {*wheel["packages"], *wheel["force-include"], *wheel["sbom-files"]} <= sent
 
 
 @pytest.mark.fault("S16")
