@@ -28,6 +28,7 @@ _GROUPS = {
     "tests/acceptance/test_pipeline_commands.py": "java",
     _PIPELINE: "spark",
     "tests/kit/test_soak.py": "soak",
+    "tests/acceptance/test_release.py": "release",
     "tests/acceptance/test_wheel.py": "wheel",
 }
 """The group of tests that one process runs, by how their ids begin; empty: any process runs the test."""
