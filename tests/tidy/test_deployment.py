@@ -45,6 +45,11 @@ def test_the_labels_of_the_image_are_those_of_the_package() -> None:
 
 
 def test_the_build_of_the_image_has_every_file_of_the_wheel() -> None:
-    sent = set((ROOT / ".dockerignore").read_text().split())
+    """The engine sends what `.dockerignore` names after `!`; the stage copies files or folders."""
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")]
+    stage = (ROOT / "Dockerfile").read_text().partition("AS worker-build")[2].partition("\nFROM")[0]
+    copied = [word for line in re.findall(r"^COPY (.*) \S+$", stage, re.MULTILINE) for word in line.split()]
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert {f"!{path}" for path in (*wheel["packages"], *wheel["force-include"])} <= sent
+    needed = [Path(path) for key in ("packages", "force-include", "sbom-files") for path in wheel[key]]
+    for there in (sent, copied):
+        assert [path for path in needed if not any(path.is_relative_to(each) for each in there)] == []
