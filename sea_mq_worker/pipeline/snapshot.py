@@ -76,7 +76,7 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
 
 def read_outbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
     """Return events of the snapshot, to be held until the last action; options as of ``source_options``."""
-    return spark.read.format("outbox").options(**source_options(held, **options)).load()
+    return spark.read.format("outbox").options(**source_options(held, OutboxSource, **options)).load()
 
 
 def read_inbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
@@ -86,7 +86,7 @@ def read_inbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame
 
 def source_options(
     held: Snapshot,
-    source: type[OutboxSource | InboxSource] = OutboxSource,
+    source: type[OutboxSource | InboxSource],
     *,
     columns: Sequence[str] | None = None,
     where: Sequence[Condition] = (),
