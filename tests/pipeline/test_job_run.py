@@ -87,7 +87,8 @@ async def test_a_job_in_a_notebook_belongs_to_the_job_group_of_its_cell(
     try:
         land(spark, lake.settings, lake=str(lake.folder), streams=[stream.name])
     finally:
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        for name in ("spark.jobGroup.id", "spark.job.description"):
+            spark.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
     assert len(spark.sparkContext.statusTracker().getJobIdsForGroup("cell")) >= 2
 
 
