@@ -36,7 +36,7 @@ _QUICK = {
 
 def main() -> None:
     """Read the options, run, write the JSON file after each round and print the tables."""
-    parser = _parser()
+    parser = options_parser()
     options = parser.parse_args()
     if options.quick:
         vars(options).update(_QUICK)
@@ -56,7 +56,7 @@ def main() -> None:
     print(tables(document(results)))
 
 
-def _parser() -> argparse.ArgumentParser:
+def options_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--workload", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--all", action="store_true", help="also those that take minutes")

@@ -116,7 +116,8 @@ class Statements:
         await self._inbox()
         await self._archive()
         tables = PostgresOperations(pool=self.upkeep)
-        await self._count("depth of the outbox", 50, partial(tables.outbox_depth_capped, limit=50))
+        # of each lane: 50 events, and up to 1,000 failed ones for the time since which they wait
+        await self._count("depth of the outbox", 2 * 50, partial(tables.outbox_depth_capped, limit=50))
         await self._count("depth of the inbox", 50, partial(tables.inbox_depth_capped, limit=50))
 
     async def _outbox(self, lane: str, *, is_keyed: bool) -> None:
