@@ -40,7 +40,7 @@ _FDS_AT_ONCE = 70
 
 
 def rows_change_lawfully(evidence: Evidence) -> Iterator[str]:
-    """Rows change by allowed transitions only, by the lease's holder or after its end."""
+    """Rows change by allowed transitions only, by the lease's holder or after the end of either."""
     content: dict[str, str] = {}
     for row in evidence.outbox_log:
         for problem in _outbox_problems(row, content):
@@ -71,9 +71,11 @@ def _outbox_problems(row: Mapping[str, Any], content: dict[str, str]) -> Iterato
 def _settling_problems(row: Mapping[str, Any]) -> Iterator[str]:
     if row["attempts"] != row["was_attempts"]:
         yield "settling changed the attempts"
-    held = (row["at"] - row["was_claimed_at"]).total_seconds()
-    reaped = (row["error"] or "").startswith("the lease of") and held >= _LEASE_SECONDS
-    if _worker(row["was_owner"]) != row["who"] and not reaped:
+    held, error = (row["at"] - row["was_claimed_at"]).total_seconds(), row["error"] or ""
+    owner = _worker(row["was_owner"])
+    reaped = error.startswith("the lease of") and held >= _LEASE_SECONDS
+    taken_over = error.startswith(f"{owner} ended ")
+    if owner != row["who"] and not (reaped or taken_over):
         yield f"{row['was']} -> {row['became']} of a claim of {row['was_owner']}"
 
 
