@@ -7,7 +7,7 @@ SELECT context FROM sea_mq_context;
 -- name: hidden
 -- Tables in which row security hides rows from this role.
 SELECT t.name
-  FROM unnest(ARRAY['outbox_events', 'inbox_messages']) AS t (name)
+  FROM pg_catalog.unnest(ARRAY['outbox_events', 'inbox_messages']) AS t (name)
  WHERE row_security_active(t.name);
 
 -- name: take

@@ -16,7 +16,7 @@ SELECT s.name, s.setting, s.source FROM pg_settings s WHERE s.name = ANY ($1::te
 -- name: connections
 -- Numbers and limits of connections on the server, in this database and of this role. own: connections of workers;
 -- relays: those that publish, several of each worker; workers: the one that each worker keeps open for its upkeep.
-SELECT count(a.pid) AS used,
+SELECT pg_catalog.count(a.pid) AS used,
        count(*) FILTER (WHERE a.datid = d.oid) AS database_used,
        count(*) FILTER (WHERE a.usesysid = r.oid) AS role_used,
        count(*) FILTER (WHERE a.datid = d.oid AND a.application_name LIKE 'sea_mq_worker %') AS own,
@@ -62,7 +62,7 @@ SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restar
 -- $1 tables, $2 least age in seconds; below 0: also those without an age.
 SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesce(a.application_name, '') AS name, x.seconds
   FROM pg_locks l
-  JOIN unnest($1::text[]) AS wanted (name) ON l.relation = to_regclass(wanted.name)
+  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON l.relation = to_regclass(wanted.name)::oid
   JOIN pg_stat_activity a ON a.pid = l.pid
  CROSS JOIN LATERAL (
        SELECT coalesce(extract(epoch FROM clock_timestamp() - coalesce(l.waitstart, a.xact_start)), 0)::float8
@@ -88,30 +88,30 @@ SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, c.relpersistence
                       WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
                     current_setting('autovacuum_vacuum_scale_factor'))::float8 AS vacuum_from,
        coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead
-  FROM unnest($1::text[]) AS wanted (name)
+  FROM pg_catalog.unnest($1::text[]) AS wanted (name)
   JOIN pg_class c
-    ON c.oid = to_regclass(wanted.name)
-    OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass(wanted.name));
+    ON c.oid = to_regclass(wanted.name)::oid
+    OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass(wanted.name)::oid);
 
 -- name: indexes
 -- $1 tables.
 SELECT i.indexrelid::regclass::text AS name, i.indisvalid AND i.indisready AS valid
   FROM pg_index i
-  JOIN unnest($1::text[]) AS wanted (name) ON i.indrelid = to_regclass(wanted.name);
+  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON i.indrelid = to_regclass(wanted.name)::oid;
 
 -- name: triggers
 -- $1 tables.
 SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS relation, t.tgenabled <> 'D' AS enabled
   FROM pg_trigger t
-  JOIN unnest($1::text[]) AS wanted (name) ON t.tgrelid = to_regclass(wanted.name)
+  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON t.tgrelid = to_regclass(wanted.name)::oid
  WHERE NOT t.tgisinternal;
 
 -- name: functions
 -- Text and search path of the functions with these names; ":schema" stands for this schema.
 -- $1 names.
 SELECT p.proname::text AS name, p.prosrc AS body,
-       coalesce((SELECT replace(substr(c.setting, 13), ' ' || quote_ident(current_schema()) || ',', ' :schema,')
-                   FROM unnest(p.proconfig) AS c (setting) WHERE starts_with(c.setting, 'search_path=')), '') AS search_path
+       coalesce((SELECT replace(substr(c.setting, 13), ' ' || quote_ident(current_schema()::text) || ',', ' :schema,')
+                   FROM pg_catalog.unnest(p.proconfig) AS c (setting) WHERE starts_with(c.setting, 'search_path=')), '') AS search_path
   FROM pg_proc p
  WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY ($1::text[]);
 
@@ -120,18 +120,18 @@ SELECT p.proname::text AS name, p.prosrc AS body,
 -- $1 tables.
 SELECT c.conrelid::regclass::text AS relation, c.conname::text AS name, pg_get_constraintdef(c.oid) AS definition
   FROM pg_constraint c
-  JOIN unnest($1::text[]) AS wanted (name) ON c.conrelid = to_regclass(wanted.name)
+  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON c.conrelid = to_regclass(wanted.name)::oid
  WHERE c.contype IN ('c', 'p', 'u')
  UNION ALL
 SELECT a.attrelid::regclass::text, a.attname::text, 'NOT NULL'
   FROM pg_attribute a
-  JOIN unnest($1::text[]) AS wanted (name) ON a.attrelid = to_regclass(wanted.name)
+  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON a.attrelid = to_regclass(wanted.name)::oid
  WHERE a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped;
 
 -- name: rights
 -- Rights of the relay in sql/roles.sql that this login lacks; no columns: on the whole table.
 SELECT needed.relation, needed.privilege,
-       coalesce(array_agg(single.name) FILTER (WHERE single.name IS NOT NULL), '{}') AS columns
+       coalesce(pg_catalog.array_agg(single.name) FILTER (WHERE single.name IS NOT NULL), '{}') AS columns
   FROM (VALUES
         ('sea_mq_migrations', 'SELECT', '{}'::text[]),
         ('sea_mq_context', 'SELECT', '{}'),
@@ -157,7 +157,7 @@ SELECT needed.relation, needed.privilege,
          '{processed_at,attempts,last_error,consumer,stream,stream_seq,content_hash,locked_until,locked_by,reply,'
          'dead_letter_reason,dead_letter_begun_at,dead_lettered_at}')
        ) AS needed (relation, privilege, columns)
-  LEFT JOIN LATERAL unnest(needed.columns) AS single (name) ON true
+  LEFT JOIN LATERAL pg_catalog.unnest(needed.columns) AS single (name) ON true
  WHERE NOT CASE WHEN single.name IS NULL THEN has_table_privilege(needed.relation, needed.privilege)
                 ELSE has_column_privilege(needed.relation, single.name, needed.privilege) END
  GROUP BY needed.relation, needed.privilege
@@ -232,7 +232,7 @@ SELECT 'outbox_events' AS relation, 'seq' AS name, q.seqincrement AS increment, 
                 (SELECT max(x.seq) FROM (SELECT seq FROM outbox_events WHERE published_at IS NULL
                                           ORDER BY occurred_at DESC LIMIT 1000) x)) AS highest
   FROM pg_sequence q
- WHERE q.seqrelid = pg_get_serial_sequence('outbox_events', 'seq')::regclass;
+ WHERE q.seqrelid = pg_get_serial_sequence('outbox_events', 'seq')::regclass::oid;
 
 -- name: action_sequence
 -- The last assigned number of an operator's action, and the highest. Index: the primary key.
@@ -241,7 +241,7 @@ SELECT 'operator_actions' AS relation, 'id' AS name, q.seqincrement AS increment
             THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
        (SELECT max(x.id) FROM operator_actions x) AS highest
   FROM pg_sequence q
- WHERE q.seqrelid = pg_get_serial_sequence('operator_actions', 'id')::regclass;
+ WHERE q.seqrelid = pg_get_serial_sequence('operator_actions', 'id')::regclass::oid;
 
 -- name: partitions
 -- Time for which partitions exist in advance, and size of the default partition. No row: the outbox has none.

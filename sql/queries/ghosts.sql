@@ -25,5 +25,5 @@ WITH size AS MATERIALIZED (
        AND o.state = 'PUBLISHED' AND o.stream = $1::text
 )
 SELECT (SELECT max(stream_seq) FROM looked) AS greatest,
-       (SELECT count(*) - count(DISTINCT stream_seq) FROM looked) AS shared,
+       (SELECT count(*) - pg_catalog.count(DISTINCT stream_seq) FROM looked) AS shared,
        ARRAY(SELECT l.id::text || ' ' || l.stream_seq::text FROM looked l ORDER BY random() LIMIT $3::bigint) AS some;

@@ -40,7 +40,7 @@ WITH received AS MATERIALIZED (
            locked_until = excluded.locked_until,
            locked_by = excluded.locked_by
      WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
-       AND (i.locked_until IS NULL OR i.locked_until > clock_timestamp() + 2 * $9::float8 * interval '1 second'
+       AND (i.locked_until IS NULL OR i.locked_until > clock_timestamp() + 2::float8 * $9::float8 * interval '1 second'
             OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
        AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
     RETURNING i.message_id, i.attempts,
@@ -68,7 +68,7 @@ SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stre
    AND i.stream = $1::text AND i.consumer = $2::text
    AND i.stream_seq IS NOT NULL AND i.content_hash IS NOT NULL
    AND (i.locked_until IS NULL OR i.locked_until <= now()
-        OR i.locked_until > now() + 2 * $6::float8 * interval '1 second')
+        OR i.locked_until > now() + 2::float8 * $6::float8 * interval '1 second')
    AND i.received_at NOT BETWEEN now() - $3::float8 * interval '1 second' AND now()
    AND i.received_at >= coalesce((SELECT b.received_at FROM inbox_messages b WHERE b.message_id = $4::uuid),
                                  '-infinity')

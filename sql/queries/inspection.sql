@@ -147,7 +147,7 @@ SELECT a.at, a.actor, a.reason, one.event->>'event_type'::text AS event_type, on
 -- $1 session.
 SELECT EXISTS (
     SELECT FROM pg_locks l
-     WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 7184 AND l.objsubid = 2
+     WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 7184::oid AND l.objsubid = 2
        AND l.objid = ('x' || $1::text)::bit(32)::bigint::oid
        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 );

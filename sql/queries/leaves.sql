@@ -6,8 +6,8 @@ SELECT c.oid::regclass::text AS name,
        pg_relation_size(c.oid::regclass) / current_setting('block_size')::bigint AS pages, p.until_at
   FROM pg_class c
   LEFT JOIN outbox_partitions() p ON p.partition = c.relname::text
- WHERE c.oid = $1::text::regclass AND c.relkind <> 'p'
-    OR c.oid IN (SELECT t.relid FROM pg_partition_tree($1::text::regclass) t WHERE t.isleaf)
+ WHERE c.oid = $1::text::regclass::oid AND c.relkind <> 'p'
+    OR c.oid IN (SELECT t.relid::oid FROM pg_partition_tree($1::text::regclass) t WHERE t.isleaf)
  ORDER BY p.until_at, 1;
 
 -- name: drop_leaf
@@ -17,7 +17,7 @@ WITH dropping AS MATERIALIZED (
     SELECT d.dropped, d.reason, d.events
       FROM pg_class c
      CROSS JOIN LATERAL outbox_drop_partition(c.relname::text, $2::timestamptz) d
-     WHERE c.oid = $1::text::regclass
+     WHERE c.oid = $1::text::regclass::oid
 ), counted AS (
     UPDATE operator_actions a
        SET affected = a.affected + dropping.events::int,

@@ -34,7 +34,7 @@ SELECT *
             SELECT :event_summary, :event_fits AS fits
               FROM outbox_events o
              WHERE (:finished::boolean OR o.published_at IS NULL)
-               AND (:states::text[] <> '{DEAD}' OR NOT o.is_open)
+               AND (:states::text[] OPERATOR(pg_catalog.<>) '{DEAD}' OR NOT o.is_open)
                AND (:ids::text[] IS NULL OR o.id = ANY (:ids::uuid[]))
                AND (:correlation_id::uuid IS NULL OR o.correlation_id = :correlation_id)
                AND (:since::timestamptz IS NULL OR o.occurred_at >= :since)

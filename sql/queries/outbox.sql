@@ -13,7 +13,7 @@ CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.aggregate_type ELSE '' END 
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.aggregate_id ELSE '' END AS aggregate_id,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.event_type ELSE left(o.event_type, 255) END AS event_type,
 o.event_version,
-CASE WHEN o.bytes <= :event_bytes_max::bigint THEN convert_to(o.payload::text, 'UTF8') ELSE '' END AS payload,
+CASE WHEN o.bytes <= :event_bytes_max::bigint THEN pg_catalog.convert_to(o.payload::text, 'UTF8') ELSE '' END AS payload,
 o.occurred_at, o.publish_attempts AS attempts, o.failures,
 greatest(0, date_part('epoch', o.claimed_at - least(o.available_at, o.first_attempt_at))) AS age_seconds,
 greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
@@ -268,7 +268,7 @@ WITH settled AS (
        AND o.claimed_by = ($1::text[])[v.claim] AND o.claimed_at = ($2::timestamptz[])[v.claim]
     RETURNING o.id
 )
-SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::text), '{}') END AS kept
+SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept
   FROM settled;
 
 -- name: settle
@@ -290,7 +290,7 @@ WITH settled AS (
      WHERE o.id = ANY (ARRAY[v.id]) AND o.state = 'CLAIMED' AND o.claimed_by = $1::text AND o.claimed_at = $2::timestamptz
     RETURNING o.id
 )
-SELECT CASE WHEN count(*) < cardinality($3::uuid[]) THEN coalesce(array_agg(id::text), '{}') END AS kept
+SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept
   FROM settled;
 
 -- name: reap
@@ -465,6 +465,6 @@ SELECT EXISTS (SELECT FROM gone) AS is_gone,
        ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
        (SELECT count(*) FROM (
             SELECT pg_notify('outbox_events.' || hashtext(current_schema()::text)::text, lane)
-              FROM unnest('{unkeyed,keyed}'::text[]) AS lanes (lane)
+              FROM pg_catalog.unnest('{unkeyed,keyed}'::text[]) AS lanes (lane)
              WHERE EXISTS (SELECT FROM ended)
         ) notified) AS woken;

@@ -2,7 +2,7 @@
 
 -- name: exist
 -- Whether the outbox has partitions.
-SELECT c.relkind = 'p'::"char" AS exist FROM pg_class c WHERE c.oid = 'outbox_events'::regclass;
+SELECT c.relkind = 'p'::"char" AS exist FROM pg_class c WHERE c.oid = 'outbox_events'::regclass::oid;
 
 -- name: make
 -- Creates the missing partitions of today and of the $1 days after it; one row for each.

@@ -45,7 +45,7 @@ SELECT (min(c.run) FILTER (WHERE c.fit > 0) * $4::bigint)::bigint AS first,
        sum(c.unfit)::bigint AS unfit,
        sum(c.rows)::bigint AS rows
   FROM (
-        SELECT r.run, r.fit, r.unfit, r.rows, div(sum(r.fit) OVER (ORDER BY r.run) - r.fit, $5::bigint) AS batch
+        SELECT r.run, r.fit, r.unfit, r.rows, div(sum(r.fit) OVER (ORDER BY r.run) - r.fit::numeric, $5::bigint::numeric) AS batch
           FROM (
                 SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS run,
                        count(*) FILTER (

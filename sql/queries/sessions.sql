@@ -9,7 +9,7 @@ WITH earlier AS (
     DELETE FROM sea_mq_sessions WHERE server_started_at <> pg_postmaster_start_time() AND session <> $1::text
 ), begun AS (
     INSERT INTO sea_mq_sessions (session, side, worker, server_started_at)
-    SELECT $1::text, side, $3::text, pg_postmaster_start_time() FROM unnest($2::text[]) AS own (side)
+    SELECT $1::text, side, $3::text, pg_postmaster_start_time() FROM pg_catalog.unnest($2::text[]) AS own (side)
         ON CONFLICT (session, side) DO UPDATE SET server_started_at = excluded.server_started_at
 )
 SELECT pg_notify('sea_mq_sessions.' || hashtext(current_schema()::text)::text, '');
@@ -22,7 +22,7 @@ SELECT pg_notify('sea_mq_sessions.' || hashtext(current_schema()::text)::text, '
 WITH known AS MATERIALIZED (
     SELECT session, side, worker FROM sea_mq_sessions
      WHERE session <> $1::text AND server_started_at = pg_postmaster_start_time()
-       AND (SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'sea_mq_sessions'::regclass)
+       AND (SELECT relpersistence = 'u' FROM pg_class WHERE oid = 'sea_mq_sessions'::regclass::oid)
 )
 SELECT session, side, worker,
        pg_try_advisory_xact_lock(7184, ('x' || session)::bit(32)::int) AS is_gone
