@@ -43,14 +43,14 @@ def rows_change_lawfully(evidence: Evidence) -> Iterator[str]:
     """Rows change by allowed transitions only, by the lease's holder or after the end of either."""
     content: dict[str, str] = {}
     for row in evidence.outbox_log:
-        for problem in _outbox_problems(row, content):
+        for problem in _outbox_problems(row, content, evidence):
             yield f"event {row['id']}, change {row['n']} by {row['who']}: {problem}"
     for row in evidence.inbox_log:
         for problem in _inbox_problems(row):
             yield f"message {row['id']}, change {row['n']} by {row['who']}: {problem}"
 
 
-def _outbox_problems(row: Mapping[str, Any], content: dict[str, str]) -> Iterator[str]:
+def _outbox_problems(row: Mapping[str, Any], content: dict[str, str], evidence: Evidence) -> Iterator[str]:
     event_id, was, became = str(row["id"]), row["was"], row["became"]
     if (was, became) not in _LAWFUL:
         yield f"{was} -> {became}"
@@ -58,7 +58,7 @@ def _outbox_problems(row: Mapping[str, Any], content: dict[str, str]) -> Iterato
     if content.setdefault(event_id, row["content"]) != row["content"]:
         yield "an immutable column changed"
     if was == "CLAIMED":
-        yield from _settling_problems(row)
+        yield from _settling_problems(row, evidence)
     elif became == "CLAIMED":
         if row["attempts"] != row["was_attempts"] + 1:
             yield f"a claim made {row['attempts']} attempts of {row['was_attempts']}"
@@ -68,15 +68,29 @@ def _outbox_problems(row: Mapping[str, Any], content: dict[str, str]) -> Iterato
         yield f"{was} -> {became} by a worker"
 
 
-def _settling_problems(row: Mapping[str, Any]) -> Iterator[str]:
+def _settling_problems(row: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
     if row["attempts"] != row["was_attempts"]:
         yield "settling changed the attempts"
-    held, error = (row["at"] - row["was_claimed_at"]).total_seconds(), row["error"] or ""
-    owner = _worker(row["was_owner"])
-    reaped = error.startswith("the lease of") and held >= _LEASE_SECONDS
-    taken_over = error.startswith(f"{owner} ended ")
+    owner, error = _worker(row["was_owner"]), row["error"] or ""
+    claimed_at, at = row["was_claimed_at"].timestamp(), row["at"].timestamp()
+    reaped = error.startswith("the lease of") and at - claimed_at >= _LEASE_SECONDS
+    taken_over = error.startswith(f"{owner} ended ") and _session_may_end(owner, claimed_at, at, evidence)
     if owner != row["who"] and not (reaped or taken_over):
         yield f"{row['was']} -> {row['became']} of a claim of {row['was_owner']}"
+
+
+def _session_may_end(worker: str, claimed_at: float, at: float, evidence: Evidence) -> bool:
+    """Whether the worker or its connection can have ended between a claim and a takeover."""
+    ended = any(
+        life.name == worker and claimed_at <= life.ended and (life.signalled_at or life.ended) <= at
+        for life in evidence.lives
+    )
+    return ended or any(
+        fault.kind.startswith(("database.", "proxy."))
+        and fault.began <= at
+        and claimed_at <= fault.ended + _OVERLAP_SECONDS
+        for fault in evidence.faults
+    )
 
 
 def _inbox_problems(row: Mapping[str, Any]) -> Iterator[str]:

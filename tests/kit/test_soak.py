@@ -147,6 +147,11 @@ SPOILT: dict[str, Callable[[Evidence], Evidence]] = {
     "A9: another's claim was settled": lambda e: _with_changed_log(
         e, lambda row: {**row, "who": "w9"}, "CLAIMED PUBLISHED"
     ),
+    "A9: a living worker's claim was taken over": lambda e: _with_changed_log(
+        replace(e, lives=[], faults=[]),
+        lambda row: {**row, "who": "w9", "error": f"{row['was_owner'].partition('#')[0]} ended early"},
+        "CLAIMED PUBLISHED",
+    ),
     "A9: an attempt was not counted": lambda e: _with_changed_log(
         e, lambda row: {**row, "attempts": row["was_attempts"]}, "PENDING CLAIMED"
     ),
