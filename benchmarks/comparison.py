@@ -12,6 +12,8 @@ OURS = "sea_mq_worker"
 PROGRAMS = ("relay", "postgres", "nats")
 WORK = Path("~/.cache/sea_mq_worker/benchmarks")
 """Where the relays are installed."""
+RELAYS = Path(__file__).parent / "relays"
+"""Where the relays are described."""
 UNKEYED, KEYED, STEADY = "drain, no keys", "drain, 10 to a key", "steady rate"
 
 

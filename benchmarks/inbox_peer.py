@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.comparison import RELAYS
 from benchmarks.counters import Cost, Figure, cpu_seconds
 from benchmarks.inbox import CONSUMER, fill_stream, inbox, is_consumed
 from benchmarks.stage import Run, Stage
@@ -12,7 +13,6 @@ from kit.description import Description
 from kit.process import KeptProcess
 from kit.provision import install
 
-RELAYS = Path(__file__).parent / "relays"
 _NAME = "faststream-outbox"
 _TABLE = "CREATE TABLE peer_inbox (message_id TEXT PRIMARY KEY, at TIMESTAMPTZ DEFAULT clock_timestamp())"
 _SPAN = "SELECT count(*) AS done, extract(epoch FROM max(at) - min(at))::float8 AS seconds FROM peer_inbox"

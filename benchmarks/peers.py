@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison import KEYED, OURS, STEADY, UNKEYED, WORK, Comparison, Lane, table
+from benchmarks.comparison import KEYED, OURS, RELAYS, STEADY, UNKEYED, WORK, Comparison, Lane, table
 from benchmarks.peer_run import Measured, PeerError
 from benchmarks.peer_workloads import drain, steady
 from benchmarks.report import Progress, machine, say, write
@@ -19,7 +19,6 @@ from kit.guarantees import Guarantee
 from kit.process import CommandError
 from kit.provision import install
 
-RELAYS = Path(__file__).parent / "relays"
 _PER_KEY = {UNKEYED: 0, KEYED: 10, STEADY: 0}
 _QUICK = {"rounds": 1, "events": 2_000, "rate": 100, "steady_seconds": 3}
 

@@ -8,12 +8,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.figures import FOLDER
 from benchmarks.report import say
 
-FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 COMMANDS: Mapping[str, str] = MappingProxyType({
     "takeover": "benchmarks.takeover",
     "worker": "benchmarks",

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -73,13 +72,9 @@ class _LoopThread:
 class Servers:
     """Embedded PostgreSQL and nats-server of the test session."""
 
-    postgres_dsn: str
-    nats_url: str
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
     _thread: _LoopThread
-
-    def dsn_for(self, database: str) -> str:
-        """Return the URL of a database of the server."""
-        return urlsplit(self.postgres_dsn)._replace(path=f"/{database}").geturl()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +139,9 @@ def sea_mq_servers() -> Iterator[Servers]:
         thread.entered(EmbeddedPostgres(Path(folder, "postgres"), settings={"fsync": "off"})) as postgres,
         thread.entered(EmbeddedNats(Path(folder, "nats"))) as nats,
     ):
-        servers = Servers(postgres.dsn, nats.url, thread)
+        servers = Servers(postgres, nats, thread)
         thread.run(_execute(postgres.dsn, f"CREATE DATABASE {_TEMPLATE}"))
-        template = Settings.model_validate({"database_url": servers.dsn_for(_TEMPLATE)})
+        template = Settings.model_validate({"database_url": postgres.dsn_for(_TEMPLATE)})
         thread.run(migrate_schema(template))
         yield servers
     thread.close()
@@ -156,9 +151,9 @@ def sea_mq_servers() -> Iterator[Servers]:
 def sea_mq_database(sea_mq_servers: Servers) -> Iterator[str]:
     """Return the URL of a database with the worker's tables for one test; override it to use your own."""
     name, thread = f"test_{secrets.token_hex(5)}", sea_mq_servers._thread  # noqa: SLF001 - of this module
-    thread.run(_execute(sea_mq_servers.postgres_dsn, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}"))
-    yield sea_mq_servers.dsn_for(name)
-    thread.run(_execute(sea_mq_servers.postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
+    thread.run(_execute(sea_mq_servers.postgres.dsn, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}"))
+    yield sea_mq_servers.postgres.dsn_for(name)
+    thread.run(_execute(sea_mq_servers.postgres.dsn, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture
@@ -176,7 +171,7 @@ def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorke
     def run_worker(**settings: Any) -> Iterator[WorkerUnderTest]:
         own = {
             "database_url": sea_mq_database,
-            "nats_url": sea_mq_servers.nats_url,
+            "nats_url": sea_mq_servers.nats.url,
             "consumers": "",
             "stream_replicas": 1,
             "stream_max_bytes": _STREAM_BYTES,

@@ -1,7 +1,6 @@
 """once: the service's mark of a handled message, in the transaction of the effect, against PostgreSQL."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,17 +12,6 @@ from tests.support.documents import blocks
 from tests.support.servers import Database
 from tests.support.service_libraries import ASYNCHRONOUS, SYNCHRONOUS, Transaction, asyncpg_connection
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-async def reader(database: Database) -> AsyncIterator[asyncpg.Connection]:
-    """Another connection, on a database that also has a table of the service's own."""
-    connection = await asyncpg.connect(database.dsn)
-    try:
-        await connection.execute("CREATE TABLE orders (id TEXT)")
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def is_first(transaction: Transaction, connection: Any, message: UUID) -> bool:

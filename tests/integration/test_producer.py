@@ -3,7 +3,6 @@
 import contextlib
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -37,17 +36,6 @@ async def produce(transaction: Transaction, dsn: str, *events: Event, commit: bo
             await enqueue(connection, *events)
         else:
             enqueue_sync(connection, *events)
-
-
-@pytest.fixture
-async def reader(database: Database) -> AsyncIterator[asyncpg.Connection]:
-    """Another connection, on a database that also has a table of the service's own."""
-    connection = await asyncpg.connect(database.dsn)
-    try:
-        await connection.execute("CREATE TABLE orders (id TEXT)")
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def stored(reader: asyncpg.Connection) -> list[Any]:

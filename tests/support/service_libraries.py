@@ -142,13 +142,6 @@ async def psycopg_autocommit_block(dsn: str, *, commit: bool = True) -> AsyncIte
 
 
 @asynccontextmanager
-async def psycopg_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    async with psycopg_connection(dsn, commit=commit) as connection:
-        with connection.cursor() as cursor:
-            yield cursor
-
-
-@asynccontextmanager
 async def psycopg2_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     connection = psycopg2.connect(dsn)
     try:
@@ -158,13 +151,6 @@ async def psycopg2_connection(dsn: str, *, commit: bool = True) -> AsyncIterator
         (connection.commit if commit else connection.rollback)()
     finally:
         connection.close()
-
-
-@asynccontextmanager
-async def psycopg2_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    async with psycopg2_connection(dsn, commit=commit) as connection:
-        with connection.cursor() as cursor:
-            yield cursor
 
 
 @asynccontextmanager
@@ -214,13 +200,6 @@ async def django_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[A
         django.db.transaction.set_rollback(not commit)
 
 
-@asynccontextmanager
-async def django_cursor(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    async with django_connection(dsn, commit=commit) as connection:
-        with connection.cursor() as cursor:
-            yield cursor
-
-
 @contextmanager
 def configured_django(dsn: str) -> Iterator[None]:
     """Lead Django's default connection to a database."""
@@ -246,6 +225,19 @@ def configured_django(dsn: str) -> Iterator[None]:
         del django.db.connections["default"]
 
 
+def with_cursor(connect: Transaction) -> Transaction:
+    """Open a cursor on a connection of a synchronous driver."""
+
+    @asynccontextmanager
+    async def opened(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+        async with connect(dsn, commit=commit) as connection:
+            with connection.cursor() as cursor:
+                yield cursor
+
+    opened.__name__ = connect.__name__.replace("connection", "cursor")
+    return opened
+
+
 def url(dsn: str, driver: str) -> str:
     return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
 
@@ -262,12 +254,12 @@ ASYNCHRONOUS = (
 SYNCHRONOUS = (
     psycopg_connection,
     psycopg_autocommit_block,
-    psycopg_cursor,
+    with_cursor(psycopg_connection),
     psycopg2_connection,
-    psycopg2_cursor,
+    with_cursor(psycopg2_connection),
     sqlalchemy_connection,
     sqlalchemy_scoped_session,
     sqlmodel_session,
     django_connection,
-    django_cursor,
+    with_cursor(django_connection),
 )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.comparison import OURS, times
+from benchmarks.comparison import OURS, RELAYS, times
 from benchmarks.peer_run import Measured
 from benchmarks.peer_workloads import orders
-from benchmarks.peers import RELAYS, Size, descriptions
+from benchmarks.peers import Size, descriptions
 from kit.description import Description, filled
 from kit.ledger import positional
 

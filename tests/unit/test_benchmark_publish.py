@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.__main__ import options_parser
 from benchmarks.comparison import STEADY
-from benchmarks.publish import COMMANDS, FOLDER
+from benchmarks.figures import FOLDER
+from benchmarks.publish import COMMANDS
 from benchmarks.workloads import long_workloads, network_workloads, workloads
 
 
