@@ -32,7 +32,10 @@ __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
 _VERSION_MAX = 2**31 - 1
 ORDERING_KEY_BYTES_MAX = 2048
 """Cap on an ordering key in bytes of UTF-8: an index entry of PostgreSQL holds little more."""
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_NOT_STORABLE = re.compile(
+    r"(?<!\\)(?:\\\\)*\\u(?:0000|[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F])"
+)
+"""An escaped NUL, or half of an escaped surrogate pair."""
 
 
 def uuid7() -> UUID:
@@ -152,8 +155,8 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
     columns |= {"metadata": metadata or None, "headers": _headers(event) or None}
     known = {name: value for name, value in columns.items() if value is not None}
     member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {payload_json(event.payload)}}}'
-    if _NUL.search(member):
-        raise _invalid("the event contains a NUL character, which PostgreSQL cannot store")
+    if "\\u" in member and _NOT_STORABLE.search(member):
+        raise _invalid("the event contains NUL or half of a surrogate pair, which PostgreSQL cannot store")
     return member
 
 
@@ -200,6 +203,7 @@ def payload_json(payload: Any) -> str:
         return _json("payload", payload)
     try:
         text = payload if isinstance(payload, str) else payload.decode()
+        text.encode()
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _invalid(f"payload is text, but not JSON: {error}") from error
