@@ -43,6 +43,7 @@ _WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
 
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
+_UNKNOWN_PARAMETER = "unrecognized configuration parameter"
 
 _CANCELLED, _TIMEOUT = "57014", "statement timeout"
 _TABLE_MISSING = "42P01"
@@ -126,6 +127,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     fix = next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
     if _REFUSED_BY_POOLER in said:
         fix = POOLER
+    if _UNKNOWN_PARAMETER in said:
+        fix = "leave it out of SEA_MQ_DATABASE_URL; the driver passes what it does not know to the server"
     if fix:
         kind = TableMissingError if state == _TABLE_MISSING else ContractError
         return kind(f"PostgreSQL: {text}: {fix}")
