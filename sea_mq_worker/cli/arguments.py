@@ -19,17 +19,18 @@ def moment(text: str) -> datetime:
     """Parse a time: ISO 8601, UTC unless it names an offset, or an age such as 90s, 15m, 12h or 30d.
 
     Raises:
-        typer.BadParameter: ``text`` is neither.
+        typer.BadParameter: ``text`` is neither, or the time is outside the years 1 to 9999 in UTC.
     """
-    if age := _AGE.fullmatch(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
     try:
+        if age := _AGE.fullmatch(text):
+            return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
         given = datetime.fromisoformat(text)
+        return (given if given.tzinfo else given.replace(tzinfo=UTC)).astimezone(UTC)
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is neither an ISO 8601 time nor an age such as 15m, 12h or 30d"
-        ) from None
-    return given if given.tzinfo else given.replace(tzinfo=UTC)
+        problem = "is neither an ISO 8601 time nor an age such as 15m, 12h or 30d"
+    except OverflowError:
+        problem = "is outside the years 1 to 9999"
+    raise typer.BadParameter(f"{text!r} {problem}")
 
 
 def system_user() -> str:
@@ -40,14 +41,19 @@ def system_user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise typer.BadParameter("must not be blank, it is kept for the audit")
+def filled(text: str | None) -> str | None:
+    """Return the value of an option that does not allow a blank one, as of an unset variable of a shell.
+
+    Raises:
+        typer.BadParameter: ``text`` is blank.
+    """
+    if text is not None and not text.strip():
+        raise typer.BadParameter("must not be blank")
     return text
 
 
 ReasonOption = Annotated[
-    str, typer.Option("--reason", help="Reason of the change; kept for the audit.", callback=_not_blank)
+    str, typer.Option("--reason", help="Reason of the change; kept for the audit.", callback=filled)
 ]
 ActorOption = Annotated[
     str,
@@ -56,7 +62,7 @@ ActorOption = Annotated[
         help="Person who makes the change; kept for the audit.",
         default_factory=system_user,
         show_default="the OS user",
-        callback=_not_blank,
+        callback=filled,
     ),
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most N rows.", metavar="N")]

@@ -11,14 +11,20 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import SinceOption, UntilOption
+from sea_mq_worker.cli.arguments import SinceOption, UntilOption, filled
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 
 NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
-ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.")]
+ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.", callback=filled)]
+
+
+def _aggregate(text: str | None) -> str | None:
+    if text is not None and not all(map(str.strip, text.split("/", 1))):
+        raise typer.BadParameter("expected TYPE or TYPE/ID, neither of them blank")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +34,8 @@ class EventOptions:
     event_type: Annotated[str | None, typer.Option("--type", help="Event type.")] = None
     ordering_key: Annotated[str | None, typer.Option("--key", help="Ordering key.")] = None
     aggregate: Annotated[
-        str | None, typer.Option(metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.")
+        str | None,
+        typer.Option(metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.", callback=_aggregate),
     ] = None
     correlation_id: Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")] = None
     since: SinceOption = None
@@ -62,7 +69,9 @@ class DeadLetterOptions:
     consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None
     since: SinceOption = None
     until: UntilOption = None
-    error: Annotated[str | None, typer.Option(help="Part of the dead letter's detail.")] = None
+    error: Annotated[str | None, typer.Option(help="Part of the dead letter's detail.", callback=filled)] = (
+        None
+    )
 
     def filter(self, reason: Reason | None, *, after_seq: int = 0) -> DeadLetterFilter:
         """Return the filter."""

@@ -7,7 +7,14 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption, SinceOption, UntilOption
+from sea_mq_worker.cli.arguments import (
+    ActorOption,
+    LimitOption,
+    ReasonOption,
+    SinceOption,
+    UntilOption,
+    filled,
+)
 from sea_mq_worker.cli.filter_options import ErrorOption
 from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
 from sea_mq_worker.cli.summary import GroupsOption, print_groups
@@ -136,14 +143,17 @@ def close(
 @app.command("resume")
 def resume(
     *,
-    type_: Annotated[str, typer.Option("--type", help="Event type (default: every slow one).")] = "",
+    type_: Annotated[
+        str | None, typer.Option("--type", help="Event type (default: every slow one).", callback=filled)
+    ] = None,
     reason: ReasonOption,
     actor: ActorOption,
     json: JsonOption = False,
 ) -> None:
     """End the slow pace of an event type in all workers within seconds; it begins again on new failures."""
-    action = change_rows(lambda tables: tables.resume(type_, actor=actor, reason=reason))
+    event_type = type_ or ""
+    action = change_rows(lambda tables: tables.resume(event_type, actor=actor, reason=reason))
     if json:
-        print_json(Resumed(action=action, event_type=type_))
+        print_json(Resumed(action=action, event_type=event_type))
     else:
-        echo_safe(f"{type_ or 'every slow event type'} runs at full speed within seconds")
+        echo_safe(f"{event_type or 'every slow event type'} runs at full speed within seconds")

@@ -97,6 +97,7 @@ async def test_a_purge_deletes_dead_letters_and_gives_their_messages_up(world: W
     kept = await world.dead_letter(opened)
     assert "13 would be deleted" in (await world.run("dlq", "purge", "--all", *WHY, "--dry-run")).out
     assert (await world.run("dlq", "purge", "--all", *WHY)).code == 2
+    assert (await world.run("dlq", "purge", "--error", "", "--yes", *WHY)).code == 2
     assert await left(world) == 13
     one = await world.run("dlq", "purge", "1", *WHY)
     assert (one.code, one.out) == (0, "1: done: deleted\n")

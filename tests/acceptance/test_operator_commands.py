@@ -178,6 +178,11 @@ async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) 
         (("--state", "DEAD"), "--reason"),
         (("--state", "DEAD", "--reason", " "), "must not be blank"),
         (("--since", "yesterday", *WHY), "30d"),
+        (("--since", "999999d", *WHY), "is outside"),
+        (("--until", "0001-01-01T00:00:00+14:00", *WHY), "is outside"),
+        (("--aggregate", "", *WHY), "expected TYPE or TYPE/ID"),
+        (("--aggregate", "order/", *WHY), "expected TYPE or TYPE/ID"),
+        (("--error", "", *WHY), "must not be blank"),
     ],
 )
 async def test_a_replay_that_is_not_clear_is_refused(
