@@ -1,5 +1,5 @@
 # Three images: `worker` (the default), `pipeline` with Spark and Java, and `handler`, the sample that docker-compose.yml calls.
-# All packages are installed from lock files with hashes. Set PIP_INDEX_URL to use another package index.
+# All packages come from lock files with hashes; those without a wheel are built by the tools of build.lock. Set PIP_INDEX_URL to use another package index.
 
 # For reproducible builds, pin the image by digest: --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
 ARG PYTHON_IMAGE=python:3.13-slim
@@ -11,7 +11,7 @@ FROM base AS handler-build
 ARG PIP_INDEX_URL
 RUN python -m venv --without-pip /opt/venv
 COPY requirements/handler.lock /src/requirements/
-RUN pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/handler.lock
+RUN pip --python /opt/venv install --no-cache-dir --only-binary :all: --require-hashes -r /src/requirements/handler.lock
 
 FROM base AS handler
 COPY --from=handler-build /opt/venv /opt/venv
@@ -28,7 +28,9 @@ ARG PIP_INDEX_URL
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/venv
 COPY requirements/build.lock requirements/run.lock /src/requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r /src/requirements/build.lock \
- && pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/run.lock
+ && /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /locked \
+    -r /src/requirements/run.lock \
+ && pip --python /opt/venv install --no-cache-dir --no-deps /locked/*.whl
 COPY pyproject.toml README.md LICENSE /src/
 COPY requirements/run.cdx.json /src/requirements/
 COPY sql /src/sql
@@ -40,7 +42,9 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --whe
 
 FROM worker-build AS pipeline-build
 COPY requirements/spark.lock /src/requirements/
-RUN pip --python /opt/venv install --no-cache-dir --require-hashes -r /src/requirements/spark.lock
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /spark \
+    -r /src/requirements/spark.lock \
+ && pip --python /opt/venv install --no-cache-dir --no-deps /spark/*.whl
 
 FROM base AS pipeline
 # Java starts only for a user with a name.

@@ -107,6 +107,16 @@ def test_every_lock_is_checked() -> None:
     assert sorted(path.stem for path in (ROOT / "requirements").glob("*.lock")) == sorted(LOCKS)
 
 
+@pytest.mark.fault("S17")
+def test_packages_without_a_wheel_are_built_by_locked_tools_alone() -> None:
+    """An isolated build would take the newest tools from the index."""
+    texts = ((ROOT / name).read_text() for name in (*files("*.md"), *files("*.yml"), "Dockerfile"))
+    steps = [step for text in texts for step in re.split(r"&&|\n", text.replace("\\\n", " "))]
+    installs = [step for step in steps if re.search(r"pip .*(install|wheel) .*requirements/(?!build)", step)]
+    assert len(installs) >= 8
+    assert [s for s in installs if not re.search("--no-build-isolation|--only-binary :all:", s)] == []
+
+
 def test_nobody_is_told_to_install_the_package_from_an_index() -> None:
     """Until it is published, its name there may be anybody's."""
     told = re.compile(r"""(pip install|uvx|uv tool \w+)[^\n&|]* ['"]?sea-mq-worker\b""")

@@ -119,10 +119,10 @@ def fetch_python(version: str, cache: Path) -> Path:
     def install(folder: Path) -> None:
         uv = (sys.executable, "-m", "uv")
         _run(*uv, "venv", "-q", "--relocatable", "--no-python-downloads", "--python", version, str(folder))
-        locks = [f"-r{PROJECT / 'requirements' / lock}" for lock in ("build.lock", "dev.lock")]
-        into = (*uv, "pip", "install", "-q", "--python", str(folder))
-        _run(*into, "--require-hashes", "--no-deps", *locks)
-        _run(*into, "--no-build-isolation", "--no-deps", "-e", str(PROJECT))
+        into = (*uv, "pip", "install", "-q", "--python", str(folder), "--no-build-isolation", "--no-deps")
+        for lock in ("build.lock", "dev.lock"):
+            _run(*into, "--require-hashes", "-r", str(PROJECT / "requirements" / lock))
+        _run(*into, "-e", str(PROJECT))
 
     return _once(cache / f"python-{version}", install)
 
