@@ -342,7 +342,7 @@ WITH fresh AS MATERIALIZED (
                'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
                round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
            available_at = CASE WHEN pick.ran_out THEN
-               clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
+               clock_timestamp() + random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second'
                ELSE least(o.available_at, now()) END
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
@@ -398,7 +398,7 @@ WITH fresh AS MATERIALIZED (
                'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
                round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
            available_at = CASE WHEN pick.ran_out THEN
-               clock_timestamp() + random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second'
+               clock_timestamp() + random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second'
                ELSE least(o.available_at, now()) END
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
@@ -455,7 +455,7 @@ WITH gone AS MATERIALIZED (
                regexp_replace(o.claimed_by, '#[^#]*$', ''),
                round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
            available_at = clock_timestamp() + CASE WHEN o.failures = 0 THEN interval '0'
-               ELSE random() * least(2 ^ least(o.failures + 1, 6), 60) * interval '1 second' END
+               ELSE random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second' END
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
     RETURNING o.ordering_key

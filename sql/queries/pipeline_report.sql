@@ -9,7 +9,7 @@ SELECT date_trunc('second', least(
 -- name: backlog
 -- Unfinished events and messages by state and age; age 0: under a minute, 4: over a day.
 -- Indexes: idx_outbox_unpublished, idx_inbox_unprocessed.
-SELECT way, state, width_bucket(seconds, ARRAY[60, 600, 3600, 86400]::float8[]) AS age,
+SELECT way, state, pg_catalog.width_bucket(seconds, ARRAY[60, 600, 3600, 86400]::float8[]) AS age,
        count(*) AS count, max(seconds) AS oldest_seconds
   FROM (SELECT 'outbox' AS way, state, created_at AS begin FROM outbox_events
          WHERE is_open AND published_at IS NULL
