@@ -197,6 +197,7 @@ async def test_without_a_token_set_nothing_is_listed_and_nothing_changed(open_to
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
         ({"content_type": "text/plain"}, 415),
         ({"content_type": "application/x-www-form-urlencoded"}, 415),
         ({"content_length": ""}, 411),
@@ -265,12 +266,12 @@ def test_wrong_tokens_are_throttled_and_keep_the_right_one_out_nowhere() -> None
     access = TokenAuth("s3cret", clock=lambda: now)
 
     def status(peer: str, token: str) -> int:
-        request = Request(
-            method="GET", path="/status", headers={"authorization": f"Bearer {token}"}, peer=peer
-        )
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        request = Request(method="GET", path="/status", headers=headers, peer=peer)
         refused = access.refuse_numbers(request)
         return refused.status if refused else 200
 
+    assert [status("a", "") for _ in range(20)] == [401] * 20, "a probe without a token guesses none"
     assert [status("a", "x") for _ in range(10)] == [401] * 10
     assert (status("a", "x"), status("a", "s3cret"), status("b", "x")) == (429, 200, 401)
     for number in range(1000):

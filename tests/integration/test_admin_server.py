@@ -130,6 +130,8 @@ async def test_the_page_needs_nothing_from_elsewhere(server: AdminServer) -> Non
     policy = reply.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'")
     assert "unsafe" not in policy
+    directives = {"base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"}
+    assert {*directives, "require-trusted-types-for 'script'"} <= set(policy.split("; "))
     named = set(re.findall(r'(?:src|href)="([^"]+)"', reply.body.decode())) - {"data:,"}
     scripts = [path for path in PAGE.glob("*.js") if "import" in path.read_text()]
     named |= set(re.findall(r'from "\./([^"]+)"', "".join(path.read_text() for path in scripts)))
@@ -140,6 +142,14 @@ async def test_the_page_needs_nothing_from_elsewhere(server: AdminServer) -> Non
             200,
             False,
         )
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/healthz", "/metrics", "/status", "/nothing"])
+async def test_no_answer_is_kept_sniffed_or_named_to_another_site(server: AdminServer, path: str) -> None:
+    headers = (await get(server, path)).headers
+    assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
 async def test_head_gets_the_head_alone(server: AdminServer) -> None:
@@ -194,7 +204,8 @@ async def test_slow_clients_are_bounded_and_keep_no_probe_out(server: AdminServe
 
 @pytest.mark.fault("S10")
 async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> None:
-    for path in ("/metrics", "/status"):
+    assert "s3cret" not in repr(guarded) + repr(guarded._routes)
+    for path in ("/metrics", "/status", "/history"):
         for refused in ({}, {"authorization": "Bearer s3cre"}, {"authorization": "Basic s3cret"}):
             reply = await get(guarded, path, **refused)
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
@@ -212,8 +223,10 @@ async def test_with_a_token_probes_learn_which_part_is_in_the_way_not_why(
     assert json.loads((await get(guarded, "/readyz")).body) == named
     parts.unready["start"] = "the worker is starting"
     assert json.loads((await get(guarded, "/readyz")).body)["state"] == "starting"
-    reported = await get(guarded, "/readyz", authorization="Bearer s3cret")
-    assert b"db.internal" in reported.body
+    parts.dead["relay"] = "db.internal refused"
+    for probe in ("/readyz", "/healthz"):
+        assert b"db.internal" not in (await get(guarded, probe)).body
+        assert b"db.internal" in (await get(guarded, probe, authorization="Bearer s3cret")).body
 
 
 async def test_a_callback_that_fails_costs_one_answer(

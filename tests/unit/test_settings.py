@@ -116,6 +116,10 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             "requires handler_url, which receives the messages that are sent by themselves",
         ),
         ("INBOX_IN_FLIGHT_MAX", "49", "must not be below handler_concurrency, which is 50"),
+        ("OUTBOX_BATCH_BYTES_MAX", "33554433", "must not be above outbox_bytes_max, which is 33554432"),
+        ("OUTBOX_LINGER_SECONDS", "2.1", "must not be above outbox_poll_seconds, which is 2"),
+        ("OUTBOX_BACKOFF_SECONDS", "301", "must not be above outbox_backoff_max_seconds, which is 300"),
+        ("INBOX_BACKOFF_SECONDS", "601", "must not be above inbox_backoff_max_seconds, which is 600"),
         (
             "OUTBOX_LEASE_SECONDS",
             "10",
