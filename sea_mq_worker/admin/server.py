@@ -36,6 +36,7 @@ class AdminServer:
         history: the data of ``/history``, the last hour.
         live: why the process should be restarted; a stuck loop fails the probe by itself.
         token: required for all but health; empty: everybody may read numbers, and the operator API is off.
+            If the token is unavailable, nobody has access.
         operator_api: queries and changes with the token.
     """
 
@@ -46,7 +47,7 @@ class AdminServer:
     status: Callable[[], object]
     history: Callable[[], object] = dict
     live: Callable[[], Reasons] = dict
-    token: str = field(default="", repr=False)
+    token: Callable[[], str] = str
     operator_api: OperatorApi | None = None
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
     _open: dict[asyncio.Task[None], asyncio.WriteTransport] = field(

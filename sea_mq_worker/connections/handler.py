@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.connections.secret_files import read_secret, tls_context
+from sea_mq_worker.connections.secret_files import SecretFile, tls_context
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings import Settings, SettingsError
 
@@ -53,7 +53,7 @@ def _client(
             timeout_seconds=settings.handler_timeout_seconds,
             concurrency=concurrency,
             accept_statuses=settings.handler_accept_statuses,
-            token=read_secret(settings.handler_token_file, key="handler_token_file"),
+            token=SecretFile(settings.handler_token_file, key="handler_token_file"),
             response_bytes_max=answer_bytes_max,
             verify=handler_tls(settings),
             keep_problem=settings.handler_keep_problem,

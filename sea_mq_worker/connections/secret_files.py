@@ -1,10 +1,44 @@
 """Reads secrets and certificates from the files that settings name."""
 
 import ssl
+import time
 from pathlib import Path
 
 from sea_mq_worker.domain.errors import UnavailableError, is_shortage
 from sea_mq_worker.settings import SettingsError
+
+_READ_AGAIN_SECONDS = 1.0
+
+
+class SecretFile:
+    """Returns the secret of a file, empty without a file; reads the file again after a second.
+
+    Raises:
+        SettingsError: the file cannot be read at first, or is empty.
+        UnavailableError: this machine can open no file now.
+    """
+
+    def __init__(self, path: Path | None, *, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._read()
+
+    def __call__(self) -> str:
+        """Return the secret.
+
+        Raises:
+            UnavailableError: the file cannot be read now, or is empty.
+        """
+        if self._path and time.monotonic() >= self._read_again_at:
+            try:
+                self._read()
+            except SettingsError as error:
+                raise UnavailableError(str(error)) from None
+        return self._secret
+
+    def _read(self) -> None:
+        self._secret = read_secret(self._path, key=self._key)
+        self._read_again_at = time.monotonic() + _READ_AGAIN_SECONDS
 
 
 def read_secret(path: Path | None, *, key: str) -> str:

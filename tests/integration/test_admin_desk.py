@@ -106,7 +106,7 @@ async def serve(token: str) -> AsyncIterator[Served]:
         ready=dict,
         metrics=lambda _: b"",
         status=dict,
-        token=token,
+        token=lambda: token,
         operator_api=desk,
     )
     await server.start()
@@ -263,7 +263,7 @@ async def test_an_obstacle_to_partitions_is_described(served: Served, error: Exc
 @pytest.mark.fault("S10")
 def test_wrong_tokens_are_throttled_and_keep_the_right_one_out_nowhere() -> None:
     now = 0.0
-    access = TokenAuth("s3cret", clock=lambda: now)
+    access = TokenAuth(lambda: "s3cret", clock=lambda: now)
 
     def status(peer: str, token: str) -> int:
         headers = {"authorization": f"Bearer {token}"} if token else {}

@@ -84,7 +84,7 @@ async def server(parts: Parts) -> AsyncIterator[AdminServer]:
 
 @pytest.fixture
 async def guarded(parts: Parts) -> AsyncIterator[AdminServer]:
-    running = parts.server(token="s3cret")
+    running = parts.server(token=lambda: "s3cret")
     await running.start()
     yield running
     await running.close()

@@ -98,7 +98,7 @@ async def make(server: HandlerServer, failures: list[str]) -> AsyncIterator[Make
 async def test_a_batch_is_an_array_of_what_single_calls_post(
     server: HandlerServer, make: MakeHandler
 ) -> None:
-    handler = make(token="s3cret")
+    handler = make(token=lambda: "s3cret")
     requests = [request(number, b'{"amount": 1.23456789012345678901}') for number in range(3)]
     assert await handle(handler, *requests) == [Accepted(200)] * 3
     for each in requests:

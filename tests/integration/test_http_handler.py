@@ -97,7 +97,7 @@ async def test_the_payload_goes_out_byte_for_byte(server: HandlerServer, make: M
 
 
 async def test_headers_carry_id_trace_and_token(server: HandlerServer, make: MakeHandler) -> None:
-    await make(token="s3cret").handle(REQUEST)
+    await make(token=lambda: "s3cret").handle(REQUEST)
     sent = server.calls[0].headers
     assert sent["content-type"] == "application/json"
     assert sent["idempotency-key"] == sent["x-message-id"] == REQUEST.message_id
@@ -419,4 +419,4 @@ def test_an_unusable_url_is_refused_without_being_shown(bad: str) -> None:
 
 def test_a_token_that_would_break_the_header_is_refused() -> None:
     with pytest.raises(ValueError, match="token"):
-        HttpEventHandler(url="http://host/", timeout_seconds=1.0, concurrency=1, token="a\r\nb: c")
+        HttpEventHandler(url="http://host/", timeout_seconds=1.0, concurrency=1, token=lambda: "a\r\nb: c")

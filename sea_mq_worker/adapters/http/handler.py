@@ -16,6 +16,7 @@ from sea_mq_worker.adapters.http.client.response import Response
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport, Header
 from sea_mq_worker.adapters.http.problem_details import problem_text
 from sea_mq_worker.adapters.http.request_body import request_body, retry_after_seconds
+from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, may_be_one_message, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
@@ -38,7 +39,8 @@ class HttpEventHandler:
         connect_timeout_seconds: until a connection counts as not to be had; at most a third of the deadline.
         accept_statuses: statuses that mean that the effect is there.
         uds: path of a Unix socket to connect to instead of the URL's host, or empty.
-        token: sent as a bearer token, unless empty.
+        token: returns the bearer token of a request, or an empty text for none. If the token is unavailable,
+            nothing is sent.
         response_bytes_max: an answer's body is not read any further.
         retry_after_max_seconds: bound of the wait that a handler may ask for.
         keepalive_seconds: an idle connection is not used again after this long. Keep it below the handler's
@@ -60,7 +62,7 @@ class HttpEventHandler:
         connect_timeout_seconds: float = 2.0,
         accept_statuses: frozenset[int] = ACCEPT_STATUSES,
         uds: str = "",
-        token: str = "",
+        token: Callable[[], str] = str,
         response_bytes_max: int = 65536,
         retry_after_max_seconds: float = 300.0,
         keepalive_seconds: float = 1.5,
@@ -75,11 +77,13 @@ class HttpEventHandler:
         self._response_bytes_max = response_bytes_max
         self._retry_after_max_seconds = retry_after_max_seconds
         self._keep_problem = keep_problem
+        self._token = token
+        self._authorization()
         step_seconds = min(connect_timeout_seconds, timeout_seconds * _STEP_SHARE)
         self._transport = HandlerTransport(
             parsed,
             ConnectionPool(size=concurrency, wait_seconds=step_seconds, keepalive_seconds=keepalive_seconds),
-            headers=_constant_headers(parsed, token),
+            headers=_constant_headers(parsed),
             deadline_seconds=timeout_seconds,
             connect_seconds=step_seconds,
             body_bytes_max=response_bytes_max,
@@ -100,7 +104,11 @@ class HttpEventHandler:
     async def post(self, headers: Sequence[Header], body: Sequence[bytes]) -> Response | NotDelivered | Retry:
         """Send one request, whose body is given in parts; return its answer, or the reason for none."""
         try:
-            return await self._transport.post(headers, body)
+            authorization = self._authorization()
+        except (UnavailableError, ValueError) as error:
+            return NotDelivered(str(error))
+        try:
+            return await self._transport.post([*headers, *authorization], body)
         except _UNREACHABLE as error:
             return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
         except httpx2.TimeoutException:
@@ -134,6 +142,12 @@ class HttpEventHandler:
             detail=f" ({problem})" if self._keep_problem and problem else "",
         )
 
+    def _authorization(self) -> list[Header]:
+        token = self._token()
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise ValueError("the handler's token holds a space or a character outside visible ASCII")
+        return [(b"authorization", b"Bearer " + token.encode())] if token else []
+
     def _wait_asked(self, headers: httpx2.Headers) -> float:
         value = headers.get("retry-after", "")
         if not value:
@@ -164,18 +178,13 @@ def _is_disconnect(error: httpx2.HTTPError) -> bool:
     return isinstance(error, httpx2.NetworkError) or "disconnected" in str(error)
 
 
-def _constant_headers(url: httpx2.URL, token: str) -> list[Header]:
-    headers = [
+def _constant_headers(url: httpx2.URL) -> list[Header]:
+    return [
         (b"host", url.netloc),
         (b"content-type", b"application/json"),
         (b"accept-encoding", b"identity"),
         (b"user-agent", b"sea-mq-worker"),
     ]
-    if token:
-        if not (token.isascii() and token.isprintable()) or " " in token:
-            raise ValueError("the handler's token holds a space or a character outside visible ASCII")
-        headers.append((b"authorization", b"Bearer " + token.encode()))
-    return headers
 
 
 def _checked_url(url: str) -> httpx2.URL:

@@ -28,7 +28,7 @@ from sea_mq_worker.bootstrap.worker.service_manager import report_ready
 from sea_mq_worker.bootstrap.worker.session import with_session
 from sea_mq_worker.bootstrap.worker.shutdown import bounded_stack
 from sea_mq_worker.bootstrap.worker.telemetry import metrics_export, start_tracing
-from sea_mq_worker.connections.secret_files import read_secret
+from sea_mq_worker.connections.secret_files import SecretFile
 from sea_mq_worker.connections.security_warnings import exposures
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
@@ -185,7 +185,7 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
         metrics=base.metrics.render,
         status=status.status,
         history=status.history,
-        token=read_secret(s.admin_token_file, key="admin_token_file"),
+        token=SecretFile(s.admin_token_file, key="admin_token_file"),
         operator_api=WorkerOperatorApi(s),
     )
     try:

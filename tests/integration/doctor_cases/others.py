@@ -65,7 +65,7 @@ async def worker_not_ready(p: Patient) -> Mend:
     token.write_text("s3cret")
     token.chmod(0o600)
     server = AdminServer(
-        host="127.0.0.1", port=0, token="s3cret", ready=lambda: reasons, metrics=lambda _: b"",
+        host="127.0.0.1", port=0, token=lambda: "s3cret", ready=lambda: reasons, metrics=lambda _: b"",
         status=dict, history=dict,
     )  # fmt: skip
     await server.start()
