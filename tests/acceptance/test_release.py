@@ -57,7 +57,7 @@ def released(checkout: Path) -> Path:
     assert "CHANGELOG.md has no section [7.8.0]" in unready.stderr
     assert "tests/releases has no dump of 7.8" in unready.stderr
     changes = checkout / "CHANGELOG.md"
-    changes.write_text(changes.read_text().replace("## [Unreleased]", f"## [{VERSION}] - 2027-01-01"))
+    changes.write_text(changes.read_text().replace("\n## ", f"\n## [{VERSION}] - 2027-01-01\n\n## ", 1))
     (checkout / "tests" / "releases" / "7.8.sql").write_text("SELECT 1;")
     assert "changes are not committed" in release(checkout).stderr
     commit(checkout)
