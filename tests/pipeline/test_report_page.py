@@ -99,6 +99,14 @@ def test_a_plot_is_at_most_twelve_times_as_wide_as_its_only_bin() -> None:
     assert [re.findall(r"H(\d+)", path) for path in outbox.paths()] == [["83"], ["83"]]
 
 
+def test_a_line_without_a_count_draws_nothing_and_keeps_its_place() -> None:
+    report = busy_report()
+    bins = [replace(each, written=0) for each in report.bins]
+    outbox = Timelines(replace(report, bins=bins)).bins("Outbox", written="written", published="published")
+    assert outbox is not None
+    assert [path[:1] for path in outbox.paths()] == ["", "M"]
+
+
 def test_keys_with_as_many_events_as_others_are_not_listed() -> None:
     text = page(replace(busy_report(), keys=Shares(largest=[], distinct=70_000)))
     assert "70,000 in all, of which none stands out." in text

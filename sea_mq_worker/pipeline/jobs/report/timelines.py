@@ -62,7 +62,7 @@ class Timeline:
                     path += f"{foot if path else ''}M{x:.0f},{_HEIGHT if foot else y}"
                 path += f"V{y}H{x + self.step * scale:.0f}"
                 right = at + timedelta(seconds=self.step)
-            yield path + foot
+            yield path and path + foot
 
     def levels(self) -> list[tuple[float, str]]:
         """Return the horizontal lines: their distance from the top in percent, and their value as text."""
