@@ -1,6 +1,5 @@
 """The commands and examples of documents, used as they are written."""
 
-import ast
 import asyncio
 import json
 import os
@@ -160,18 +159,6 @@ async def test_psql_makes_the_roles(system: Patient, database: Database) -> None
     finally:
         for role in ("orders_worker", *made):
             await system.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-async def test_the_example_of_a_producer_writes_an_event(system: Patient) -> None:
-    [example] = [text for heading, _, text in blocks(PRODUCING) if heading == "Writing events"]
-    code = compile(example, PRODUCING, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    async with system.pool.acquire() as connection:
-        await connection.execute("CREATE TABLE orders (id int, paid bool DEFAULT false)")
-        await connection.execute("INSERT INTO orders VALUES (42)")
-        await eval(code, {"connection": connection, "order": 42})
-        assert await connection.fetchval("SELECT paid FROM orders")
-        [event] = await connection.fetch("SELECT event_type, ordering_key, payload FROM outbox_events")
-    assert tuple(event) == ("order.paid", "order-42", '{"order": 42}')
 
 
 async def test_alembic_leaves_the_tables_of_the_worker_alone(system: Patient) -> None:

@@ -100,7 +100,8 @@ class Order(Model):
 
 
 @asynccontextmanager
-async def tortoise(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+async def connected_tortoise(dsn: str, *, models: str) -> AsyncIterator[None]:
+    """Lead Tortoise's default connection to a database; ``models`` is the module of its models."""
     server = urlsplit(dsn)
     credentials = {
         "host": server.hostname,
@@ -110,16 +111,21 @@ async def tortoise(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
         "database": server.path[1:],
     }
     default = {"engine": "tortoise.backends.asyncpg", "credentials": credentials}
-    app = {"models": [__name__], "default_connection": "default"}
+    app = {"models": [models], "default_connection": "default"}
     await Tortoise.init(config={"connections": {"default": default}, "apps": {"shop": app}})
     try:
-        async with in_transaction("default") as connection:
-            await Order.create(id="o-1")
-            yield connection
-            if not commit:
-                await connection.rollback()
+        yield
     finally:
         await Tortoise.close_connections()
+
+
+@asynccontextmanager
+async def tortoise(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with connected_tortoise(dsn, models=__name__), in_transaction("default") as connection:
+        await Order.create(id="o-1")
+        yield connection
+        if not commit:
+            await connection.rollback()
 
 
 @asynccontextmanager
