@@ -49,7 +49,7 @@ def init(
         f"""
 Next steps
   cd {folder} && set -a && . ./.env && set +a
-  python -m sea_mq_worker dev --own -- uvicorn service:app --port 8000
+  python -m sea_mq_worker dev --own --folder data -- uvicorn service:app --port 8000
 
 With servers of your own, or after `docker compose up --wait`:
   python -m sea_mq_worker migrate
