@@ -1,7 +1,10 @@
 """A schema that changes under a worker, or is another than it knows: it goes on, or stops and says why."""
 
+import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import asyncpg
@@ -34,6 +37,16 @@ SELECT message_id, processed_at, dead_lettered_at, dead_letter_reason, attempts,
   FROM inbox_messages
  WHERE message_id = ANY ($1) ORDER BY message_id"""
 
+SETTLED_SECONDS = 2.0
+"""Until a worker that is ready has ended its first batch."""
+LONGEST_PAUSE = """
+SELECT max(gap)
+  FROM (SELECT published_at - lag(published_at) OVER (ORDER BY published_at) AS gap
+          FROM outbox_events WHERE published_at > $1
+         UNION ALL
+        SELECT processed_at - lag(processed_at) OVER (ORDER BY processed_at)
+          FROM inbox_messages WHERE processed_at > $1) AS gaps"""
+
 
 def next_version(folder: Path, script: str) -> None:
     """Make the worker of the following version: this one, with a migration more."""
@@ -51,6 +64,25 @@ def of_next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.chdir(tmp_path / "next")
 
     return begin
+
+
+@pytest.fixture
+def of_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Workers are started from an installed wheel of this version until the call."""
+    wheels, installed = tmp_path / "wheels", tmp_path / "installed"
+    for command in (
+        ("hatchling", "build", "-t", "wheel", "-d", wheels),
+        ("pip", "install", "-q", "--no-index", "--no-deps", "-f", wheels, "-t", installed, "sea-mq-worker"),
+    ):
+        subprocess.run((sys.executable, "-m", *command), cwd=PROJECT, check=True)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+
+    def end() -> None:
+        monkeypatch.delenv("PYTHONPATH")
+        monkeypatch.delenv("PYTHONSAFEPATH")
+
+    return end
 
 
 @pytest.fixture(params=DUMPS, ids=lambda dump: f"from_{dump.stem}")
@@ -84,14 +116,36 @@ async def migrated(shared: Site, *, announced: str) -> None:
     assert f"applied {KNOWN + 1:04}_next" in command.written
 
 
+async def ended_rows(database: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
+    """Return by statement the rows of a release that no worker moves."""
+    events = await database.fetch("SELECT id FROM outbox_events WHERE NOT is_open")
+    messages = await database.fetch("SELECT message_id FROM inbox_messages")
+    return {
+        statement: await database.fetch(statement, [row[0] for row in rows])
+        for statement, rows in ((EVENTS, events), (MESSAGES, messages))
+    }
+
+
+async def audit_beside(shared: Site, old_rows: Mapping[str, list[asyncpg.Record]]) -> None:
+    """Prove that the old rows are as they were, and audit all others."""
+    for statement, rows in old_rows.items():
+        assert await shared.database.fetch(statement, [row[0] for row in rows]) == rows
+    await shared.database.execute(
+        "DELETE FROM outbox_events WHERE id = ANY ($1)", [row["id"] for row in old_rows[EVENTS]]
+    )
+    await shared.database.execute(
+        "DELETE FROM inbox_messages WHERE message_id = ANY ($1)",
+        [row["message_id"] for row in old_rows[MESSAGES]],
+    )
+    await shared.audit()
+
+
 @pytest.mark.fault("L14")
 async def test_two_versions_work_together_on_a_schema_that_serves_both(
     released: Site, of_next_version: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared, database = released, released.database
-    finished = [row[0] for row in await database.fetch("SELECT id FROM outbox_events WHERE NOT is_open")]
-    received = [row[0] for row in await database.fetch("SELECT message_id FROM inbox_messages")]
-    rows = await database.fetch(EVENTS, finished), await database.fetch(MESSAGES, received)
+    old_rows = await ended_rows(database)
     async with shared.worker(name="old", outbox_batch_max=3) as old:
         await old.ready()
         await shared.both_ways()
@@ -107,11 +161,41 @@ async def test_two_versions_work_together_on_a_schema_that_serves_both(
     monkeypatch.chdir(PROJECT)
     async with shared.worker(name="old started anew"):
         await shared.quiet()
-    assert (await database.fetch(EVENTS, finished), await database.fetch(MESSAGES, received)) == rows
     assert await altered_migrations(database) == []
-    await database.execute("DELETE FROM outbox_events WHERE id = ANY ($1)", finished)
-    await database.execute("DELETE FROM inbox_messages WHERE message_id = ANY ($1)", received)
-    await shared.audit()
+    await audit_beside(shared, old_rows)
+
+
+@pytest.mark.fault("L14")
+@pytest.mark.long
+async def test_an_upgrade_of_an_installed_worker_under_load_costs_one_restart(
+    released: Site, of_wheel: Callable[[], None], of_next_version: Callable[[str], None]
+) -> None:
+    shared, database = released, released.database
+    old_rows = await ended_rows(database)
+    began = await database.fetchval("SELECT clock_timestamp()")
+    loop, is_upgraded = asyncio.get_running_loop(), asyncio.Event()
+
+    async def load() -> None:
+        while not is_upgraded.is_set():
+            await shared.both_ways()
+
+    async with asyncio.TaskGroup() as tasks, shared.worker(name="old") as old:
+        await old.ready()
+        loading = tasks.create_task(load())
+        of_wheel()
+        of_next_version(f"-- Serves workers from version {KNOWN}.\n{ADDITIONS}")
+        await migrated(shared, announced="running workers can continue")
+        stopped_at = loop.time()
+        await old.stopped()
+        async with shared.worker(name="new") as new:
+            await new.ready()
+            restart_seconds = loop.time() - stopped_at
+            is_upgraded.set()
+            await loading
+            await shared.quiet(within=60)
+    longest = await database.fetchval(LONGEST_PAUSE, began)
+    assert longest.total_seconds() < restart_seconds + SETTLED_SECONDS
+    await audit_beside(shared, old_rows)
 
 
 @pytest.mark.fault("L14")
