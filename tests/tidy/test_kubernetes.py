@@ -22,6 +22,7 @@ DOCUMENT = "docs/how-to/deploying.md"
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", "1.37")
 KUSTOMIZE = "kustomization.yaml"
+ROLES = "sql/roles.sql"
 NOT_KUBERNETES_OWN = {"PrometheusRule", "ServiceMonitor"}
 needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
 
@@ -145,8 +146,18 @@ def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) 
     for made in (each for each in built if each["kind"] == "ConfigMap"):
         if made["metadata"].get("labels") == {"grafana_dashboard": "1"}:
             assert json.loads(made["data"]["sea-mq-worker.json"])["panels"]
+        elif overlay == "overlay/migrate":
+            assert made["data"] == {"roles.sql": (ROOT / ROLES).read_text()}
         else:
             assert made["data"] == literals() | {"SEA_MQ_HANDLER_URL": "http://orders:8000/handle"}
+
+
+def test_the_job_grants_the_roles_as_the_script_says() -> None:
+    [roles] = [container for container in containers(PODS["migrate"]) if container["name"] == "roles"]
+    *command, url = roles["command"]
+    assert f"--   {shlex.join(command)}\n" in (ROOT / ROLES).read_text()
+    assert url == f"$({roles['env'][0]['name']})"
+    assert roles["volumeMounts"][0]["mountPath"] == f"{roles['workingDir']}/{Path(ROLES).parent}"
 
 
 @needs_kubectl
