@@ -75,7 +75,8 @@ def _name(subject: str) -> str:
 
 
 def _key(subject: str) -> str:
-    return _NOT_IN_A_KEY.sub("_", subject)
+    """Return a key of the document; subjects that differ have keys that differ."""
+    return _NOT_IN_A_KEY.sub(lambda found: f"_{ord(found[0]):x}_", subject)
 
 
 def _channel(subject: str) -> dict[str, Any]:
