@@ -89,7 +89,7 @@ def assert_counted(lake: Lake) -> None:
             assert found[f"p{share}_seconds"] == pytest.approx(delays[rank] if delays else None)
 
 
-async def test_rows_without_a_context_or_payload_are_counted(
+async def test_rows_without_a_context_or_payload_and_of_year_1_are_counted(
     lake: Lake, server: NatsConnection, names: str
 ) -> None:
     await publish(
@@ -98,7 +98,7 @@ async def test_rows_without_a_context_or_payload_are_counted(
         [
             Published(f"{names}.event.order.line.added.v12", {"ce-subject": "order/%C3%BC"}, "{ü}".encode()),
             Published(f"{names}.other", {"ce-type": "t", "ce-time": "yesterday"}, b"\xff"),
-            Published(f"{names}.other", {"x": "y"}, b""),
+            Published(f"{names}.other", {"x": "y", "ce-time": "0001-01-01T00:00:00Z"}, b""),
         ],
     )
 

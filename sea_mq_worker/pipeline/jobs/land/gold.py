@@ -114,7 +114,7 @@ class _CountMinutes:
     def _minutes(self, events: pa.Table, task: Mapping[str, Any]) -> pa.Table:
         published = events["published_at"]
         delay = pc.subtract(published.cast(pa.int64()), events["occurred_at"].cast(pa.int64()))
-        seconds = pc.divide(delay.cast(pa.float64()), 1e6)
+        seconds = pc.divide(delay.cast(pa.float64(), safe=False), 1e6)  # 53 bits hold 285 years
         late = pc.greater(seconds, self.late_seconds).cast(pa.int64())
         minutes = pc.floor_temporal(published, unit="minute")
         counted = (
