@@ -4,9 +4,11 @@
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ class EventSchemas:
                 kind.check_schema(document)
             except SchemaError as error:
                 raise ContractError(f"{folder}/{name}.json: is no JSON Schema: {error.message}") from error
-            self._validators[name] = kind(document)
+            self._validators[name] = schema_validator(document)
 
     def checked(self, *events: Event) -> list[Event]:
         """Return the events with the ``$id`` of their schemas as ``dataschema``.
@@ -69,6 +71,21 @@ class EventSchemas:
                 f"INVALID_OUTBOX: the payload of {name} violates `{error.validator}` at {error.json_path}"
             )
         return replace(event, dataschema=event.dataschema or validator.schema.get("$id"))
+
+
+def schema_validator(document: Mapping[str, Any]) -> Any:
+    """Return a validator by whose ``multipleOf`` 19.99 is a multiple of 0.01, as it is in decimal digits."""
+    from jsonschema.validators import extend, validator_for  # noqa: PLC0415 - an extra
+
+    return extend(validator_for(document), {"multipleOf": _multiple_of})(document)
+
+
+def _multiple_of(validator: Any, step: float, value: Any, _: object) -> Iterator[Exception]:
+    from jsonschema.exceptions import ValidationError  # noqa: PLC0415 - an extra
+
+    is_finite = validator.is_type(value, "number") and abs(value) < math.inf
+    if is_finite and Fraction(str(value)) % Fraction(str(step)):
+        yield ValidationError(f"{value} is not a multiple of {step}")
 
 
 def read_event_schemas(folder: Path) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,7 @@ def split(value: Any, schema: Mapping[str, Any]) -> tuple[Any, Any]:
 
     Raises:
         ValueError: the column cannot contain the value.
+        OverflowError: the same, of a number or a time.
     """
     kind = _kind(schema)
     if value is None:
@@ -136,7 +137,9 @@ def _simple(value: Any, kind: str | None) -> Any:
         moment = datetime.fromisoformat(value)
         if moment.tzinfo is None:
             raise ValueError(f"{value!r} has no time zone")
-        return moment
+        return moment.astimezone(UTC)
+    if kind == "number":
+        return float(value)
     if kind == "integer" and int(value) not in _INTEGERS:
         raise ValueError(f"{value} does not fit 64 bits")
     return int(value) if kind == "integer" else value

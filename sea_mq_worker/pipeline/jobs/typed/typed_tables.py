@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from deltalake import Schema
 from jsonschema.exceptions import best_match
 from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
 from pyspark.sql import SparkSession
 
+from sea_mq_worker.event_schemas import schema_validator
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.write_events import RewriteFiles, TableRows
@@ -123,14 +123,14 @@ class _Judge:
     def _judged(
         self, schema: EventSchema, rows: Iterable[Mapping[str, Any]]
     ) -> tuple[list[_Row], list[_Row]]:
-        validator = validator_for(schema.document)(schema.document)
+        validator = schema_validator(schema.document)
         after_typed, after_refused = self.after[schema.name]
         typed, refused = [], []
         for row in rows:
             own = {f"_{name}": value for name, value in row.items()}
             try:
                 columns = _columns(schema, validator, row["payload"])
-            except ValueError as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 if row["seq"] > after_refused:
                     refused.append({**own, "event": schema.name, "reason": str(error)})
             else:
@@ -143,6 +143,8 @@ def _columns(schema: EventSchema, validator: Validator, payload: str | None) -> 
     if payload is None:
         raise ValueError("the body is not UTF-8")
     value = json.loads(payload)
+    if "\\u" in payload:
+        json.dumps(value, ensure_ascii=False).encode()  # which refuses half of a surrogate pair
     if error := best_match(validator.iter_errors(value)):
         raise ValueError(f"{error.json_path}: {error.message}")
     columns, rest = split(value, schema.document)
