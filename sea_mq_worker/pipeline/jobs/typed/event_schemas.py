@@ -22,10 +22,11 @@ import pyarrow as pa
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.event_schemas import read_event_schemas
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 
-_FILE = re.compile(r"(?P<type>.+)\.v(?P<version>[1-9][0-9]*)\.json")
 _BAD_NAME = re.compile(r"^_|[ ,;{}()\n\t=]")
 _MOMENT = pa.timestamp("us", tz="UTC")
 _SIMPLE = {
@@ -72,22 +73,23 @@ def load_event_schemas(folder: Path) -> tuple[EventSchema, ...]:
     """Read the files ``<type>.v<version>.json`` of a folder.
 
     Raises:
-        PipelineError: a file cannot be read, or is not the schema of an object with possible column names.
+        PipelineError: the folder or a file cannot be read, or a file has another name or is not the schema of
+            an object with possible column names.
     """
-    schemas = tuple(map(_load, sorted(folder.glob("*.json"))))
-    if not schemas:
-        raise PipelineError(f"{folder}: contains no files named <type>.v<version>.json")
-    return schemas
-
-
-def _load(path: Path) -> EventSchema:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        documents = read_event_schemas(folder)
+    except ContractError as error:
+        raise PipelineError(str(error)) from error
+    if not documents:
+        raise PipelineError(f"{folder}: contains no files named <type>.v<version>.json")
+    return tuple(_schema(name, document, folder / f"{name}.json") for name, document in documents.items())
+
+
+def _schema(name: str, document: Mapping[str, Any], path: Path) -> EventSchema:
+    try:
         validator_for(document).check_schema(document)
-    except (OSError, ValueError, SchemaError) as error:
-        raise PipelineError(f"{path}: is not a JSON Schema: {str(error).splitlines()[0]}") from error
-    if not _FILE.fullmatch(path.name):
-        raise PipelineError(f"{path}: rename it to <type>.v<version>.json")
+    except SchemaError as error:
+        raise PipelineError(f"{path}: is not a JSON Schema: {error.message}") from error
     if _kind(document) != "object":
         raise PipelineError(f"{path}: describe an object with properties")
     names = list(document["properties"])
@@ -100,12 +102,12 @@ def _load(path: Path) -> EventSchema:
     columns = [*_type(document), pa.field("_rescued", pa.string())]
     schema = pa.schema([*OF_MESSAGE, *columns])
     table = TableSchema(
-        name=f"typed/{path.stem}",
+        name=f"typed/{name}",
         schema=schema,
         partition_by=("_date",),
         ranged=("_message_id", "_published_at", "_seq"),
     )
-    return EventSchema(path.stem, document, table)
+    return EventSchema(name, document, table)
 
 
 def split(value: Any, schema: Mapping[str, Any]) -> tuple[Any, Any]:
