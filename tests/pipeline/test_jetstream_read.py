@@ -1,6 +1,7 @@
 """How a stretch of a stream is read: every message once, in order, or an error; without Spark."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -16,6 +17,7 @@ from sea_mq_worker.pipeline.sources.jetstream import direct_get, state
 from sea_mq_worker.pipeline.sources.jetstream import reader as reading
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
+from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
 from tests.pipeline.jetstream_support import Stream, plan, read_rows, read_seqs, rows_of
 from tests.support.jetstream import connected
 
@@ -264,3 +266,13 @@ async def test_a_wrong_option_is_named(option: str, value: str, problem: str) ->
 
 def test_this_nats_py_gives_frames() -> None:
     assert direct_get.GIVES_FRAMES
+
+
+def test_a_streaming_query_is_refused_on_a_pyspark_that_cannot_limit_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "sea_mq_worker.pipeline.sources.jetstream.stream", raising=False)
+    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+    source = JetStreamSource({"stream": "any"})
+    with pytest.raises(PipelineError, match=r"needs PySpark 4\.2 or newer; this is 4"):
+        source.streamReader(source.schema())

@@ -6,6 +6,7 @@ For `python -m tests.versions`.
 import importlib.metadata
 import re
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,13 @@ _NATS_SINCE = {
     "test_auto_goes_the_way_that_the_stream_allows": ((2, 14), "does not know allow_atomic or allow_batched"),
     "test_auto_leaves_fast_ingest_while_others_write_in_between": ((2, 14), "does not know allow_batched"),
 }
+
+_STREAMING = ("test_jetstream_offsets.py", "test_jetstream_stream.py")
+"""Tests of streaming queries, which need PySpark 4.2."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if collection_path.name in _STREAMING and release("pyspark") < (4, 2) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

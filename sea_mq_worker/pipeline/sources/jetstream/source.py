@@ -7,10 +7,12 @@ Needs the permissions to publish to ``$JS.API.STREAM.INFO``, ``$JS.API.STREAM.MS
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
@@ -43,9 +45,16 @@ class JetStreamSource(DataSource):
         return JetStreamReader(self._chosen)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """Return the reader of ``spark.readStream``, which needs PySpark 4.2 or newer."""
-        from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader  # noqa: PLC0415
+        """Return the reader of ``spark.readStream``.
 
+        Raises:
+            PipelineError: this PySpark is older than 4.2.
+        """
+        try:
+            from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            text = f"a streaming query of jetstream needs PySpark 4.2 or newer; this is {pyspark.__version__}"
+            raise PipelineError(text) from error
         return JetStreamStreamReader(self._chosen)
 
 
