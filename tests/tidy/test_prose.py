@@ -8,6 +8,7 @@ from tests.support.documents import ROOT, documents
 
 MERGE_MARK = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
 GENERATED = re.compile(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", re.DOTALL)
+LONE_ROW = re.compile(r"\n\n(\|.*)\n(?!\|[ :|-]+\|\n)")
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 UNCLEAR = re.compile(r"\b(whoever|so many|at the least|mends?|mended|tells|told|buries)\b", re.IGNORECASE)
 
@@ -22,6 +23,11 @@ def test_a_document_uses_plain_words_and_holds_no_mark_of_a_merge(document: str)
     text = (ROOT / document).read_text()
     assert unclear_words(text) == []
     assert MERGE_MARK.search(text) is None
+
+
+@pytest.mark.parametrize("document", documents())
+def test_every_row_of_a_document_stands_in_a_table(document: str) -> None:
+    assert LONE_ROW.findall((ROOT / document).read_text()) == []
 
 
 def test_unclear_words_are_found_in_sentences_alone() -> None:
