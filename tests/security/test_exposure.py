@@ -37,10 +37,12 @@ def reported(**given: Any) -> dict[str, str]:
     [
         ({"database_url": "postgresql://sea@db.internal/sea"}, "DATABASE_URL"),
         ({"database_url": "postgresql://sea@10.0.0.1/sea?sslmode=prefer"}, "DATABASE_URL"),
+        ({"database_url": "postgresql://h/sea?sslmode=verify-full&sslmode=disable"}, "DATABASE_URL"),
         ({"database_url": "postgresql://sea@127.0.0.1,db.internal/sea"}, "DATABASE_URL"),
         ({"database_url": "postgresql:///sea?host=db.internal"}, "DATABASE_URL"),
         ({"nats_url": "nats://127.0.0.1,nats://b.internal"}, "NATS_URL"),
         ({"handler_url": "http://handler:8000/handle"}, "HANDLER_URL"),
+        ({"handler_batch_url": "http://handler:8000/handle-batch"}, "HANDLER_BATCH_URL"),
     ],
 )
 def test_plain_text_across_a_network_is_reported(given: dict[str, str], named: str) -> None:
@@ -76,7 +78,7 @@ def test_the_environments_own_mode_of_postgresql_counts(monkeypatch: pytest.Monk
     "key",
     [
         *("nats_creds_file", "nats_nkey_seed_file", "handler_token_file", "admin_token_file"),
-        *("nats_tls_key_file", "handler_tls_key_file"),
+        *("nats_tls_key_file", "handler_tls_key_file", "database_password_file"),
     ],
 )
 def test_a_world_readable_secret_is_reported(key: str, mode: int, *, exposed: bool, tmp_path: Path) -> None:
@@ -89,6 +91,15 @@ def test_a_world_readable_secret_is_reported(key: str, mode: int, *, exposed: bo
     notices = reported(**given)
     assert ("secret_file_exposed" in notices) is exposed
     assert not exposed or f"SEA_MQ_{key.upper()} ({file})" in notices["secret_file_exposed"]
+
+
+@pytest.mark.fault("S04")
+def test_a_world_readable_settings_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.toml"
+    monkeypatch.setenv("SEA_MQ_CONFIG", str(file))
+    assert reported() == {}, "whoever reads the file reports that it is not there"
+    file.touch(mode=0o604)
+    assert f"SEA_MQ_CONFIG ({file})" in reported()["secret_file_exposed"]
 
 
 @pytest.mark.fault("S03")

@@ -26,8 +26,8 @@ from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
         "0251.0376.0251.0376",
         "169.254.43518",
         "METADATA.google.internal.",
-        "fd00:ec2::254",
-        "100.100.100.200",
+        *("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+        *("metadata.goog", "instance-data", "instance-data.ec2.internal"),
     ],
 )
 def test_link_local_and_metadata_services_are_known_in_every_notation(host: str) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -177,6 +178,30 @@ def test_a_foreign_exception_is_reported_without_its_text(stream: io.StringIO, s
     assert "loop_ended" in written
 
 
+@pytest.mark.fault("S12")
+def test_the_text_of_an_exception_cannot_forge_a_line_for_people(stream: io.StringIO) -> None:
+    configure(level="info", format="text", stream=stream)
+    error = StoreUnavailableError(FORGED)
+    logging.getLogger(LOGGER).error("", exc_info=(type(error), error, None))
+    assert len(stream.getvalue().splitlines()) == 2
+    assert stream.getvalue().replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_no_text_makes_a_line_longer_than_a_few_thousand_characters(stream: io.StringIO, style: Any) -> None:
+    configure(level="info", format=style, stream=stream)
+    LogObserver().observe(EventDied(outbox_id="b", event_type="t", error="x" * 100_000, attempts=1))
+    logging.getLogger("nats").error("said %s", "y" * 100_000)
+    assert [2000 < len(line) < 2500 for line in stream.getvalue().splitlines()] == [True, True]
+
+
+def test_kinds_of_lines_that_are_counted_are_bounded() -> None:
+    observer = LogObserver(clock=Clock())
+    for number in range(1000):
+        observer.observe(Noticed(event=f"kind{number}", text=""))
+    assert len(observer._kinds) <= 200
+
+
 def test_a_line_for_people_has_time_level_event_and_values(stream: io.StringIO) -> None:
     configure(level="info", format="text", stream=stream)
     LogObserver().observe(CircuitOpened(circuit="handler", reason="it refuses", retry_seconds=0.5))
@@ -184,7 +209,11 @@ def test_a_line_for_people_has_time_level_event_and_values(stream: io.StringIO) 
     assert line.endswith('Z WARNING circuit_opened circuit=handler reason="it refuses" retry_seconds=0.500\n')
 
 
-def test_libraries_are_heard_from_warning_on(stream: io.StringIO) -> None:
+def test_libraries_are_heard_from_warning_on(stream: io.StringIO, request: pytest.FixtureRequest) -> None:
+    """Also where the root hears everything."""
+    root = logging.getLogger()
+    request.addfinalizer(partial(root.setLevel, root.level))
+    root.setLevel(logging.DEBUG)
     configure(level="debug", format="json", stream=stream)
     for name in ("nats", "httpx2", "asyncio"):
         logging.getLogger(name).info("POST http://user:password@host")

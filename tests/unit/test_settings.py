@@ -134,6 +134,53 @@ def test_an_error_says_what_the_setting_expects(
     assert refusal() == f"SEA_MQ_{key}: {why}"
 
 
+HANDLER = {"HANDLER_URL": "http://handler/handle"}
+LINK_LOCAL = "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true"
+IDLE = "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them"
+BOTH = "requires {side}_tls_key_file, and the reverse; set both or neither"
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        (
+            HANDLER | {"HANDLER_BATCH_URL": HANDLER["HANDLER_URL"]},
+            "HANDLER_BATCH_URL: must not be handler_url, which receives single messages",
+        ),
+        (
+            HANDLER | {"HANDLER_BATCH_URL": "http://169.254.169.254/"},
+            f"HANDLER_BATCH_URL: {LINK_LOCAL}",
+        ),
+        ({"HANDLER_URL": "ftp://handler/"}, "HANDLER_URL: expected an http:// or https:// URL"),
+        (
+            {"DATABASE_URL": "postgresql://u:p@h/d", "DATABASE_PASSWORD_FILE": "/p"},
+            "DATABASE_PASSWORD_FILE: excludes a password in database_url; remove one of them",
+        ),
+        (
+            {"NATS_CREDS_FILE": "/c", "NATS_NKEY_SEED_FILE": "/n"},
+            "NATS_CREDS_FILE: excludes nats_nkey_seed_file; set only one of them",
+        ),
+        ({"NATS_TLS_CERT_FILE": "/c"}, f"NATS_TLS_CERT_FILE: {BOTH.format(side='nats')}"),
+        ({"HANDLER_TLS_KEY_FILE": "/k"}, f"HANDLER_TLS_CERT_FILE: {BOTH.format(side='handler')}"),
+        (
+            {"OUTBOX_ENABLED": "false", "CONSUMERS": ""},
+            f"CONSUMERS: {IDLE}",
+        ),
+        (
+            {"NATS_INBOX_PREFIX": "_INBOX.>"},
+            "NATS_INBOX_PREFIX: expected tokens of letters, digits, - and _, separated by dots",
+        ),
+        ({"CONTEXT": "a.b"}, "CONTEXT: expected one lower-case token of letters, digits, - and _"),
+    ],
+)
+def test_what_cannot_work_or_would_be_unsafe_is_refused(
+    given: dict[str, str], refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in given.items():
+        monkeypatch.setenv(f"SEA_MQ_{key}", value)
+    assert refusal() == f"SEA_MQ_{refused}"
+
+
 def named(text: str) -> list[str]:
     return [line.partition(":")[0] for line in text.splitlines()]
 
