@@ -75,8 +75,7 @@ GRANT INSERT (message_id, subject, attempts, consumer, stream, stream_seq, conte
 GRANT :"relay" TO :"operator";
 -- Events that only the archive has are restored with their place in the order.
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
-              causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq,
-              available_at)
+              causation_id, seq, created_at, partition_key, ordering_key, headers, metadata, stream, stream_seq)
    ON outbox_events TO :"operator";
 
 GRANT DELETE ON outbox_events, inbox_messages, handled_messages TO :"janitor";

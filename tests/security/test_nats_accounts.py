@@ -1,6 +1,7 @@
 """deploy/nats-accounts.conf: each user can do its work and no more, and contexts are kept apart."""
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -205,6 +206,7 @@ DENIED = {
         "$JS.API.STREAM.PURGE.SEA_EVENTS",
         "$JS.API.STREAM.PURGE.SEA_DLQ",
         "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
+        "$JS.API.STREAM.MSG.DELETE.SEA_DLQ",
         "$JS.API.STREAM.MSG.GET.SEA_DLQ",
         "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.other",
         "$JS.API.CONSUMER.CREATE.VIBESPRO_EVENTS.sea__from_vibespro.vibespro.event.>",
@@ -215,6 +217,7 @@ DENIED = {
         "$JS.ACK.VIBESPRO_EVENTS.other.1.1.1.1.0",
         "vibespro.event.made.v1",
         "other.event.made.v1",
+        "sea.other",
         "_INBOX_sea_operator.x",
         "$SYS.REQ.SERVER.PING",
     ),
@@ -225,6 +228,7 @@ DENIED = {
         "$JS.API.STREAM.DELETE.SEA_DLQ",
         "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
         "$JS.API.CONSUMER.CREATE.SEA_EVENTS.x",
+        "$JS.API.CONSUMER.DELETE.SEA_EVENTS.x",
     ),
     "sea_dlq_reader": (
         "sea.dlq.x",
@@ -233,6 +237,8 @@ DENIED = {
     ),
     "sea_pipeline": (
         "sea.event.made.v1",
+        "$JS.API.CONSUMER.CREATE.SEA_EVENTS.x",
+        "$JS.API.STREAM.PURGE.SEA_EVENTS",
         "$JS.API.DIRECT.GET.SEA_DLQ",
         "$JS.API.STREAM.MSG.DELETE.SEA_EVENTS",
         "$JS.API.STREAM.MSG.GET.SEA_DLQ",
@@ -271,6 +277,17 @@ async def test_what_a_user_does_not_need_is_denied(user: str, server: Configured
             await connection.client.subscribe(subject)
         wanted = {f"denied {subject.lower()}" for subject in (*DENIED[user], *EARS, *others)}
         await eventually(lambda: wanted <= set(reported), what="every subject is denied")
+
+
+@pytest.mark.fault("S13")
+def test_an_export_is_for_one_account_and_its_own_consumer() -> None:
+    exports = re.findall(r'\{\s*(?:service|stream): "([^"]+)"([^}]*)\}', FILE.read_text())
+    assert len(exports) > 5
+    for subject, rest in exports:
+        assert "accounts: [SEA]" in rest, subject
+        assert re.search(r"STREAM\.(INFO|MSG\.GET)\.VIBESPRO_EVENTS$|\.sea__from_vibespro\b", subject), (
+            subject
+        )
 
 
 async def next_seq(server: ConfiguredNats) -> int:

@@ -1,7 +1,8 @@
 """sql/roles.sql: worker and operators run with exactly these rights, and what they lack is refused."""
 
+import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from tests.integration.test_migrations import run_psql
-from tests.security.test_sql import STATEMENTS
+from tests.security.test_sql import STATEMENTS, parse_trees
 from tests.support.builders import enqueueable
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database, PostgresAddress, unique
@@ -262,6 +263,75 @@ async def test_a_role_may_run_the_statements_that_it_is_for(kind: str, roles: Ro
     await connection.close()
     assert denied == {}
     assert {name.partition(".")[0] for name in wanted} >= {prefix.partition(".")[0] for prefix in NEEDS[kind]}
+
+
+GRANTED = """
+SELECT c.oid::int, a.privilege_type, 0 FROM pg_class c, aclexplode(c.relacl) a
+ WHERE a.grantee = $1::text::regrole AND c.relkind = 'r' AND a.privilege_type <> 'SELECT'
+ UNION ALL
+SELECT c.attrelid::int, a.privilege_type, c.attnum::int FROM pg_attribute c, aclexplode(c.attacl) a
+ WHERE a.grantee = $1::text::regrole
+"""
+"""What a role may do with a table, or with a column; it may read whole tables."""
+PERMISSIONS = re.compile(
+    r":relid (\d+)(?:(?!:relid ).)*? :requiredPerms (\d+) :checkAsUser \d+"
+    r" :selectedCols \(b([ \d]*)\) :insertedCols \(b([ \d]*)\) :updatedCols \(b([ \d]*)\)"
+)
+NAMED = """
+SELECT $1::int::oid::regclass
+       || coalesce('.' || (SELECT attname FROM pg_attribute WHERE attrelid::int = $1 AND attnum = $2), '')
+"""
+NEEDED_BY_TRIGGERS = {"janitor": {"DELETE handled_messages", "SELECT handled_messages.message_id"}}
+DELETE, ATTRIBUTES_BEGIN = 8, 7
+"""In a parse tree: the bit of the privilege, and what is added to the numbers of columns."""
+
+
+def needed(tree: str) -> Iterator[tuple[int, str, int]]:
+    """Yield relation, privilege and column, 0 for any, of what PostgreSQL checks for a statement."""
+    for relation, bits, *columns in PERMISSIONS.findall(tree):
+        if int(bits) & DELETE:
+            yield int(relation), "DELETE", 0
+        for privilege, numbers in zip(("SELECT", "INSERT", "UPDATE"), columns, strict=True):
+            for number in numbers.split():
+                yield int(relation), privilege, 0
+                yield int(relation), privilege, int(number) - ATTRIBUTES_BEGIN
+
+
+@pytest.mark.fault("S05")
+async def test_a_role_has_no_right_to_write_that_none_of_its_statements_needs(roles: Roles) -> None:
+    owner = await asyncpg.connect(roles.database.dsn)
+    trees = await parse_trees(owner)
+    unneeded = {}
+    for kind in KINDS:
+        own = [tree for name, tree in trees.items() if name.startswith(NEEDS[kind])]
+        wanted = {right for tree in own for right in needed(tree)}
+        granted = {tuple(row) for row in await owner.fetch(GRANTED, f"{roles.prefix}_{kind}")}
+        unneeded[kind] = {
+            f"{privilege} {await owner.fetchval(NAMED, relation, column)}"
+            for relation, privilege, column in granted - wanted
+        }
+        assert granted & wanted or kind == "reader"
+    await owner.close()
+    assert unneeded == {kind: NEEDED_BY_TRIGGERS.get(kind, set()) for kind in KINDS}
+
+
+@pytest.mark.fault("S05")
+async def test_rights_of_an_earlier_version_of_the_file_are_revoked(roles: Roles) -> None:
+    owner = await asyncpg.connect(roles.database.dsn)
+    await owner.execute(
+        f"GRANT TRUNCATE ON outbox_events TO {roles.prefix}_relay, PUBLIC;"
+        f"GRANT EXECUTE ON FUNCTION outbox_drop_partition TO {roles.prefix}_reader"
+    )
+    await run_psql(roles.database.dsn, "-v", f"prefix={roles.prefix}", "-f", str(FILE))
+    drop = "'outbox_drop_partition(text, timestamptz)', 'EXECUTE'"
+    kept = await owner.fetchrow(
+        "SELECT has_table_privilege($1, 'outbox_events', 'TRUNCATE'),"
+        f" has_table_privilege($2, 'outbox_events', 'TRUNCATE'), has_function_privilege($2, {drop})",
+        f"{roles.prefix}_relay",
+        f"{roles.prefix}_reader",
+    )
+    await owner.close()
+    assert tuple(kept) == (False, False, False)
 
 
 def test_every_statement_is_for_a_role() -> None:

@@ -103,17 +103,22 @@ async def parameters(session: asyncpg.Connection) -> dict[str, str]:
     return found
 
 
-async def used(session: asyncpg.Connection, types: dict[str, str]) -> dict[str, list[asyncpg.Record]]:
-    """Return types, operators and functions of all statements."""
-    oids: set[int] = set()
+async def parse_trees(session: asyncpg.Connection) -> dict[str, str]:
+    """Return what PostgreSQL has made of each statement."""
+    types, found = await parameters(session), {}
     for name in PROBED:
         await make_probe(session, name, types[name])
-        tree = await session.fetchval("SELECT prosqlbody::text FROM pg_proc WHERE proname = 'probe'")
-        oids |= {
-            int(oid)
-            for oid in re.findall(r":(?:\w*type|\w*typeid|opno|funcid|aggfnoid|winfnoid) (\d+)", tree)
-        }
+        found[name] = await session.fetchval("SELECT prosqlbody::text FROM pg_proc WHERE proname = 'probe'")
         await session.execute("DROP FUNCTION public.probe")
+    return found
+
+
+async def used(session: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
+    """Return types, operators and functions of all statements."""
+    trees = " ".join((await parse_trees(session)).values())
+    oids = {
+        int(oid) for oid in re.findall(r":(?:\w*type|\w*typeid|opno|funcid|aggfnoid|winfnoid) (\d+)", trees)
+    }
     return {kind: await session.fetch(query, oids) for kind, query in USED.items()}
 
 
@@ -150,7 +155,7 @@ async def test_no_statement_calls_what_somebody_else_put_into_the_schema(
     A function with the statement as its body tells what the statement calls, without running it.
     """
     types = await parameters(session)
-    await plant(session, await used(session, types))
+    await plant(session, await used(session))
     aside = await asyncpg.connect(database.dsn, server_settings={"search_path": "pg_catalog"})
     called = {}
     for name in PROBED:
