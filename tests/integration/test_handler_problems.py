@@ -21,6 +21,8 @@ PROBLEM = (
         ("application/problem+json", b'{"title": "%s"}' % (b"x" * 9000), "x" * 120),
         ("application/problem+json", b'{"title": 5}', "with 12 bytes"),
         ("application/problem+json", b"[1", "with 2 bytes"),
+        ("application/problem+json", b"[" * 50_000, "with 50000 bytes"),
+        ("application/problem+json", b'{"title": "a\\u001b[2J\\u202eb"}', "a[2Jb"),
         ("application/json", PROBLEM, f"with {len(PROBLEM)} bytes"),
     ],
 )

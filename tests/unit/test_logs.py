@@ -141,6 +141,9 @@ def test_one_kind_of_trouble_does_not_silence_another(stream: io.StringIO) -> No
     observer.observe(EventDied(outbox_id="b", event_type="t", error="too large", attempts=1))
     observer.observe(Noticed(event="stream_changed", text="re-created"))
     assert [line["event"] for line in lines(stream)][-2:] == ["event_died", "stream_changed"]
+    for circuit in (*["nats"] * 5, "postgres"):
+        observer.observe(CircuitOpened(circuit=circuit, reason="refused", retry_seconds=1.0))
+    assert [line["circuit"] for line in lines(stream)[-3:]] == ["nats", "nats", "postgres"]
 
 
 @pytest.mark.fault("S12")
