@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"\b71[78]\d\b|(?<=lock\()\d+|(?<=lock_shared\()\d+")
 PURPOSES = {
     "7177": {"sql/migrations/0001_schema.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
     "7179": {"sql/migrations/0001_schema.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
@@ -32,6 +33,6 @@ def test_a_number_of_an_advisory_lock_has_one_purpose() -> None:
     found = defaultdict(set)
     for name in names:
         if Path(name).suffix in {".py", ".sql"} and (ROOT / name).is_file():
-            for number in re.findall(r"\b71[78]\d\b", (ROOT / name).read_text()):
+            for number in NUMBER.findall((ROOT / name).read_text()):
                 found[number].add(name)
     assert found == PURPOSES

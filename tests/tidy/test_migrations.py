@@ -15,6 +15,7 @@ def test_the_file_for_psql_has_the_sha_256_of_each_migration() -> None:
 
 
 def test_a_migration_of_a_release_stays_as_it_is() -> None:
+    assert DUMPS
     known = {(str(one.version), one.name, one.sha256) for one in migrations()}
     for dump in DUMPS:
         recorded = set(RECORDED.findall(dump.read_text()))

@@ -73,6 +73,7 @@ def name(path: Path) -> str:
 
 
 def test_modules_are_short() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in modules} == set(SOURCES)
     sizes = {path: len(path.read_text().splitlines()) for path in modules}
     assert {name(path): size for path, size in sizes.items() if size > module_lines_max(path)} == {}
 

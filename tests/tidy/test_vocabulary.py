@@ -114,6 +114,7 @@ def helps(command: object) -> Iterator[str]:
 
 
 def test_texts_have_no_quirk() -> None:
+    assert {path.partition("/")[0] for path, _ in trees()} == set(FOLDERS)
     assert [(path, text) for path, tree in trees() for text in texts(tree) if has_quirk(text)] == []
 
 

@@ -31,4 +31,5 @@ def test_each_nightly_command_is_one_that_contributors_run() -> None:
     nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
     commands = nightly["jobs"]["long"]["strategy"]["matrix"]["command"]
     known = (ROOT / "CONTRIBUTING.md").read_text()
+    assert commands
     assert [command for command in commands if f"`.venv/bin/{command}`" not in known] == []

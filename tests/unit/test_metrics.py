@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
@@ -16,13 +17,19 @@ from sea_mq_worker.domain.facts import (
     EventPostponed,
     EventPublished,
     EventsPublished,
+    Fact,
     LeasesLost,
     LeasesReaped,
     MessageDeadLettered,
+    MessageGivenBack,
     MessageProcessed,
     MessageRetried,
     MessageSkipped,
+    MessagesMissed,
     Noticed,
+    Progressed,
+    TypeResumed,
+    TypeSlowed,
     WorkerStarted,
     WorkerStopped,
     WorkerTakenOver,
@@ -48,12 +55,21 @@ EVERY_FACT = (
     WorkerTakenOver(worker="w2", side="outbox", count=5),
     MessageProcessed(message_id="i", consumer="c", subject="s", status=409, seconds=0.3),
     MessageSkipped(message_id="i", consumer="c"),
+    MessageSkipped(message_id="i", consumer="c", brought_by="d"),
+    MessagesMissed(consumer="c", stream="S", first_seq=4, last_seq=9, count=6),
     MessageRetried(message_id="i", consumer="c", error="e", attempts=1, delay_seconds=1.0),
+    MessageGivenBack(message_id="i", consumer="c", error="e", delay_seconds=1.0),
+    TypeSlowed(event_type="t", reason="r"),
+    TypeSlowed(event_type="u", reason="r"),
+    TypeResumed(event_type="t", why="w", slow_seconds=1.0),
     MessageDeadLettered(message_id="i", original_subject="s", reason="REJECTED", attempts=1, consumer="c"),
+    CircuitOpened(circuit="handler", reason="refused", retry_seconds=1.0),
+    CircuitClosed(circuit="handler", paused_seconds=1.0),
     CircuitOpened(circuit="nats", reason="refused", retry_seconds=1.0),
     Noticed(event="stream_changed", text="t"),
     WorkerStarted(name="w", version="1.0"),
     WorkerStopped(name="w", unfinished=()),
+    Progressed(event="e", text="t"),
 )
 EXPECTED = {
     "sea_mq_outbox_published_total": 2,
@@ -69,10 +85,17 @@ EXPECTED = {
     "sea_mq_leases_lost_total{side=inbox}": 3,
     "sea_mq_leases_taken_over_total{side=outbox}": 5,
     "sea_mq_inbox_processed_total{consumer=c,status=409}": 1,
-    "sea_mq_inbox_skipped_total{consumer=c}": 1,
+    "sea_mq_inbox_skipped_total{consumer=c}": 2,
+    "sea_mq_inbox_overlapping_total{consumer=c}": 1,
+    "sea_mq_inbox_missed_total{consumer=c}": 6,
     "sea_mq_inbox_retried_total{consumer=c}": 1,
+    "sea_mq_inbox_given_back_total{consumer=c}": 1,
+    "sea_mq_inbox_slow_types": 1,
     "sea_mq_inbox_dead_lettered_total{consumer=c,reason=REJECTED}": 1,
     "sea_mq_inbox_message_seconds_sum{consumer=c}": 0.3,
+    "sea_mq_inbox_message_seconds_bucket{consumer=c,le=0.25}": 0,
+    "sea_mq_inbox_message_seconds_bucket{consumer=c,le=0.5}": 1,
+    "sea_mq_circuit_open{circuit=handler}": 0,
     "sea_mq_circuit_open{circuit=nats}": 1,
     "sea_mq_circuit_opened_total{circuit=nats}": 1,
     "sea_mq_notices_total{event=stream_changed}": 1,
@@ -114,6 +137,7 @@ def samples(metrics: MetricsObserver) -> dict[str, float]:
 
 @pytest.mark.clause("EVT-047-001")
 def test_every_fact_is_counted(metrics: MetricsObserver) -> None:
+    assert {type(fact) for fact in EVERY_FACT} == set(get_args(Fact))
     for fact in EVERY_FACT:
         metrics.observe(fact)
     found = samples(metrics)
@@ -166,6 +190,13 @@ def test_backlogs_are_gauges_with_their_age(metrics: MetricsObserver, clock: Clo
     assert found["sea_mq_inbox_depth"] == 1
     assert found["sea_mq_backlog_sample_age_seconds{side=outbox}"] == 30.0
     assert found["sea_mq_backlog_sample_age_seconds{side=inbox}"] == 30.0
+
+
+def test_lost_events_are_a_gauge_that_falls_again(metrics: MetricsObserver, clock: Clock) -> None:
+    for lost in (True, False):
+        clock.now += 1.0
+        metrics.set_events_lost(lost)
+        assert samples(metrics)["sea_mq_outbox_events_lost"] == lost
 
 
 def test_what_can_be_named_beforehand_begins_at_zero(metrics: MetricsObserver) -> None:
