@@ -26,6 +26,7 @@ from benchmarks.sweep import MEASURES as SWEEP_MEASURES
 from benchmarks.sweep import by_rate
 
 _LOOKS = "looks"
+_PAGES_MANY = 100
 _LOOK_MEASURES = [measure for measure in MEASURES if measure not in {"first, ms", "worst, ms"}]
 _SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= ms)")
 """The part in which the names of a series of figures differ."""
@@ -92,11 +93,14 @@ def _measured_on(
         f" Python {machine['python']}, {packages}"
     )
     return fill(
-        f"Measured on {machine['date']} at commit {machine['commit']},"
-        f" on {place}{f': medians of all rounds ({rounds})' if rounds else ''}.",
+        f"Measured on {machine['date']} at commit {machine['commit']}, on {place}{_of_rounds(rounds)}.",
         width=120,
         break_on_hyphens=False,
     )
+
+
+def _of_rounds(rounds: int) -> str:
+    return {0: "", 1: ", in one round"}.get(rounds, f": medians of {rounds} rounds")
 
 
 def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
@@ -136,12 +140,19 @@ def _short(value: float) -> str:
 
 
 def _looks(more: Mapping[str, float]) -> Iterator[str]:
-    """Return the median time and the pages of each query."""
+    """Return the median time and the pages of each query with many pages, and the most of the others."""
     yield f"Looks, beside {more[PUBLISHED]:,.0f} {PUBLISHED} and {more[PROCESSED]:,.0f} {PROCESSED}:"
     yield ""
     yield from _head("asked", *_LOOK_MEASURES)
+    others = []
     for question, found in by_question(more).items():
-        yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in _LOOK_MEASURES))
+        if found["pages"] < _PAGES_MANY:
+            others.append(found)
+        else:
+            yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in _LOOK_MEASURES))
+    most = [max(found[measure] for found in others) for measure in _LOOK_MEASURES]
+    yield ""
+    yield f"{len(others)} others take at most {most[0]:,.0f} ms and read at most {most[1]:,.0f} pages."
 
 
 def _swept(more: Mapping[str, float]) -> Iterator[str]:
@@ -229,4 +240,5 @@ def _row(*cells: str) -> str:
 
 
 def _ranged(median: float, least: float, most: float, *, shape: str) -> str:
-    return f"{median:{shape}} ({least:{shape}}-{most:{shape}})"
+    texts = [f"{value:{shape}}" for value in (median, least, most)]
+    return texts[0] if len({*texts}) == 1 else f"{texts[0]} ({texts[1]}-{texts[2]})"

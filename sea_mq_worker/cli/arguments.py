@@ -68,11 +68,11 @@ ActorOption = Annotated[
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most N rows.", metavar="N")]
 SinceOption = Annotated[
     datetime | None,
-    typer.Option("--since", parser=moment, metavar="TIME", help=f"Keep to items from this time on: {_TIME}."),
+    typer.Option("--since", parser=moment, metavar="TIME", help=f"Choose items from this time on: {_TIME}."),
 ]
 UntilOption = Annotated[
     datetime | None,
-    typer.Option("--until", parser=moment, metavar="TIME", help=f"Keep to items before this time: {_TIME}."),
+    typer.Option("--until", parser=moment, metavar="TIME", help=f"Choose items before this time: {_TIME}."),
 ]
 YesOption = Annotated[
     bool, typer.Option("--yes", help=f"Skip the confirmation for more than {CONFIRM_ABOVE} items.")

@@ -36,7 +36,8 @@ ReasonOption = Annotated[
     str, typer.Option("--reason", help="Reason of the change; kept for the audit. Required without --resume.")
 ]
 StateOption = Annotated[
-    list[EventState] | None, typer.Option("--state", help="State: PUBLISHED or DEAD (default: both).")
+    list[EventState] | None,
+    typer.Option("--state", metavar="[PUBLISHED|DEAD]", help="State; may be repeated (default: both)."),
 ]
 ResumeOption = Annotated[
     int | None,
