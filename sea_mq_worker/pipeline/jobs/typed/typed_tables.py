@@ -148,7 +148,7 @@ def _columns(schema: EventSchema, validator: Validator, payload: str | None) -> 
     if error := best_match(validator.iter_errors(value)):
         raise ValueError(f"{error.json_path}: {error.message}")
     columns, rest = split(value, schema.document)
-    return {**columns, "_rescued": json.dumps(rest, ensure_ascii=False) if rest else None}
+    return {**(columns or {}), "_rescued": json.dumps(rest, ensure_ascii=False) if rest else None}
 
 
 def _add_columns(table: LakeTable, schema: EventSchema) -> None:
