@@ -72,6 +72,12 @@ def _reserve(port: int) -> bool:
     return True
 
 
+def guarded(command: Sequence[str], *, account: Account, death_signal: signal.Signals) -> list[str]:
+    """Return the command under the guard, which sends it a signal if this process dies (Linux only)."""
+    identity = map(str, (os.getpid(), int(death_signal), account.uid, account.gid))
+    return [sys.executable, "-I", "-S", guard.__file__, *identity, *command]
+
+
 def spawn(
     command: Sequence[str],
     *,
@@ -82,10 +88,9 @@ def spawn(
     death_signal: signal.Signals,
 ) -> subprocess.Popen[bytes]:
     """Run the command under the guard; append its output to the log."""
-    identity = map(str, (os.getpid(), int(death_signal), account.uid, account.gid))
     with log.open("ab") as output:
         return subprocess.Popen(  # noqa: S603 - a command of this package
-            [sys.executable, "-I", "-S", guard.__file__, *identity, *command],
+            guarded(command, account=account, death_signal=death_signal),
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -124,6 +124,16 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
     assert not children_of(tmp_path / "dev")
 
 
+@linux
+async def test_a_kill_ends_the_servers_and_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "dev"
+    code = "import time; print('runs', flush=True); time.sleep(600)"
+    process = await start(folder, "--events", "20", "--", "python", "-c", code, str(folder))
+    await said(process, b"runs\n")
+    process.kill()
+    await eventually(lambda: not children_of(folder), within=30)
+
+
 async def test_a_missing_command_is_reported_before_anything_starts(tmp_path: Path) -> None:
     process = await start(tmp_path / "dev", "--", "no-such-program")
     output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()

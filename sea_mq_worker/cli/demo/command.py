@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sea_mq_worker.embedded.process import Account, guarded
+
 _LEAVE_SECONDS = 3.0
 """Time for the command to end by itself before it gets SIGTERM. Ctrl-C reaches the command as well."""
 _END_SECONDS = 30.0
@@ -39,16 +41,11 @@ async def run_command(command: Sequence[str], *, settings: Mapping[str, str], st
 
     Returns:
         The command's exit code as a shell reports it: 128 + N if signal N ended the command.
-
-    Raises:
-        CommandStartError: the operating system cannot start the command.
     """
     program = shutil.which(command[0], path=_search_path()) or command[0]
     environment = {**os.environ, **settings, "PATH": _search_path()}
-    try:
-        process = await asyncio.create_subprocess_exec(program, *command[1:], env=environment)
-    except OSError as error:
-        raise CommandStartError(f"{command[0]}: cannot be started: {error.strerror}") from error
+    guarded_command = guarded([program, *command[1:]], account=Account.own(), death_signal=signal.SIGTERM)
+    process = await asyncio.create_subprocess_exec(*guarded_command, env=environment)
     stopped = asyncio.ensure_future(stop.wait())
     ended = asyncio.ensure_future(process.wait())
     try:

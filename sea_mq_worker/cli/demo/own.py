@@ -22,7 +22,6 @@ async def run_own(command: Sequence[str], folder: Path) -> int | None:
         The command's exit code, 0 without a command; None if Ctrl-C came first.
 
     Raises:
-        CommandStartError: the command cannot be started.
         ServerStartError: a server or the worker did not start.
     """
     stop = asyncio.Event()

@@ -57,9 +57,6 @@ async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> 
 
     Returns:
         The command's exit code; None if the traffic did not arrive and the command was not run.
-
-    Raises:
-        CommandStartError: the command cannot be started.
     """
     stop = asyncio.Event()
     stop_on_signals(stop)
