@@ -75,10 +75,10 @@ async def running_worker(settings: Settings | None = None) -> AsyncIterator[Runn
     context: asyncio.Future[WorkerContext] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(run_worker(settings, stop, host=context.set_result), name="sea_mq_worker")
     waits: set[asyncio.Future[Any]] = {task, context}
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if not context.done():
-        raise WorkerEndedError(f"the worker ended with exit code {task.result()}")
     try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not context.done():
+            raise WorkerEndedError(f"the worker ended with exit code {task.result()}")
         yield RunningWorker(context.result(), task)
     finally:
         stop.set()

@@ -149,6 +149,19 @@ async def test_an_error_of_the_service_stops_the_worker_and_passes_through(targe
     assert workers[0].problems().keys() == {"worker"}
 
 
+async def test_a_service_that_is_cancelled_while_it_starts_leaves_no_worker(target: Deployment) -> None:
+    async def serve() -> None:
+        async with running_worker(settings_of(target)):
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert "sea_mq_worker" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
 async def test_a_missing_setting_is_reported_before_the_block(target: Deployment) -> None:
     with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL: is required"):
         async with running_worker():
