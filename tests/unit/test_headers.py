@@ -235,6 +235,7 @@ def test_a_good_header_has_no_problem() -> None:
             {"traceparent": PARENT, "tracestate": "t@v=1 2, ,b=2"},
         ),
         ({"traceparent": PARENT, "tracestate": 5}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": ",".join(["a=1"] * 129)}, {"traceparent": PARENT}),
         ({"tracestate": "a=1"}, {}),
         ({"traceparent": PARENT.upper()}, {}),
         ({"traceparent": f"{PARENT}\r\nx: y"}, {}),

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Accepted, PublishOutcome, Stored, Unknown
+from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
+from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcome, Stored, Unknown
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.telemetry.exemplars import RecentSpans
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
@@ -162,6 +162,33 @@ async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
     reported = traces.of(SpanKind.CLIENT).attributes
     assert reported is not None
     assert (reported["sea_mq.outcome"], reported["error.type"]) == ("Retry", "Retry")
+
+
+async def test_a_rejected_message_has_its_status(traces: Traces) -> None:
+    inner = InMemoryHandler(lambda _request, _call: Respond(status=422))
+    await TracedHandler(inner=inner, url=URL, tracer=traces.tracer).handle(REQUEST)
+    assert (traces.of(SpanKind.CLIENT).attributes or {})["http.response.status_code"] == 422
+
+
+class Broken(RecordingPublisher):
+    """Raises at every call, as a publisher and as a handler."""
+
+    async def publish_batch(
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+    ) -> Sequence[PublishOutcome]:
+        raise ConnectionError(len(messages), timeout_seconds)
+
+    async def handle(self, request: HandlerRequest) -> HandlerResult:
+        raise ConnectionError(request.message_id)
+
+
+async def test_a_call_that_raises_ends_its_spans(traces: Traces) -> None:
+    message = OutboundMessage(id="i", subject="s", payload=b"1", headers={})
+    with pytest.raises(ConnectionError):
+        await TracedPublisher(Broken([]), tracer=traces.tracer).publish_batch([message], timeout_seconds=1.0)
+    with pytest.raises(ConnectionError):
+        await TracedHandler(Broken([]), URL, tracer=traces.tracer).handle(REQUEST)
+    assert [span.kind for span in traces.spans] == [SpanKind.PRODUCER, SpanKind.CLIENT, SpanKind.CONSUMER]
 
 
 async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> None:
