@@ -108,6 +108,8 @@ class Statements:
     upkeep: asyncpg.Pool
     operator: asyncpg.Pool
     pages: dict[str, float] = field(default_factory=dict)
+    claimed: dict[str, int] = field(default_factory=dict)
+    """Events of each lane that the latest run claimed."""
 
     async def run(self) -> None:
         """Run all of them; a later run replaces the counts of an earlier one."""
@@ -123,6 +125,7 @@ class Statements:
     async def _outbox(self, lane: str, *, is_keyed: bool) -> None:
         relay, reaper = (self._relay(lease, is_keyed=is_keyed) for lease in (60.0, 0.0))
         claim = await self._count(f"claim, {lane}", BATCH, partial(relay.find_unpublished, batch_max=BATCH))
+        self.claimed[lane] = len(claim.events)
         if not claim.events:  # a claim of no event, so that the other statements are planned, too
             claim = replace(claim, token=f"{claim.at.isoformat()} w", events=(claimed_event(),) * BATCH)
         verdicts = published(claim)[:50], postponed(claim)[50:75], released(claim)[75:]
@@ -235,6 +238,7 @@ async def test_a_statement_reads_few_pages_for_each_row(
         await statements.run()
         if rows > GATE_ROWS:
             await statements.run()  # the fill took so long that the driver has prepared all anew
+        assert statements.claimed == {"unkeyed": BATCH, "keyed": BATCH}
         await statements.prune()
     is_divided = prepare is divided_and_analysed_while_empty
     budget = budgets.PAGES_PER_ROW_OF_PARTITIONS if is_divided else budgets.PAGES_PER_ROW
