@@ -209,6 +209,20 @@ async def _connect_to(version: bytes) -> tuple[int, int, int]:
             return connection.server_version
 
 
+async def test_answers_that_were_denied_are_awaited_again_after_a_reconnect(tmp_path: Path) -> None:
+    user = {"user": "u", "password": "p"}
+    denied = user | {"permissions": {"subscribe": {"deny": ["_INBOX.>"]}}}
+    config: dict[str, Any] = {"authorization": {"users": [denied]}}
+    async with EmbeddedNats(tmp_path, config=config) as server, connected(server.url, **user) as connection:
+        with pytest.raises(ContractError, match="lets no answer through"):
+            await api(connection, "INFO")
+        await server.stop()
+        config["authorization"] = {"users": [user]}
+        await server.start()
+        await eventually(lambda: connection.is_connected)
+        assert await api(connection, "INFO")
+
+
 async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:
     async with connected(nats_url) as connection:
         pass

@@ -28,7 +28,6 @@ _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
 _CLOSE_SECONDS_MAX = 2.0
 _RECONNECT_SILENCE_SECONDS_MAX = 60.0
-_DENIALS_MAX = 256
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 Listener: TypeAlias = Callable[[str, str], None]
@@ -50,7 +49,7 @@ class NatsConnection:
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
-        self._denied: dict[str, None] = {}
+        self._replies_denied = False
         self._pending_requests: dict[asyncio.Future[str], str] = {}
         self._reconnect_watchdog: asyncio.TimerHandle | None = None
         self._refused_at: float | None = None
@@ -130,17 +129,8 @@ class NatsConnection:
             )
 
     @property
-    def _replies_denied(self) -> bool:
-        own = f"{self._inbox_prefix.lower()}."
-        return any(subject.startswith(own) for subject in self._denied)
-
-    @property
     def _inbox_prefix(self) -> str:
         return self.client.new_inbox().rpartition(".")[0]
-
-    def denied(self, subject: str) -> bool:
-        """Return whether the server has denied this connection the subject; such a request gets no reply."""
-        return _request_key(subject) in self._denied
 
     async def close(self) -> None:
         """Close for good, within a time limit even if the socket accepts no bytes; safe to call twice."""
@@ -169,8 +159,8 @@ class NatsConnection:
         denied = _DENIED.search(str(error))
         if not denied:
             return self.emit("error", plain(error))
-        if len(self._denied) < _DENIALS_MAX:
-            self._denied[_request_key(denied[1])] = None
+        if denied[1].lower().startswith(f"{self._inbox_prefix.lower()}."):
+            self._replies_denied = True
         for denial, subject in self._pending_requests.items():
             if (subject == _request_key(denied[1]) or self._replies_denied) and not denial.done():
                 denial.set_result(denied[1])
@@ -184,7 +174,7 @@ class NatsConnection:
     async def on_reconnected(self) -> None:
         self._watch(stop=True)
         self._refused_at = None
-        self._denied.clear()
+        self._replies_denied = False
         self.emit("reconnected", "")
 
     async def on_closed(self) -> None:
