@@ -51,6 +51,8 @@ async def test_a_statement_with_too_many_arguments_is_a_mistake_and_no_outage(po
 async def test_a_value_that_its_column_cannot_hold_is_a_refused_row_and_is_not_quoted(
     pool: asyncpg.Pool,
 ) -> None:
-    with pytest.raises(RowsRefusedError) as refused:
+    with pytest.raises(RowsRefusedError, match="out of range") as refused:
         await fetch(pool, "SELECT $1::int", 4_000_000_001)
     assert "4000000001" not in str(refused.value)
+    with pytest.raises(RowsRefusedError, match="not UTF-8"):
+        await fetch(pool, "SELECT $1::text", "\udcff")

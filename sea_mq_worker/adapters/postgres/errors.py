@@ -38,6 +38,9 @@ _OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
 _NO_TLS = re.compile(r'at "(.*):(\d+)" rejected SSL upgrade')
 """Text of an asyncpg error without a type of its own."""
 
+_NEVER_SENT = "invalid input for query argument"
+"""Begin of the text of an asyncpg error: the driver cannot express the value in its type."""
+
 _WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
 """Text of an asyncpg error without a type of its own: a mistake of this program, which no retry heals."""
 
@@ -132,6 +135,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     if fix:
         kind = TableMissingError if state == _TABLE_MISSING else ContractError
         return kind(f"PostgreSQL: {text}: {fix}")
+    if str(error).startswith(_NEVER_SENT):
+        return RowsRefusedError("PostgreSQL cannot hold a value: it is not UTF-8, or out of range")
     if state.startswith(_ROWS):
         return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_FIX_ROW}")
     if state.startswith(_OWN_MISTAKES):
