@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -28,6 +29,9 @@ RECENT = 100
 BATCH = 5_000
 SLOW = 1_000
 """Deletions a second, and in a transaction: a batch takes seconds."""
+KILLS = 10
+KILLED_WITHIN_SECONDS = 8.0
+"""Time from the first effect of a run, in which the run cannot end."""
 
 INSERT = """
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, state, published_at)
@@ -41,14 +45,14 @@ FINGERPRINT = "SELECT id::text, md5(payload::text || published_at::text || seq) 
 
 
 @contextmanager
-def running(lake: Path) -> Iterator[None]:
+def running(lake: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run an archive of its own processes, and kill them all at once at the end."""
     command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "archive", "--reason", "old"]
     options = ["--lake", str(lake), "--before", "1h", "--batch-rows", str(BATCH)]
     pace = ["--per-second", str(SLOW), "--master", "local[2]"]
     process = subprocess.Popen([*command, *options, *pace], start_new_session=True)
     try:
-        yield
+        yield process
         assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -107,6 +111,52 @@ async def test_outbox_and_lake_stay_whole_when_the_archive_is_killed_as_it_write
         assert (len(kept), len(archived)) == (RECENT, EVENTS)
         assert kept | dict(archived) == inserted
         assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == EVENTS
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_an_event_is_in_the_outbox_or_whole_in_the_lake_after_each_of_ten_kills_at_random(
+    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
+    lake = tmp_path / "lake"
+    inserted: dict[str, str] = {}
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+
+        async def work() -> tuple[int, int]:
+            return len(whole_files(lake)), int(await pool.fetchval("SELECT count(*) FROM outbox_events"))
+
+        for _ in range(KILLS):
+            await pool.execute(INSERT, EVENTS, 0)
+            inserted |= dict(await pool.fetch(FINGERPRINT))
+            before = await work()
+            with running(lake) as process:
+                while await work() == before:
+                    assert process.poll() is None
+                with pytest.raises(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, random.uniform(0, KILLED_WITHIN_SECONDS))
+
+            kept = dict(await pool.fetch(FINGERPRINT))
+            archived = lake_fingerprint(spark, lake) if commits(lake) else []
+            assert len(dict(archived)) == len(archived)
+            assert kept | dict(archived) == dict(archived) | kept == inserted
+
+        await asyncio.to_thread(
+            archive,
+            spark,
+            settings,
+            str(lake),
+            before=datetime.now(UTC),
+            actor="ada",
+            reason="old",
+            on_progress=lambda _: None,
+        )
+        assert await pool.fetch(FINGERPRINT) == []
+        archived = lake_fingerprint(spark, lake)
+        assert (len(archived), dict(archived)) == (KILLS * EVENTS, inserted)
+        assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == KILLS * EVENTS
 
 
 async def kill_when(lake: Path, is_time: Callable[[], Awaitable[bool]]) -> None:

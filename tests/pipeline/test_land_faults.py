@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
 from tests.pipeline.landing import Lake, copy_of, event, lake_at, publish
 from tests.support.documents import commands
 from tests.support.jetstream import connected, create_stream
@@ -25,6 +27,9 @@ EVENTS = 30_000
 BATCH = 12_000  # more than one process lands without Spark
 BATCHES = 3
 START_SECONDS = 240
+KILLS = 10
+WAYS = ((("--batch-rows", "2000"), 1.5), (("--master", "local[2]"), 4.0))
+"""Options without and with Spark; the seconds from a run's first file, in which the run cannot end."""
 
 
 async def test_a_stream_made_again_is_landed_only_when_the_loss_is_accepted(
@@ -122,6 +127,59 @@ async def test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing(
     assert len(bronze) == len(stored)
     assert {row["seq"]: row["data"] for row in bronze} == stored
     assert sorted(row["seq"] for row in lake.rows(SILVER)) == list(range(1, EVENTS + 1))
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_bronze_is_the_beginning_of_the_stream_after_each_of_ten_kills_at_random(
+    lake: Lake, server: NatsConnection, nats_url: str, names: str
+) -> None:
+    bodies: list[bytes] = []
+    for kill in range(KILLS):
+        events = [event(names, number) for number in range(len(bodies), len(bodies) + EVENTS)]
+        await publish(server, names, events)
+        bodies += [each.body for each in events]
+        await kill_at_random(lake, names, nats_url, *WAYS[kill % len(WAYS)])
+        assert contents(lake, BRONZE, "data") == expected(bodies[: lake.count(BRONZE)])
+        assert contents(lake, SILVER, "payload") == expected(bodies[: lake.count(SILVER)])
+
+    await lake.land(names)
+    assert contents(lake, BRONZE, "data") == contents(lake, SILVER, "payload") == expected(bodies)
+    assert sum(row["events"] for row in lake.rows(GOLD)) == len(bodies)
+
+
+async def kill_at_random(
+    lake: Lake, stream: str, url: str, options: Sequence[str], within_seconds: float
+) -> None:
+    """Kill a run with all its processes, some time after its first file."""
+    before = len(list(lake.folder.rglob("*.parquet")))
+    run = await started(lake, stream, url, *options)
+    try:
+        await eventually(
+            lambda: run.returncode is not None or len(list(lake.folder.rglob("*.parquet"))) > before,
+            within=START_SECONDS,
+        )
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run.wait(), random.uniform(0, within_seconds))
+    finally:
+        if run.returncode is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        await run.wait()
+
+
+def contents(lake: Lake, table_schema: TableSchema, body: str) -> tuple[list[int], str]:
+    """Return the sequences in a table in their order, and a hash of their bodies."""
+    table = lake.table(table_schema).open()
+    if table is None:
+        return expected([])
+    rows = table.to_pyarrow_table(columns=["seq", body]).sort_by("seq")
+    return rows["seq"].to_pylist(), sha256(b"".join(rows[body].cast("binary").to_pylist())).hexdigest()
+
+
+def expected(bodies: Sequence[bytes]) -> tuple[list[int], str]:
+    """Return the same of messages that were stored one after the other."""
+    return list(range(1, len(bodies) + 1)), sha256(b"".join(bodies)).hexdigest()
 
 
 def silver_batches(lake: Lake) -> int:
