@@ -10,7 +10,7 @@ _ORDERED_AT_ONCE = 10
 _BACKLOG = """
 INSERT INTO outbox_events
        (id, aggregate_type, aggregate_id, event_type, payload, correlation_id, ordering_key)
-SELECT uuidv7(), 'order', n::text, 'order.created',
+SELECT CASE WHEN $5::bool THEN gen_random_uuid() ELSE uuidv7() END, 'order', n::text, 'order.created',
        jsonb_build_object('order', n, 'customer', 'customer-' || n % 997, 'currency', 'EUR',
                           'total', n * 1.25, 'lines',
                           jsonb_build_array(jsonb_build_object('article', n % 89, 'quantity', 2)))
@@ -21,7 +21,9 @@ SELECT uuidv7(), 'order', n::text, 'order.created',
 """
 
 
-async def write_backlog(database: asyncpg.Connection, *, count: int, per_key: int, padding: int = 0) -> None:
+async def write_backlog(
+    database: asyncpg.Connection, *, count: int, per_key: int, padding: int = 0, random_ids: bool = False
+) -> None:
     """Insert orders into the outbox.
 
     Args:
@@ -29,8 +31,9 @@ async def write_backlog(database: asyncpg.Connection, *, count: int, per_key: in
         count: number of orders.
         per_key: number of events with the same ordering key; 0: no keys.
         padding: bytes added to each payload.
+        random_ids: UUIDs of version 4 instead of 7.
     """
-    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE, padding)
+    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE, padding, random_ids)
 
 
 async def outbound_messages(database: asyncpg.Connection) -> list[OutboundMessage]:

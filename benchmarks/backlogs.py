@@ -17,14 +17,15 @@ async def backlogs(stage: Stage, *, counts: Sequence[int], per_key: int) -> dict
     figures = {}
     for count in sorted(counts):
         async with stage.run() as run:
-            await _make_room(run, count)
+            await make_room(run, count)
             async with run.worker(OUTBOX_ALONE) as worker:
                 name = f"{count:,} events" if figures else WORKER
                 figures[name] = await drain_with(worker, count=count, per_key=per_key)
     return figures
 
 
-async def _make_room(run: Run, count: int) -> None:
+async def make_room(run: Run, count: int) -> None:
+    """Let the stream keep that many orders."""
     config = (await run.stream.stream_info(STREAM)).config
     room = max(config.max_bytes or 0, count * _STREAM_BYTES_EACH)
     await run.stream.update_stream(config.evolve(max_bytes=room))

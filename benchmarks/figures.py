@@ -19,6 +19,7 @@ from benchmarks.pictures import (
     rates_of_relays,
     takeovers,
 )
+from benchmarks.pipeline_figures import growth
 from benchmarks.report import WORKER, at_share
 from benchmarks.sweep import by_rate
 
@@ -56,6 +57,15 @@ def peer_reports() -> list[Any]:
 def takeover_reports() -> list[Any]:
     """Return the report of ``python -m benchmarks.takeover``."""
     return _loaded("takeover")
+
+
+def pipeline_reports() -> list[Any]:
+    """Return the report of ``python -m benchmarks.pipeline``."""
+    return _loaded("pipeline")
+
+
+def _sizes_of_the_pipeline() -> Mapping[str, Any]:
+    return {size: found for report in pipeline_reports() for size, found in report["sizes"].items()}
 
 
 def _loaded(*names: str) -> list[Any]:
@@ -153,11 +163,18 @@ TAKEOVER_PICTURES = {
         caption="Seconds after a kill until work moves again", figures=seconds_after_kills, draw=takeovers
     ),
 }
+PIPELINE_PICTURES = {
+    "pipeline": Picture(
+        caption="Rate and processor time of the pipeline's jobs by the number of rows",
+        figures=_sizes_of_the_pipeline,
+        draw=growth,
+    ),
+}
 
 
 def pictures() -> Mapping[str, Callable[[], str]]:
     """Return a function for each picture that has figures, by the name of its file."""
-    every = {**OWN_PICTURES, **PEER_PICTURES, **TAKEOVER_PICTURES}
+    every = {**OWN_PICTURES, **PEER_PICTURES, **TAKEOVER_PICTURES, **PIPELINE_PICTURES}
     return {name: one.drawn for name, one in every.items() if one.figures()}
 
 

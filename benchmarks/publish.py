@@ -1,6 +1,6 @@
 """``python -m benchmarks.publish``: take every figure of the documents, and write the documents. Linux only.
 
-Takes about an hour and a half; ``--only`` takes some of the figures.
+Takes about two hours; ``--only`` takes some of the figures.
 """
 
 import argparse
@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType({
     "long": "benchmarks --workload 'drain, history'",
     "churn": "benchmarks --rounds 1 --workload memory --workload churn",
     "looks": "benchmarks --rounds 1 --workload looks",
+    "pipeline": "benchmarks.pipeline",
     "peers": "benchmarks.peers --rounds 2 --workload 'drain, no keys'",
     "peers-steady": "benchmarks.peers --rounds 1 --workload 'steady rate'",
 })  # fmt: skip

@@ -66,8 +66,8 @@ def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """Describe the machine, the versions, the commit and the date."""
+def machine(*more: str) -> dict[str, Any]:
+    """Describe the machine, the versions, the commit and the date; ``more`` are further packages."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _output_of("git", "rev-parse", "--short=10", "HEAD"),
@@ -75,7 +75,7 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "processor": _processor(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in (*_PACKAGES, *more)},
     }
 
 

@@ -12,15 +12,18 @@ from benchmarks.counters import PROGRAMS
 from benchmarks.figures import (
     OWN_PICTURES,
     PEER_PICTURES,
+    PIPELINE_PICTURES,
     SWEEP,
     TAKEOVER_PICTURES,
     images,
     own_reports,
     peer_reports,
+    pipeline_reports,
     seconds_after_kills,
     takeover_reports,
 )
 from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
+from benchmarks.pipeline_figures import table
 from benchmarks.report import WORKER
 from benchmarks.sweep import MEASURES as SWEEP_MEASURES
 from benchmarks.sweep import by_rate
@@ -45,6 +48,11 @@ def of_relays() -> str:
 def of_takeovers() -> str:
     """Return the section of docs/proof/failover.md with what kills of workers cost."""
     return _text(line for report in takeover_reports() for line in _takeovers(report))
+
+
+def of_the_pipeline() -> str:
+    """Return the section of docs/proof/benchmarks-pipeline.md with the figures of the jobs."""
+    return _text(line for report in pipeline_reports() for line in _pipeline(report))
 
 
 def _text(lines: Iterable[str]) -> str:
@@ -229,6 +237,16 @@ def _takeovers(report: Mapping[str, Any]) -> Iterator[str]:
     for way, kills in report["ways"].items():
         counts = ("lost", "doubled", "out_of_order", "repeated_calls")
         yield _row(way, *(f"{kills[count]:,}" for count in counts))
+
+
+def _pipeline(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from images(PIPELINE_PICTURES)
+    rounds = max(len(found["rounds"]) for found in report["sizes"].values())
+    yield _measured_on(report["machine"], rounds)
+    yield ""
+    head, *rows = table(report["sizes"])
+    yield from _head(*head)
+    yield from (_row(*row) for row in rows)
 
 
 def _head(*cells: str) -> list[str]:

@@ -53,18 +53,26 @@ async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
     assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_the_jobs_of_the_pipeline_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    output = await run("benchmarks.pipeline", "--events", "500", "--ids", "uuidv4", "--json", str(file))
+    found = json.loads(file.read_text())["sizes"]["500"]["median"]
+    assert list(found) == ["land", "reconcile", "report", "land, second batch", "land, new messages"]
+    for name, job in found.items():
+        assert name in output
+        assert min(job["seconds"], job["peak_bytes"], job["cpu_seconds"]["driver"]) > 0
+        assert (job["spark_jobs"] > 0) == (job["cpu_seconds"]["jvm"] > 0) == (not name.startswith("land"))
+
+
 async def measured(folder: Path, *options: str) -> dict[str, Any]:
     """Run one quick round, and return the figures of each workload, by program."""
     file = folder / "results.json"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks", *options, "--quick", "--json", str(file),
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    output, errors = await asyncio.wait_for(process.communicate(), 580)
-    assert process.returncode == 0, errors.decode()
+    output = await run("benchmarks", *options, "--quick", "--json", str(file))
     workloads = {name: found["median"] for name, found in json.loads(file.read_text())["workloads"].items()}
     for name, programs in workloads.items():
-        assert name in output.decode()
+        assert name in output
         assert programs.keys() == {"worker", *FLOORS[name]}
         assert all(found["rate"] > 0 for found in programs.values())
         worker = programs["worker"]
@@ -72,3 +80,14 @@ async def measured(folder: Path, *options: str) -> dict[str, Any]:
         if name != "looks":  # these are the operator's, and change nothing
             assert min(worker["wal_bytes_each"], worker["peak_bytes"]) > 0
     return workloads
+
+
+async def run(*command: str) -> str:
+    """Run a module, and return what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *command,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, errors = await asyncio.wait_for(process.communicate(), 580)
+    assert process.returncode == 0, errors.decode()
+    return output.decode()

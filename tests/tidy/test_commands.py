@@ -38,6 +38,7 @@ _PIPELINE = (
     "tests/acceptance/test_pipeline_commands.py::test_the_commands_of_the_document_run_on_the_traffic_of_dev"
 )
 _BENCHMARKS = "tests/acceptance/test_benchmarks.py::test_the_quick_round_measures_every_workload"
+_JOBS = "tests/acceptance/test_benchmarks.py::test_the_jobs_of_the_pipeline_are_measured"
 _BARE = r"python -m benchmarks( |$)"
 _KIT = "tests/kit/test_kit.py::test_this_worker_keeps_what_it_promises"
 _SIMULATION = (
@@ -214,10 +215,8 @@ LESSER_PROOFS = (
         test="tests/unit/test_benchmark_publish.py::test_a_command_names_workloads_that_exist",
         less="takes more than an hour; the workloads of its commands are run once, small",
     ),
-    Proof(
-        document="benchmarks/README.md", begins=r".*\.pipeline", test=_PIPELINE,
-        less="a million events; the same jobs run on three hundred",
-    ),
+    Proof(document="benchmarks/README.md", begins=r".*\.pipeline", test=_JOBS, less="500 events"),
+    Proof(document="docs/proof/benchmarks-pipeline.md", test=_JOBS, less="500 events"),
 )  # fmt: skip
 """Those that no test runs as they are written; our own programs read their words all the same."""
 

@@ -19,6 +19,7 @@ SCHEMA = _REFERENCE / "schema.md"
 FAULTS = _PROOF / "faults.md"
 BUDGETS = _PROOF / "budgets.md"
 BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
+PIPELINE = _PROOF / "benchmarks-pipeline.md"
 FAILOVER = _PROOF / "failover.md"
 PROMETHEUS_RULE = ROOT / "deploy" / "kubernetes" / "monitoring" / "prometheusrule.yaml"
 
@@ -41,6 +42,7 @@ PAGES: Mapping[Path, Text] = {
     BUDGETS: sections(budgets=budgets.table_of_budgets),
     BENCHMARKS: sections(results=results.of_the_worker),
     PEERS: sections(results=results.of_relays),
+    PIPELINE: sections(results=results.of_the_pipeline),
     FAILOVER: sections(kills=results.of_takeovers),
     **{figures.FOLDER / f"{name}.svg": whole(draw) for name, draw in figures.pictures().items()},
     PROMETHEUS_RULE: whole(alerts.prometheus_rule),
