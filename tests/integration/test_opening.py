@@ -16,7 +16,6 @@ from sea_mq_worker.adapters.postgres.connection import connect_pool, fetch
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.domain.addresses import with_password_file
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.pipeline.sources.tables.connection import connected as table_connection
 from sea_mq_worker.settings import Settings
 from tests.support.proxy import proxied
 from tests.support.servers import Database, unique
@@ -110,9 +109,6 @@ async def test_a_new_password_in_the_file_serves_the_next_connection(
             await fetch(pool, EACH)
         file.write_text("new\n")
         assert len(await fetch(pool, EACH)) == 1
-    with table_connection(settings, purpose="test") as cursor:
-        cursor.execute("SELECT current_user")
-        assert cursor.fetchone() == (login,)
 
 
 async def test_a_password_file_that_cannot_be_read_is_named(database: Database, tmp_path: Path) -> None:

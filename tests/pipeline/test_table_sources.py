@@ -208,7 +208,7 @@ async def test_a_read_that_loses_its_connection_fails(
 
 
 async def test_a_password_of_any_characters_works_for_both_drivers(
-    database: Database, pool: asyncpg.Pool
+    database: Database, pool: asyncpg.Pool, tmp_path: Path
 ) -> None:
     password = "p%20:/?#[]@!$&'()*+,;= \\\"ü"
     await pool.execute("CREATE ROLE odd_password LOGIN PASSWORD '" + password.replace("'", "''") + "'")
@@ -217,10 +217,14 @@ async def test_a_password_of_any_characters_works_for_both_drivers(
         login = f"odd_password:{quote(password, safe='')}@{address.hostname}:{address.port}"
         dsn = address._replace(netloc=login).geturl()
         await (await asyncpg.connect(dsn)).close()
-        given = Settings.model_validate({"database_url": dsn, "database_schema": "public"})
-        with connected(given, purpose="test") as cursor:
-            cursor.execute("SELECT current_user")
-            assert cursor.fetchone() == ("odd_password",)
+        file = tmp_path / "password"
+        file.write_text(password)
+        without = dsn.replace(f":{quote(password, safe='')}", "")
+        for given in ({"database_url": dsn}, {"database_url": without, "database_password_file": file}):
+            settings = Settings.model_validate({**given, "database_schema": "public"})
+            with connected(settings, purpose="test") as cursor:
+                cursor.execute("SELECT current_user")
+                assert cursor.fetchone() == ("odd_password",)
         wrong = Settings.model_validate({"database_url": dsn.replace(quote(password, safe=""), "wr0ng")})
         with pytest.raises(ContractError) as refused, connected(wrong, purpose="test"):
             pass

