@@ -3,6 +3,7 @@
 ``EventSchemas`` checks payloads before events are written, and needs the extra ``schemas``.
 """
 
+import importlib.util
 import json
 import math
 import re
@@ -37,19 +38,12 @@ class EventSchemas:
             ContractError: the folder or a file cannot be read, is no JSON Schema, or has another name; or the
                 extra is not installed.
         """
-        try:
-            from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - an extra
-            from jsonschema.validators import validator_for  # noqa: PLC0415
-        except ImportError as error:
-            raise ContractError(f"EventSchemas needs jsonschema: {install_hint('schemas')}") from error
-        self._validators: dict[str, Any] = {}
-        for name, document in read_event_schemas(folder).items():
-            kind = validator_for(document)
-            try:
-                kind.check_schema(document)
-            except SchemaError as error:
-                raise ContractError(f"{folder}/{name}.json: is no JSON Schema: {error.message}") from error
-            self._validators[name] = schema_validator(document)
+        if importlib.util.find_spec("jsonschema") is None:
+            raise ContractError(f"EventSchemas needs jsonschema: {install_hint('schemas')}")
+        documents = read_event_schemas(folder)
+        for name, document in documents.items():
+            check_schema(document, file=folder / f"{name}.json")
+        self._validators = {name: schema_validator(document) for name, document in documents.items()}
 
     def checked(self, *events: Event) -> list[Event]:
         """Return the events with the ``$id`` of their schemas as ``dataschema``.
@@ -71,6 +65,39 @@ class EventSchemas:
                 f"INVALID_OUTBOX: the payload of {name} violates `{error.validator}` at {error.json_path}"
             )
         return replace(event, dataschema=event.dataschema or validator.schema.get("$id"))
+
+
+def check_schema(document: Mapping[str, Any], *, file: Path) -> None:
+    """Check that the document of ``file`` is a JSON Schema whose references lead into it.
+
+    Raises:
+        ContractError: it is not.
+    """
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - an extra
+    from jsonschema.validators import validator_for  # noqa: PLC0415
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415
+
+    try:
+        validator_for(document).check_schema(document)
+        _resolve_references(document)
+    except SchemaError as error:
+        raise ContractError(f"{file}: is no JSON Schema: {error.message}") from error
+    except Unresolvable as error:
+        raise ContractError(f"{file}: $ref {error.ref} does not lead into this file") from error
+
+
+def _resolve_references(document: Mapping[str, Any]) -> None:
+    from jsonschema_specifications import REGISTRY  # noqa: PLC0415 - an extra
+    from referencing import Resource  # noqa: PLC0415
+    from referencing.jsonschema import DRAFT202012  # noqa: PLC0415
+
+    root = Resource.from_contents(document, default_specification=DRAFT202012)
+    found = [(root, REGISTRY.resolver_with_root(root))]
+    while found:
+        resource, resolver = found.pop()
+        if isinstance(resource.contents, Mapping) and "$ref" in resource.contents:
+            resolver.lookup(resource.contents["$ref"])
+        found += [(each, resolver.in_subresource(each)) for each in resource.subresources()]
 
 
 def schema_validator(document: Mapping[str, Any]) -> Any:

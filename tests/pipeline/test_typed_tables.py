@@ -15,6 +15,7 @@ from sea_mq_worker.pipeline.jobs.typed.typed_tables import QUARANTINE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from tests.pipeline.landing import Lake, Published, publish
 
+ALIKE = {"type": "object", "properties": {"a": {}, "A": {}}}
 ORDER = {
     "type": "object",
     "required": ["total"],
@@ -174,8 +175,23 @@ async def test_a_run_that_died_before_a_commit_adds_each_row_once_later(
         ("order.json", ORDER, "rename it to"),
         ("a.v1.json", {"type": "array"}, "describe an object"),
         ("a.v1.json", {"type": "object", "properties": {"a b": {}}}, "a b: cannot be names of columns"),
-        ("a.v1.json", {"type": "object", "properties": {"a": {}, "A": {}}}, "a, A: cannot be names"),
-        ("a.v1.json", {"type": 7}, "is not a JSON Schema"),
+        ("a.v1.json", ALIKE, "a, A: cannot be names"),
+        (
+            "a.v1.json",
+            {
+                "type": "object",
+                "properties": {
+                    "of": {"type": "array", "items": {"type": "object", "properties": {"a": {}, "A": {}}}}
+                },
+            },
+            "a, A: cannot be names",
+        ),
+        ("a.v1.json", {"type": 7}, "is no JSON Schema"),
+        (
+            "a.v1.json",
+            {"properties": {"a": {"$ref": "b.json"}}},
+            r"\$ref b\.json does not lead into this file",
+        ),
     ],
 )
 def test_a_file_that_makes_no_table_is_refused_by_its_name(

@@ -161,6 +161,11 @@ def test_an_event_that_violates_its_schema_or_has_none_is_refused_without_its_va
     ("name", "text", "reported"),
     [
         ("order.paid.v1.json", '{"type": "thing"}', "is no JSON Schema"),
+        (
+            "order.paid.v1.json",
+            '{"items": {"$ref": "b.json"}}',
+            r"\$ref b\.json does not lead into this file",
+        ),
         ("order.paid.v1.json", "[]", "is no JSON object"),
         ("order.paid.v1.json", "{", "cannot be read as JSON"),
         ("order.json", "{}", "rename it"),
@@ -174,7 +179,22 @@ def test_a_wrong_file_of_schemas_is_named(tmp_path: Path, name: str, text: str, 
         EventSchemas(tmp_path / "none")
 
 
+def test_references_within_a_schema_and_to_a_meta_schema_are_followed(tmp_path: Path) -> None:
+    inside = {"$id": "https://example.com/c", "$defs": {"d": {"$anchor": "d"}}, "$ref": "#d"}
+    document = {
+        "properties": {
+            "order": {"$ref": "#/$defs/positive"},
+            "by_id": {"$ref": "https://example.com/c"},
+            "schema": {"$ref": "http://json-schema.org/draft-07/schema#"},
+        },
+        "$defs": {"positive": {"minimum": 1}, "c": inside},
+    }
+    (tmp_path / "order.paid.v1.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidEventError, match="violates `minimum`"):
+        EventSchemas(tmp_path).checked(event(event_type="order.paid", payload={"order": 0}))
+
+
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jsonschema.exceptions", None)
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(ContractError, match=r"pip install '\.\[schemas\]'"):
         EventSchemas(Path())

@@ -12,18 +12,17 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
 
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.event_schemas import read_event_schemas
+from sea_mq_worker.event_schemas import check_schema, read_event_schemas
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 
@@ -78,6 +77,8 @@ def load_event_schemas(folder: Path) -> tuple[EventSchema, ...]:
     """
     try:
         documents = read_event_schemas(folder)
+        for name, document in documents.items():
+            check_schema(document, file=folder / f"{name}.json")
     except ContractError as error:
         raise PipelineError(str(error)) from error
     if not documents:
@@ -86,16 +87,10 @@ def load_event_schemas(folder: Path) -> tuple[EventSchema, ...]:
 
 
 def _schema(name: str, document: Mapping[str, Any], path: Path) -> EventSchema:
-    try:
-        validator_for(document).check_schema(document)
-    except SchemaError as error:
-        raise PipelineError(f"{path}: is not a JSON Schema: {error.message}") from error
     if _kind(document) != "object":
         raise PipelineError(f"{path}: describe an object with properties")
-    names = list(document["properties"])
-    wrong = [name for name in names if _BAD_NAME.search(name)]
-    wrong += [name for name in names if [each.lower() for each in names].count(name.lower()) > 1]
-    if wrong:
+    wrong = [name for name in document["properties"] if _BAD_NAME.search(name)]
+    if wrong := wrong + list(_names_alike(document)):
         raise PipelineError(
             f"{path}: {', '.join(wrong)}: cannot be names of columns; rename these properties"
         )
@@ -108,6 +103,19 @@ def _schema(name: str, document: Mapping[str, Any], path: Path) -> EventSchema:
         ranged=("_message_id", "_published_at", "_seq"),
     )
     return EventSchema(name, document, table)
+
+
+def _names_alike(schema: Any) -> Iterator[str]:
+    """Return the properties, nested ones too, that have the same name as another one but for the case."""
+    kind = _kind(schema)
+    if kind == "array":
+        yield from _names_alike(schema["items"])
+    elif kind == "object":
+        counts = Counter(map(str.lower, schema["properties"]))
+        for name, each in schema["properties"].items():
+            if counts[name.lower()] > 1:
+                yield name
+            yield from _names_alike(each)
 
 
 def split(value: Any, schema: Mapping[str, Any]) -> tuple[Any, Any]:
