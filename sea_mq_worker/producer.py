@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -153,6 +153,7 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
         metadata |= context
     columns = {name: getattr(event, name) for name in _TYPES if name != "dataschema"}
     columns |= {"metadata": metadata or None, "headers": _headers(event) or None}
+    columns |= {name: _in_utc(name, columns[name]) for name in ("occurred_at", "available_at")}
     known = {name: value for name, value in columns.items() if value is not None}
     member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {payload_json(event.payload)}}}'
     if "\\u" in member and _NOT_STORABLE.search(member):
@@ -163,7 +164,8 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
 def _check_types(event: Event) -> None:
     for name, kind in _TYPES.items():
         value = getattr(event, name)
-        if not isinstance(value, kind) and not (value is None and name in _OPTIONAL):
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits and not (value is None and name in _OPTIONAL):
             raise _invalid(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
 
@@ -176,14 +178,22 @@ def _check_values(event: Event) -> None:
             raise _invalid(f"{name} is blank")
     if len((event.ordering_key or "").encode(errors="surrogatepass")) > ORDERING_KEY_BYTES_MAX:
         raise _invalid(f"ordering_key is longer than {ORDERING_KEY_BYTES_MAX} bytes; use a hash of it")
-    for name in ("occurred_at", "available_at"):
-        moment = getattr(event, name)
-        if moment is not None and moment.utcoffset() is None:
-            raise _invalid(f"{name} has no time zone")
     for header, value in _headers(event).items():
         problem = header_problem(str(header), value)
         if problem:
             raise _invalid(f"header {header!r:.64} {problem}")
+
+
+def _in_utc(name: str, moment: datetime | None) -> datetime | None:
+    """Return a time in UTC, because PostgreSQL refuses offsets of 16 hours or more."""
+    if moment is None:
+        return None
+    if moment.utcoffset() is None:
+        raise _invalid(f"{name} has no time zone")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise _invalid(f"{name} is outside the years 1 to 9999 in UTC") from None
 
 
 def _headers(event: Event) -> dict[str, str]:

@@ -139,7 +139,7 @@ async def test_every_field_is_stored_as_given(
         "aggregate_id": "o:1 100%s ä",
         "event_type": "order.paid",
         "event_version": 3,
-        "occurred_at": datetime(2025, 12, 28, 22, 0, 0, 123456, tzinfo=timezone(timedelta(hours=2))),
+        "occurred_at": datetime(2025, 12, 29, 16, 0, 0, 123456, tzinfo=timezone(timedelta(hours=20))),
         "correlation_id": uuid.uuid4(),
         "causation_id": uuid.uuid4(),
         "ordering_key": "k",

@@ -5,7 +5,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -38,6 +38,11 @@ def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
         ({"event_version": 0}, "below 1"),
         ({"event_version": 2**31}, "above"),
         ({"event_version": "1"}, "event_version must be a int"),
+        ({"event_version": True}, "event_version must be a int, not bool"),
+        (
+            {"occurred_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))},
+            "occurred_at is outside",
+        ),
         ({"aggregate_type": " "}, "aggregate_type is blank"),
         ({"aggregate_id": 7}, "aggregate_id must be a str, not int"),
         ({"aggregate_id": "a\0b"}, "NUL"),
