@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -153,9 +154,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if not self._password_file.exists():
             self._password_file.touch(mode=0o600)
             self._password_file.write_text(secrets.token_hex(16))
-        unfinished = self.folder / "data.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(mode=0o700)
+        unfinished = self._unfinished_folder()
         for path in (self._password_file, unfinished):
             os.chown(path, account.uid, account.gid)
         logged_before = self.log.stat().st_size
@@ -167,6 +166,11 @@ class EmbeddedPostgres(EmbeddedServer):
                 f"{log_tail(self.log, since=logged_before)}"
             )
         unfinished.rename(self._data)
+
+    def _unfinished_folder(self) -> Path:
+        for earlier in self.folder.glob("data.unfinished.*"):
+            shutil.rmtree(earlier, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix="data.unfinished.", dir=self.folder))
 
     def _spawn(
         self, command: list[str], account: Account, death_signal: signal.Signals

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -101,12 +102,13 @@ def spawn(
 
 
 async def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process to end; kill it if the wait is interrupted."""
+    """Wait for a spawned process to end; kill it and its children if the wait is interrupted."""
     try:
         while process.poll() is None:  # noqa: ASYNC110 - a child can be polled on any event loop
             await asyncio.sleep(POLL_SECONDS)
     except BaseException:
-        process.kill()
+        with suppress(ProcessLookupError, PermissionError):  # it has ended; macOS reports that as the latter
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
     return process.wait()

@@ -19,7 +19,7 @@ import pytest
 
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
 from sea_mq_worker.embedded.accounts import can_pass, open_way_to
-from sea_mq_worker.embedded.process import Account
+from sea_mq_worker.embedded.process import Account, exit_code, spawn
 from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
@@ -121,13 +121,39 @@ async def test_a_folder_with_data_is_used_again(folder: Path) -> None:
 async def test_an_interrupted_first_start_leaves_nothing_that_passes_for_data(folder: Path) -> None:
     server = EmbeddedPostgres(folder)
     starting = asyncio.create_task(server.start())
-    await eventually((folder / "data.unfinished" / "base").exists)
+    await eventually(lambda: any(folder.glob("data.unfinished.*/base")))
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not (folder / "data").exists()
     async with server:
         assert await query(server, "SELECT 1") == 1
+
+
+async def test_an_interrupted_program_of_a_first_start_leaves_no_child(folder: Path) -> None:
+    held = folder / "held"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    script = "exec 9> held; sleep 1000 & echo > started; wait"
+    process = spawn(
+        ["/bin/sh", "-c", script], folder=folder, log=folder / "log",
+        account=Account.own(), environment=os.environ, death_signal=signal.SIGKILL,
+    )  # fmt: skip
+    waiting = asyncio.create_task(exit_code(process))
+    await eventually((folder / "started").exists)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await eventually(lambda: is_closed(reader))
+    os.close(reader)
+
+
+def is_closed(reader: int) -> bool:
+    """Return whether no process has the other end of a pipe any more."""
+    try:
+        return os.read(reader, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 async def test_a_start_that_fails_names_the_folder_and_shows_the_log(folder: Path) -> None:
