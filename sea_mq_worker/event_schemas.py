@@ -17,7 +17,7 @@ from sea_mq_worker.domain.errors import ContractError, InvalidEventError
 from sea_mq_worker.producer import Event, payload_json
 from sea_mq_worker.resources import files_in, install_hint
 
-__all__ = ["EventSchemas", "read_event_schemas"]
+__all__ = ["EventSchemas", "read_event_schemas", "read_json_schemas"]
 
 _STEM = re.compile(r".+\.v[1-9][0-9]*")
 
@@ -40,9 +40,7 @@ class EventSchemas:
         """
         if importlib.util.find_spec("jsonschema") is None:
             raise ContractError(f"EventSchemas needs jsonschema: {install_hint('schemas')}")
-        documents = read_event_schemas(folder)
-        for name, document in documents.items():
-            check_schema(document, file=folder / f"{name}.json")
+        documents = read_json_schemas(folder)
         self._validators = {name: schema_validator(document) for name, document in documents.items()}
 
     def checked(self, *events: Event) -> list[Event]:
@@ -67,12 +65,19 @@ class EventSchemas:
         return replace(event, dataschema=event.dataschema or validator.schema.get("$id"))
 
 
-def check_schema(document: Mapping[str, Any], *, file: Path) -> None:
-    """Check that the document of ``file`` is a JSON Schema whose references lead into it.
+def read_json_schemas(folder: Path) -> Mapping[str, Any]:
+    """Return what ``read_event_schemas`` does, checked; needs the extra.
 
     Raises:
-        ContractError: it is not.
+        ContractError: as there, or a file is no JSON Schema, or a reference does not lead into its own file.
     """
+    documents = read_event_schemas(folder)
+    for name, document in documents.items():
+        _check_schema(document, folder / f"{name}.json")
+    return documents
+
+
+def _check_schema(document: Mapping[str, Any], file: Path) -> None:
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - an extra
     from jsonschema.validators import validator_for  # noqa: PLC0415
     from referencing.exceptions import Unresolvable  # noqa: PLC0415

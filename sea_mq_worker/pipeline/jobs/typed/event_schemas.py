@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.event_schemas import check_schema, read_event_schemas
+from sea_mq_worker.event_schemas import read_json_schemas
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 
@@ -76,9 +76,7 @@ def load_event_schemas(folder: Path) -> tuple[EventSchema, ...]:
             an object with possible column names.
     """
     try:
-        documents = read_event_schemas(folder)
-        for name, document in documents.items():
-            check_schema(document, file=folder / f"{name}.json")
+        documents = read_json_schemas(folder)
     except ContractError as error:
         raise PipelineError(str(error)) from error
     if not documents:
