@@ -7,7 +7,8 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -154,18 +155,13 @@ async def kill_at_random(
 ) -> None:
     """Kill a run with all its processes, some time after its first file."""
     before = len(list(lake.folder.rglob("*.parquet")))
-    run = await started(lake, stream, url, *options)
-    try:
+    async with running(lake, stream, url, *options) as run:
         await eventually(
             lambda: run.returncode is not None or len(list(lake.folder.rglob("*.parquet"))) > before,
             within=START_SECONDS,
         )
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(run.wait(), random.uniform(0, within_seconds))
-    finally:
-        if run.returncode is None:
-            os.killpg(run.pid, signal.SIGKILL)
-        await run.wait()
 
 
 def contents(lake: Lake, table_schema: TableSchema, body: str) -> tuple[list[int], str]:
@@ -189,40 +185,35 @@ def silver_batches(lake: Lake) -> int:
 
 async def kill_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bool]) -> None:
     """Start a run of its own, and kill it with all its processes at a moment seen from outside."""
-    run = await started(lake, stream, url, "--master", "local[2]")
-    try:
+    async with running(lake, stream, url, "--master", "local[2]") as run:
         await eventually(lambda: has_come() or run.returncode is not None, within=START_SECONDS)
         assert run.returncode is None, (lake.folder / "log").read_text()
-    finally:
-        os.killpg(run.pid, signal.SIGKILL)
-        await run.wait()
 
 
 async def stop_when(lake: Lake, stream: str, url: str, has_come: Callable[[], bool]) -> None:
     """Start a run that goes on for good, as the document shows, and ask it to end."""
     [shown] = commands("docs/how-to/pipeline.md", "Land for months")
     options = shown.text.partition("--lake lake ")[2].replace("/var/lib/node_exporter", str(lake.folder))
-    run = await started(lake, stream, url, *options.split(), "--json")
-    try:
+    async with running(lake, stream, url, *options.split(), "--json") as run:
         await eventually(lambda: has_come() or run.returncode is not None, within=START_SECONDS)
         run.send_signal(signal.SIGTERM)
         told, _ = await asyncio.wait_for(run.communicate(), START_SECONDS)
-    finally:
-        if run.returncode is None:
-            os.killpg(run.pid, signal.SIGKILL)
     assert run.returncode == 0, (lake.folder / "log").read_text()
     assert json.loads(told)["streams"][0]["left"] == 0
     lag = f'sea_mq_pipeline_lag_sequences{{stream="{stream}",task="land"}} 0.0'
     assert lag in (lake.folder / "land.prom").read_text()
 
 
-async def started(lake: Lake, stream: str, url: str, *options: str) -> asyncio.subprocess.Process:
-    """Run the command in a process group of its own, whose processes can be killed together."""
+@asynccontextmanager
+async def running(
+    lake: Lake, stream: str, url: str, *options: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the command in a process group of its own, and kill all its processes at the end."""
     command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "land", "--lake", str(lake.folder)]
     common = ["--stream", stream, "--batch-rows", str(BATCH)]
     environment = os.environ | {"SEA_MQ_NATS_URL": url}
     with (lake.folder / "log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
+        run = await asyncio.create_subprocess_exec(
             *command,
             *common,
             *options,
@@ -231,3 +222,9 @@ async def started(lake: Lake, stream: str, url: str, *options: str) -> asyncio.s
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )
+    try:
+        yield run
+    finally:
+        if run.returncode is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        await run.wait()
