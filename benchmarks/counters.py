@@ -1,10 +1,10 @@
 """The costs of a program: CPU time and memory from /proc (Linux only), statements and WAL from PostgreSQL."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 PROGRAMS = ("client", "postgres", "nats", "handler")
 """The programs whose CPU time is counted; the client is the worker, or the loop in its place."""
@@ -67,14 +67,20 @@ class Figure:
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process, of its children, and of those that have ended."""
     ticks = 0
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            values: list[Any] = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        if pid in {int(entry.parent.name), int(values[1])}:
+    for own_pid, _, values in process_stats():
+        if pid in {own_pid, int(values[1])}:
             ticks += sum(map(int, values[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def process_stats() -> Iterator[tuple[int, str, list[str]]]:
+    """Yield pid, name and the further fields of /proc/PID/stat of every process."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = entry.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it has just ended
+        yield int(entry.parent.name), name, rest.split()
 
 
 def peak_bytes(pid: int) -> int:

@@ -52,7 +52,7 @@ class Job:
             await self._process.communicate()
 
     async def measured(self, rows: int, until: Coroutine[Any, Any, None]) -> Figure:
-        """Start the command or let it go on, stop it as soon as ``until`` returns, and tell what it used."""
+        """Start or continue the command, suspend it as soon as ``until`` returns, and return its figures."""
         before, jobs_before = await self._run.read(0.0), self._spark_jobs()
         await self._go()
         cpu_before = self._tree.cpu_seconds

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.counters import process_stats
+
 PARTS = ("driver", "jvm", "python workers")
 """The driver and the programs that start Java, the JVM, and the processes below the JVM."""
 _LOOK_SECONDS = 0.25
@@ -56,15 +58,10 @@ class ProcessTree:
 
 
 def _processes() -> dict[int, _Process]:
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue  # it has just ended
-        values = rest.split()
-        found[int(entry.name)] = _Process(int(values[1]), name, int(values[11]) + int(values[12]))
-    return found
+    return {
+        pid: _Process(int(values[1]), name, int(values[11]) + int(values[12]))
+        for pid, name, values in process_stats()
+    }
 
 
 def _descendants(processes: Mapping[int, _Process], roots: Collection[int]) -> set[int]:
