@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
-from sea_mq_worker.pipeline.lake.write_files import WriteFiles
+from sea_mq_worker.pipeline.lake.write_files import write_files
 
 DAY = 86_400
 STEPS = 12
@@ -77,7 +77,7 @@ def test_a_table_of_another_version_gets_the_columns_that_it_lacks_and_keeps_its
     rows = pa.Table.from_pylist([{"event_type": "t", "other": 7, "date": day}], pa.schema(other))
     write_deltalake(table.uri, rows, partition_by=list(GOLD.partition_by))
     row = pa.RecordBatch.from_pylist([{"event_type": "t", "late": 3, "date": day}], GOLD.schema)
-    written = WriteFiles(table.uri, GOLD)(iter([row]))
+    written = write_files(str(tmp_path), [(GOLD, row)])
 
     table.commit(table.files(pa.Table.from_batches(written)), Watermark("test", 1))
     assert table.compact(files_max=1) == 1
@@ -257,13 +257,15 @@ def test_files_are_bounded_and_few_are_open(tmp_path: Path) -> None:
                 BRONZE.schema.field(name), pa.nulls(len(batch), BRONZE.schema.field(name).type)
             )
     batches = batch.select(BRONZE.schema.names).to_batches() * 3
-    write = WriteFiles(str(tmp_path), BRONZE, file_bytes=1)
+    rows = ((BRONZE, batch) for batch in batches)
 
-    written = pa.Table.from_batches(write(iter(batches))).to_pylist()
+    written = pa.Table.from_batches(write_files(str(tmp_path), rows, file_bytes=1)).to_pylist()
 
     assert sum(file["rows"] for file in written) == 1200
     assert len(written) >= 40
-    assert {(tmp_path / file["path"]).stat().st_size for file in written} == {f["size"] for f in written}
+    assert {(tmp_path / "bronze" / file["path"]).stat().st_size for file in written} == {
+        f["size"] for f in written
+    }
 
 
 def test_vacuum_removes_what_killed_runs_left_and_nothing_that_may_be_read(

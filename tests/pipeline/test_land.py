@@ -215,8 +215,7 @@ def land_bronze_alone(lake: Lake, stream: str, rows: int) -> None:
     place = current_progress(lake.settings, bronze, state, on_loss=pytest.fail)
     options = JetStreamOptions(stream=stream, created=state.created)
     write = LandMessages(str(lake.folder), options, place.incarnation)
-    tasks = pa.RecordBatch.from_pylist([{"first": 1, "last": rows}])
-    files = bronze.files(pa.Table.from_batches(write(iter([tasks])), ENTRIES))
+    files = bronze.files(pa.Table.from_batches(write(range(1, rows + 1)), ENTRIES))
     bronze.commit(files, *place.landed_to(rows))
     with pytest.raises(ConflictError, match="another run writes to this table"):
         bronze.commit(files, *place.landed_to(rows + 1))

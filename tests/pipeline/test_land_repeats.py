@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats, to_ids
 from sea_mq_worker.pipeline.lake.schemas import IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES, WriteFiles
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, write_files
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SOME_UUIDS = [f"{number:08x}-0000-7000-8000-00000000000{number % 2}" for number in range(5)]
@@ -33,7 +33,8 @@ def index(ids: list[str], *, first: int, day: int = 0) -> pa.Table:
 
 
 def commit(table: LakeTable, rows: pa.Table, value: int) -> None:
-    entries = pa.Table.from_batches(WriteFiles(table.uri, IDS)(iter(rows.to_batches())), ENTRIES)
+    written = write_files(table.lake, ((IDS, batch) for batch in rows.to_batches()))
+    entries = pa.Table.from_batches(written, ENTRIES)
     table.commit(table.files(entries), Watermark("test", value))
 
 

@@ -7,7 +7,7 @@ write data twice nor omit data.
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of, read_
 from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
 from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Watermark, is_reached
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES, FILE_BYTES_MAX, WriteFiles
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, FILE_BYTES_MAX, write_files
 
 __all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 
@@ -77,6 +77,7 @@ class LakeTable:
     """One table of a lake, created by its first commit."""
 
     def __init__(self, lake: str, table_schema: TableSchema) -> None:
+        self.lake = table_uri(lake, "")
         self.uri = table_uri(lake, table_schema.name)
         self.table_schema = table_schema
 
@@ -142,8 +143,12 @@ class LakeTable:
         """
         if is_local(self.uri):
             filesystem(self.uri)
-        columns = frame.select(*self.table_schema.schema.names)
-        write = WriteFiles(self.uri, self.table_schema)
+        lake, schema = self.lake, self.table_schema
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_files(lake, ((schema, batch) for batch in batches))
+
+        columns = frame.select(*schema.schema.names)
         return self.files(columns.mapInArrow(write, from_arrow_schema(ENTRIES)).toArrow())
 
     def files(self, entries: pa.Table) -> Files:
@@ -269,7 +274,7 @@ class LakeTable:
         if by := table_schema.sort_by:
             rows = pa.Table.from_batches(batches, table_schema.schema)
             batches = iter(rows.sort_by([(name, "ascending") for name in by]).to_batches(BATCH_ROWS))
-        entries = WriteFiles(self.uri, table_schema)(batches)
+        entries = write_files(self.lake, ((table_schema, batch) for batch in batches))
         actions = self.files(pa.Table.from_batches(entries, ENTRIES)).actions
         return [replace(each, data_change=False) for each in actions]
 

@@ -2,10 +2,9 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
-from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable, reachable
+from sea_mq_worker.pipeline.lake.storage import filesystem, make_durable, reachable, table_uri
 
 FILE_BYTES_MAX = 128 * 2**20
 """A file of at least this size is closed, and the next one begun."""
@@ -35,50 +34,35 @@ _OPEN_MAX = 16
 _TEXT_MAX = 128
 
 
-class TableWriter:
-    """Writes batches into files; a file holds rows of one partition.
+TableRows: TypeAlias = tuple[TableSchema, pa.RecordBatch]
+"""Rows of a table."""
 
-    Memory is bounded for any number of partitions and rows: at most ``_OPEN_MAX`` files are open, the least
-    recently written one is closed for the next, and each buffers at most one row group.
+
+def write_files(
+    lake: str, rows: Iterable[TableRows], *, file_bytes: int = FILE_BYTES_MAX
+) -> Iterator[pa.RecordBatch]:
+    """Write rows of one or more tables into files, each with rows of one partition; yield each file's entry.
+
+    Memory is bounded for any number of partitions and rows: at most ``_OPEN_MAX`` files of a table are open,
+    the least recently written one is closed for the next, and each buffers at most one row group.
     """
-
-    def __init__(self, uri: str, table_schema: TableSchema, file_bytes: int = FILE_BYTES_MAX) -> None:
-        self._uri, self._table_schema, self._file_bytes = uri, table_schema, file_bytes
-        self._store = filesystem(uri)
-        self._files: dict[tuple[Any, ...], _File] = {}
-
-    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Write a batch; yield the entries of files that this has completed."""
-        for values, part in _split(batch, self._table_schema):
-            file = self._files.pop(values, None) or _File(self._uri, self._store, self._table_schema, values)
+    tables: dict[str, tuple[pafs.FileSystem, dict[tuple[Any, ...], _File]]] = {}
+    for table_schema, batch in rows:
+        uri = table_uri(lake, table_schema.name)
+        if uri not in tables:
+            tables[uri] = filesystem(uri), {}
+        store, files = tables[uri]
+        for values, part in _split(batch, table_schema):
+            file = files.pop(values, None) or _File(uri, store, table_schema, values)
             file.add(part)
-            if file.written >= self._file_bytes:
+            if file.written >= file_bytes:
                 yield file.close()
                 continue
-            self._files[values] = file
-            if len(self._files) > _OPEN_MAX:
-                yield self._files.pop(next(iter(self._files))).close()
-
-    def close(self) -> Iterator[pa.RecordBatch]:
-        """Complete all files; yield their entries."""
-        while self._files:
-            yield self._files.popitem()[1].close()
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFiles:
-    """Writes the batches of one task, for ``DataFrame.mapInArrow``."""
-
-    uri: str
-    table_schema: TableSchema
-    file_bytes: int = FILE_BYTES_MAX
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entry of each file."""
-        writer = TableWriter(self.uri, self.table_schema, self.file_bytes)
-        for batch in batches:
-            yield from writer.add(batch)
-        yield from writer.close()
+            files[values] = file
+            if len(files) > _OPEN_MAX:
+                yield files.pop(next(iter(files))).close()
+    for _, files in tables.values():
+        yield from (file.close() for file in files.values())
 
 
 class _File:

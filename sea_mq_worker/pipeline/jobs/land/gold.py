@@ -7,8 +7,8 @@ after it occurred. An event without a time of occurrence is counted, but is not 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import date, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,25 +18,27 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import committed, run_tasks
-from sea_mq_worker.pipeline.jobs.land.write_events import write_tables
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import GOLD, SILVER
 from sea_mq_worker.pipeline.lake.storage import table_uri
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.write_files import write_files
 
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 _BY = ["event_type", "minute"]
 _PERCENTILES = (50, 95, 99)
-_TASKS = pa.schema(
-    [
-        ("context", pa.string()),
-        ("date", pa.date32()),
-        ("first", pa.timestamp("us", tz="UTC")),
-        ("behind", pa.timestamp("us", tz="UTC")),
-        ("silver", pa.list_(pa.string())),
-        ("gold", pa.list_(pa.string())),
-    ]
-)
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """A partition with rows missing in gold, in minutes from ``first`` on, before ``behind``; its files."""
+
+    context: str | None
+    date: date
+    first: datetime
+    behind: datetime
+    silver: Sequence[str]
+    gold: Sequence[str]
 
 
 def refresh(
@@ -51,9 +53,10 @@ def refresh(
         due = {progress: seqs for progress, seqs in ranges.items() if seqs}
         if not due:
             return 0
-        tasks, rows = _tasks(silver, gold, due)
-        entries = run_tasks(spark, "land: gold", _CountMinutes(lake, late_seconds), tasks, rows=rows)
-        touched = tasks.select(["context", "date"]).to_pylist()
+        partitions, rows = _partitions(silver, gold, due)
+        count = partial(_count_again, silver.lake, late_seconds)
+        entries = run_tasks(spark, "land: gold", count, partitions, rows=rows)
+        touched = [{"context": each.context, "date": each.date} for each in partitions]
         watermarks = [Watermark(each.name, seqs.stop, after=seqs.start) for each, seqs in due.items()]
         serial = here(SERIAL)
         watermarks.append(Watermark(SERIAL, serial + 1, after=serial))
@@ -63,79 +66,74 @@ def refresh(
     return committed(attempt)
 
 
-def _tasks(silver: LakeTable, gold: LakeTable, due: Mapping[StreamProgress, range]) -> tuple[pa.Table, int]:
-    """Return the partitions and minutes that have rows missing in gold, and silver's number of rows there."""
+def _partitions(
+    silver: LakeTable, gold: LakeTable, due: Mapping[StreamProgress, range]
+) -> tuple[list[_Partition], int]:
+    """Return the partitions that have rows missing in gold, and silver's number of rows there."""
     touched = (
         pa.concat_tables(silver.entries(each.rows(seqs.start, seqs.stop)) for each, seqs in due.items())
         .group_by(["partition.context", "partition.date"])
         .aggregate([("min.published_at", "min"), ("max.published_at", "max")])
     )
-    tasks, rows = [], 0
-    for context, date, least, most in zip(*(column.to_pylist() for column in touched.columns), strict=True):
-        partition: Conditions = [("context", "=", context or ""), ("date", "=", date)]
+    found, rows = [], 0
+    for context, day, least, most in zip(*(column.to_pylist() for column in touched.columns), strict=True):
+        partition: Conditions = [("context", "=", context or ""), ("date", "=", day)]
         first, behind = _minute(least), _minute(most) + _MINUTE
         files = silver.entries([*partition, ("published_at", ">=", first), ("published_at", "<", behind)])
         rows += pc.sum(files["rows"]).as_py()
-        tasks.append((context, date, first, behind, files["path"].to_pylist(), gold.paths(partition)))
-    named = [dict(zip(_TASKS.names, task, strict=True)) for task in tasks]
-    return pa.Table.from_pylist(named, schema=_TASKS), rows
+        paths = files["path"].to_pylist(), gold.paths(partition)
+        found.append(_Partition(context, day, first, behind, *paths))
+    return found, rows
 
 
 def _minute(moment: datetime) -> datetime:
     return moment.replace(second=0, microsecond=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _CountMinutes:
-    """Counts the minutes of partitions again, and writes gold with them and all other minutes."""
+def _count_again(lake: str, late_seconds: float, partition: _Partition) -> Iterator[pa.RecordBatch]:
+    """Write gold with the minutes of a partition, counted again, and with all its other minutes."""
+    tables = _minutes(lake, late_seconds, partition)
+    return write_files(lake, ((GOLD, batch) for table in tables for batch in table.to_batches()))
 
-    lake: str
-    late_seconds: float
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entry of each file."""
-        tasks = (row for batch in batches for row in batch.to_pylist())
-        minutes = (batch for task in tasks for rows in self._partition(task) for batch in rows.to_batches())
-        yield from write_tables(self.lake, ((GOLD, batch) for batch in minutes))
+def _minutes(lake: str, late_seconds: float, partition: _Partition) -> Iterator[pa.Table]:
+    others = (pc.field("minute") < partition.first) | (pc.field("minute") >= partition.behind)
+    yield dataset_of(table_uri(lake, GOLD.name), GOLD, partition.gold).to_table(filter=others)
+    events = dataset_of(table_uri(lake, SILVER.name), SILVER, partition.silver)
+    columns = ["event_type", "occurred_at", "published_at", "bytes"]
+    start = partition.first
+    while start < partition.behind:  # an hour at a time, to bound memory
+        behind = min(partition.behind, start + _HOUR)
+        within = (pc.field("published_at") >= start) & (pc.field("published_at") < behind)
+        yield _counted(events.to_table(columns=columns, filter=within), late_seconds, partition)
+        start = behind
 
-    def _partition(self, task: Mapping[str, Any]) -> Iterator[pa.Table]:
-        counted = dataset_of(table_uri(self.lake, GOLD.name), GOLD, task["gold"])
-        others = (pc.field("minute") < task["first"]) | (pc.field("minute") >= task["behind"])
-        yield counted.to_table(filter=others)
-        events = dataset_of(table_uri(self.lake, SILVER.name), SILVER, task["silver"])
-        columns = ["event_type", "occurred_at", "published_at", "bytes"]
-        start = task["first"]
-        while start < task["behind"]:  # an hour at a time, to bound memory
-            behind = min(task["behind"], start + _HOUR)
-            within = (pc.field("published_at") >= start) & (pc.field("published_at") < behind)
-            yield self._minutes(events.to_table(columns=columns, filter=within), task)
-            start = behind
 
-    def _minutes(self, events: pa.Table, task: Mapping[str, Any]) -> pa.Table:
-        published = events["published_at"]
-        delay = pc.subtract(published.cast(pa.int64()), events["occurred_at"].cast(pa.int64()))
-        seconds = pc.divide(delay.cast(pa.float64(), safe=False), 1e6)  # 53 bits hold 285 years
-        late = pc.greater(seconds, self.late_seconds).cast(pa.int64())
-        minutes = pc.floor_temporal(published, unit="minute")
-        counted = (
-            pa.table(
-                [events["event_type"], minutes, late, events["bytes"], seconds], [*_BY, "late", "bytes", "s"]
-            )
-            .group_by(_BY)
-            .aggregate([([], "count_all"), ("late", "sum"), ("bytes", "sum"), ("s", "list")])
+def _counted(events: pa.Table, late_seconds: float, partition: _Partition) -> pa.Table:
+    published = events["published_at"]
+    delay = pc.subtract(published.cast(pa.int64()), events["occurred_at"].cast(pa.int64()))
+    seconds = pc.divide(delay.cast(pa.float64(), safe=False), 1e6)  # 53 bits hold 285 years
+    late = pc.greater(seconds, late_seconds).cast(pa.int64())
+    minutes = pc.floor_temporal(published, unit="minute")
+    counted = (
+        pa.table(
+            [events["event_type"], minutes, late, events["bytes"], seconds], [*_BY, "late", "bytes", "s"]
         )
-        delays = [_percentiles(each) for each in counted["s_list"].to_pylist()]
-        columns = {
-            "event_type": counted["event_type"],
-            "minute": counted["minute"],
-            "events": counted["count_all"],
-            "late": pc.fill_null(counted["late_sum"], 0),
-            "bytes": counted["bytes_sum"],
-            **{f"p{share}_seconds": [each[at] for each in delays] for at, share in enumerate(_PERCENTILES)},
-            "context": [task["context"]] * len(counted),
-            "date": [task["date"]] * len(counted),
-        }
-        return pa.table(columns, GOLD.schema)
+        .group_by(_BY)
+        .aggregate([([], "count_all"), ("late", "sum"), ("bytes", "sum"), ("s", "list")])
+    )
+    delays = [_percentiles(each) for each in counted["s_list"].to_pylist()]
+    columns = {
+        "event_type": counted["event_type"],
+        "minute": counted["minute"],
+        "events": counted["count_all"],
+        "late": pc.fill_null(counted["late_sum"], 0),
+        "bytes": counted["bytes_sum"],
+        **{f"p{share}_seconds": [each[at] for each in delays] for at, share in enumerate(_PERCENTILES)},
+        "context": [partition.context] * len(counted),
+        "date": [partition.date] * len(counted),
+    }
+    return pa.table(columns, GOLD.schema)
 
 
 def _percentiles(seconds: Sequence[float | None]) -> list[float | None]:

@@ -6,9 +6,8 @@ two steps, the next run completes them, also if no new message was stored.
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
@@ -25,7 +24,7 @@ from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
-from sea_mq_worker.pipeline.lake.storage import check_space, table_uri
+from sea_mq_worker.pipeline.lake.storage import check_space
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.session import job_session, parallelism
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
@@ -38,23 +37,6 @@ _BATCH_BYTES = 2 * 2**30
 _ROWS_PER_TASK_MAX = 50_000
 _STORED_SHARE = 0.5
 """Size of the lake's files, relative to the messages in the stream; 0.2 for texts, more for random bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandProgress:
-    """Progress of a stream after a batch.
-
-    Attributes:
-        stream: the stream's name.
-        rows: messages landed in this run so far.
-        per_second: messages of the batch per second, from the stream to silver.
-        left: sequences between the last landed one and the stream's end at the start of this run.
-    """
-
-    stream: str
-    rows: int
-    per_second: float
-    left: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +56,13 @@ class LandedStream:
     rows: int
     last_seq: int
     left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandProgress(LandedStream):
+    """Progress of a stream; ``per_second``: messages of the last batch, from the stream to silver."""
+
+    per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +141,12 @@ def land(
         DataLossError: a stream lost messages before they were landed; the other streams were landed.
         ConflictError: another run is landing one of the streams into this lake.
     """
-    session = job_session(spark) if spark else None
-    lake = table_uri(lake, "")  # a relative path would be relative to another folder in a task
+    session, given = job_session(spark) if spark else None, options or LandOptions()
+    bronze = LakeTable(lake, BRONZE)
+    silver = Silver(session, lake, rows_max=given.batch_rows, dedupe_days=given.dedupe_days)
     reads, writes = stream_datasets(settings, streams), lake_datasets(lake, BRONZE, SILVER, GOLD)
     with lineage("land", settings, reads=reads, writes=writes):
-        run = _LandRun(session, settings, lake, options or LandOptions(), on_progress, is_stopping)
+        run = _LandRun(session, settings, bronze, silver, given, on_progress, is_stopping)
         return run.all(list(dict.fromkeys(streams)))
 
 
@@ -168,19 +158,21 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
         state = stream_state(settings, stream)
         progress = recorded_progress(table, state)
         left = max(0, state.last_seq - max(progress.landed, state.first_seq - 1))
-        found.append(
-            LandedStream(
-                stream=stream, incarnation=progress.incarnation, rows=0, last_seq=progress.landed, left=left
-            )
-        )
+        found.append(_landed(progress, rows=0, left=left))
     return LandResult(streams=tuple(found))
+
+
+def _landed(progress: StreamProgress, *, rows: int, left: int) -> LandedStream:
+    incarnation, last = progress.incarnation, progress.landed
+    return LandedStream(stream=progress.stream, incarnation=incarnation, rows=rows, last_seq=last, left=left)
 
 
 @dataclass(slots=True)
 class _LandRun:
     spark: SparkSession | None
     settings: Settings
-    lake: str
+    bronze: LakeTable
+    silver: Silver
     options: LandOptions
     on_progress: Callable[[LandProgress], None]
     is_stopping: Callable[[], bool]
@@ -189,17 +181,17 @@ class _LandRun:
 
     def all(self, streams: Sequence[str]) -> LandResult:
         started = time.monotonic()
-        self._silver.index()
+        self.silver.index()
         landed, lost = [], []
         for stream in streams:
             try:
                 landed.append(self._stream(stream))
             except DataLossError as error:
                 lost.append(str(error))
-        progresses = [progress for stream in streams for progress in incarnations(self._bronze, stream)]
+        progresses = [progress for stream in streams for progress in incarnations(self.bronze, stream)]
         late_seconds, schemas = self.options.late_seconds, self.options.event_schemas
-        partitions = gold.refresh(self.spark, self.lake, progresses, late_seconds=late_seconds)
-        typed, violations = typed_tables.refresh(self.spark, self.lake, schemas, progresses)
+        partitions = gold.refresh(self.spark, self.bronze.lake, progresses, late_seconds=late_seconds)
+        typed, violations = typed_tables.refresh(self.spark, self.bronze.lake, schemas, progresses)
         compacted = self._maintain()
         if lost:
             raise DataLossError("\n".join(lost))
@@ -216,12 +208,12 @@ class _LandRun:
         )
 
     def _stream(self, stream: str) -> LandedStream:
-        for each in incarnations(self._bronze, stream):
-            self.events += self._silver.catch_up(each)
+        for each in incarnations(self.bronze, stream):
+            self.events += self.silver.catch_up(each)
         state = stream_state(self.settings, stream)
-        progress = current_progress(self.settings, self._bronze, state, on_loss=self._report_loss)
+        progress = current_progress(self.settings, self.bronze, state, on_loss=self._report_loss)
         left = min(state.messages, state.last_seq - progress.landed)
-        check_space(self.lake, int(_STORED_SHARE * left * state.size_bytes / max(state.messages, 1)))
+        check_space(self.bronze.lake, int(_STORED_SHARE * left * state.size_bytes / max(state.messages, 1)))
         fitting = _BATCH_BYTES * state.messages // max(state.size_bytes, 1) or self.options.batch_rows
         size, rows = min(self.options.batch_rows, fitting), 0
         while progress.landed < state.last_seq and not self.is_stopping():
@@ -231,15 +223,9 @@ class _LandRun:
             progress, landed = self._batch(progress, state, sequences)
             rows += landed
             per_second = landed / (time.monotonic() - started)
-            left = state.last_seq - progress.landed
-            self.on_progress(LandProgress(stream=stream, rows=rows, per_second=per_second, left=left))
-        return LandedStream(
-            stream=stream,
-            incarnation=progress.incarnation,
-            rows=rows,
-            last_seq=progress.landed,
-            left=state.last_seq - progress.landed,
-        )
+            so_far = _landed(progress, rows=rows, left=state.last_seq - progress.landed)
+            self.on_progress(LandProgress(**asdict(so_far), per_second=per_second))
+        return _landed(progress, rows=rows, left=state.last_seq - progress.landed)
 
     def _batch(
         self, progress: StreamProgress, state: StreamInfo, sequences: range
@@ -250,19 +236,18 @@ class _LandRun:
         if self.spark and count > ROWS_IN_PROCESS:
             fair = -(-count // parallelism(self.spark))
             size, access = min(max(fair, ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX), access_options()
-        starts = sequences[::size]
-        tasks = pa.table({"first": list(starts), "last": [min(start + size - 1, last) for start in starts]})
+        tasks = [sequences[at : at + size] for at in range(0, count, size)]
         # Loss is checked afterwards.
         options = JetStreamOptions(stream=stream, created=state.created, fail_on_data_loss=False, **access)
-        write = LandMessages(self.lake, options, progress.incarnation, erased_hashes(self.lake))
+        write = LandMessages(self.bronze.lake, options, progress.incarnation, erased_hashes(self.bronze.lake))
         description = f"land {stream} {sequences.start}-{last}: bronze and silver"
         entries = run_tasks(self.spark, description, write, tasks, rows=count)
-        files = self._bronze.files(entries)
+        files = self.bronze.files(entries)
         now = stream_state(self.settings, stream)
         check_after_read(progress, state, now, sequences, rows=files.rows, on_loss=self._report_loss)
         metadata = progress.metadata(sequences.start, last)
-        self._bronze.commit(files, *progress.landed_to(last), metadata=metadata)
-        self.events += self._silver.add(progress, entries, after=progress.landed, upto=last)
+        self.bronze.commit(files, *progress.landed_to(last), metadata=metadata)
+        self.events += self.silver.add(progress, entries, after=progress.landed, upto=last)
         return replace(progress, landed=last), files.rows
 
     def _report_loss(self, text: str) -> None:
@@ -272,19 +257,10 @@ class _LandRun:
 
     def _maintain(self) -> int:
         typed = [each.table for each in self.options.event_schemas]
-        tables = [LakeTable(self.lake, schema) for schema in (BRONZE, SILVER, IDS, GOLD, *typed)]
+        tables = [LakeTable(self.bronze.lake, schema) for schema in (BRONZE, SILVER, IDS, GOLD, *typed)]
         files, hours = self.options.compact_files, self.options.vacuum_hours
         compacted = 0 if files is None else sum(table.compact(files) for table in tables)
         if hours is not None:
             for table in tables:
                 table.vacuum(hours)
         return compacted
-
-    @property
-    def _bronze(self) -> LakeTable:
-        return LakeTable(self.lake, BRONZE)
-
-    @property
-    def _silver(self) -> Silver:
-        rows_max, days = self.options.batch_rows, self.options.dedupe_days
-        return Silver(spark=self.spark, lake=self.lake, rows_max=rows_max, dedupe_days=days)

@@ -5,8 +5,8 @@ grow with time and are therefore in few parts; random ones cost one part per ID 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -51,9 +51,8 @@ def find_repeats(
     high = np.unique(new["high"].to_numpy())
     since = _EVER if days is None else pc.min(new["published_at"]).as_py() - timedelta(days=days)
     conditions = [("high", ">=", int(high[0])), ("high", "<=", int(high[-1])), ("published_at", ">=", since)]
-    paths = pa.table({"path": ids.paths(conditions)})
-    find, rows = _FindKeys(ids.uri, high), new.num_rows
-    found = run_tasks(spark, "land: search repeated IDs", find, paths, rows=rows, schema=IDS.schema)
+    search, paths, rows = partial(_rows_with_keys, ids.uri, high), ids.paths(conditions), new.num_rows
+    found = run_tasks(spark, "land: search repeated IDs", search, paths, rows=rows, schema=IDS.schema)
     known = found.filter(
         pc.and_(_is_in_silver(found, reached), pc.greater_equal(found["published_at"], since))
     )
@@ -67,20 +66,14 @@ def _keys(message_ids: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return 128 bits of each ID, as two numbers."""
     is_uuid = pc.match_substring_regex(message_ids, UUID)
     keys = np.empty((len(message_ids), _KEY_BYTES), np.uint8)
-    keys[is_uuid.to_numpy(zero_copy_only=False)] = _uuid_bytes(message_ids.filter(is_uuid))
+    digits = "".join(pc.replace_substring(message_ids.filter(is_uuid), "-", "").to_pylist())
     others = message_ids.filter(pc.invert(is_uuid)).to_pylist()
     hashes = b"".join(blake2b(other.encode(), digest_size=_KEY_BYTES).digest() for other in others)
-    keys[~is_uuid.to_numpy(zero_copy_only=False)] = np.frombuffer(hashes, np.uint8).reshape(-1, _KEY_BYTES)
+    for is_of, values in ((is_uuid, bytes.fromhex(digits)), (pc.invert(is_uuid), hashes)):
+        rows = np.frombuffer(values, np.uint8).reshape(-1, _KEY_BYTES)
+        keys[is_of.to_numpy(zero_copy_only=False)] = rows
     high, low = keys.view(">i8").astype(np.int64).T
     return pa.array(high), pa.array(low)
-
-
-def _uuid_bytes(uuids: pa.Array) -> np.ndarray:
-    """Convert the hexadecimal digits of UUIDs."""
-    digits = "".join(pc.replace_substring(uuids, "-", "").to_pylist())
-    signs = np.frombuffer(digits.encode(), np.uint8)
-    values = (signs & 0xF) + 9 * (signs >> 6)
-    return (values[::2] << 4 | values[1::2]).reshape(-1, _KEY_BYTES)
 
 
 def _is_in_silver(found: pa.Table, reached: Callable[[str], int]) -> pa.Array:
@@ -90,23 +83,15 @@ def _is_in_silver(found: pa.Table, reached: Callable[[str], int]) -> pa.Array:
     return pc.less_equal(found["seq"], limits.take(pc.index_in(found["watermark"], names)))
 
 
-@dataclass(frozen=True, slots=True)
-class _FindKeys:
-    """Searches files of the index for keys; ``high`` is sorted."""
-
-    uri: str
-    high: np.ndarray
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store, wanted = filesystem(self.uri), pa.array(self.high)
-        for batch in batches:
-            for path in batch.column("path").to_pylist():
-                with store.open_input_file(path) as source:
-                    file = pq.ParquetFile(source)
-                    groups = [each for each in range(file.num_row_groups) if self._may_contain(file, each)]
-                    for rows in file.iter_batches(row_groups=groups):
-                        yield rows.filter(pc.is_in(rows.column("high"), wanted)).cast(IDS.schema)
-
-    def _may_contain(self, file: pq.ParquetFile, group: int) -> bool:
-        ends = file.metadata.row_group(group).column(0).statistics
-        return bool(np.searchsorted(self.high, ends.min) < np.searchsorted(self.high, ends.max, "right"))
+def _rows_with_keys(uri: str, high: np.ndarray, path: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file of the index whose upper bits are among ``high``, which is sorted."""
+    wanted = pa.array(high)
+    with filesystem(uri).open_input_file(path) as source:
+        file = pq.ParquetFile(source)
+        groups = []
+        for group in range(file.num_row_groups):
+            ends = file.metadata.row_group(group).column(0).statistics
+            if np.searchsorted(high, ends.min) < np.searchsorted(high, ends.max, "right"):
+                groups.append(group)
+        for rows in file.iter_batches(row_groups=groups):
+            yield rows.filter(pc.is_in(rows.column("high"), wanted)).cast(IDS.schema)

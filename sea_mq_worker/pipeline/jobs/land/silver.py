@@ -4,8 +4,6 @@ A repeat is a message whose ID was landed before, from any stream and at any tim
 kept; within a batch, the one with the lowest sequence. Later copies exist only in bronze.
 """
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,43 +12,38 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import committed
-from sea_mq_worker.pipeline.jobs.land.write_events import RewriteFiles, indexed, kept, refined
+from sea_mq_worker.pipeline.jobs.land.write_events import indexed, refined, rewrite
 from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
 from sea_mq_worker.pipeline.lake.storage import filesystem
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.write_files import TableRows
 
 SERIAL = "commits"
 """Watermark that every commit increments. A commit depends on all rows of the table, so of two concurrent
 commits one must fail."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Silver:
-    """Silver and the index of its IDs.
+    """Silver and the index of its IDs."""
 
-    Attributes:
-        spark: the session; None: work in this process.
-        lake: the lake's address.
-        rows_max: sequences per commit.
-        dedupe_days: search repeats up to this many days before a batch's first message; None: no limit.
-    """
-
-    spark: SparkSession | None
-    lake: str
-    rows_max: int
-    dedupe_days: int | None
+    def __init__(
+        self, spark: SparkSession | None, lake: str, *, rows_max: int, dedupe_days: int | None
+    ) -> None:
+        """Take sequences per commit, and days before a batch to search for repeats; None: no limit."""
+        self._spark, self._rows_max, self._dedupe_days = spark, rows_max, dedupe_days
+        self._bronze, self._silver, self._ids = (LakeTable(lake, each) for each in (BRONZE, SILVER, IDS))
 
     def catch_up(self, progress: StreamProgress) -> int:
         """Update silver to the progress of bronze; return the number of new rows."""
-        added, bronze = 0, LakeTable(self.lake, BRONZE)
+        added = 0
         while (taken := self._silver.watermarks()(progress.name)) < progress.landed:
-            first = pc.min(bronze.entries(progress.rows(taken, progress.landed))["min.seq"]).as_py()
-            upto = min(progress.landed, max(taken, (first or progress.landed) - 1) + self.rows_max)
+            first = pc.min(self._bronze.entries(progress.rows(taken, progress.landed))["min.seq"]).as_py()
+            upto = min(progress.landed, max(taken, (first or progress.landed) - 1) + self._rows_max)
             rest = progress.rows(taken, upto)
-            refine = RewriteFiles(self.lake, BRONZE, refined, pq.filters_to_expression(rest))
+            files, matching = self._bronze.entries(rest), pq.filters_to_expression(rest)
             description = f"land {progress.stream} {taken + 1}-{upto}: silver"
-            entries = refine.run(self.spark, description, bronze.entries(rest))
+            entries = rewrite(self._spark, description, self._bronze, files, refined, matching=matching)
             added += self.add(progress, entries, after=taken, upto=upto)
         return added
 
@@ -66,8 +59,8 @@ class Silver:
         """Write the index of a lake that has none, from an older version."""
         if self._ids.open() is None and self._silver.open() is not None:
             reached = self._silver.watermarks()
-            index = RewriteFiles(self.lake, SILVER, indexed)
-            entries = index.run(self.spark, "land: index of IDs", self._silver.entries())
+            files = self._silver.entries()
+            entries = rewrite(self._spark, "land: index of IDs", self._silver, files, indexed)
             self._ids.commit(self._ids.files(entries), Watermark(SERIAL, reached(SERIAL)))
 
     def _commit(self, progress: StreamProgress, entries: pa.Table, after: int, upto: int) -> int:
@@ -75,14 +68,14 @@ class Silver:
         ids, files = self._ids.files(entries), self._silver.files(entries)
         columns = ["high", "low", "seq", "published_at"]
         keys = dataset_of(self._ids.uri, IDS, ids.paths).to_table(columns=columns)
-        repeats = find_repeats(self.spark, self._ids, keys, reached, self.dedupe_days)
+        repeats = find_repeats(self._spark, self._ids, keys, reached, self._dedupe_days)
         replaced: set[str] = set()
         if len(repeats):
-            remove = RewriteFiles(self.lake, SILVER, kept, ~pc.field("seq").isin(repeats))
             description = f"land {progress.stream} {after + 1}-{upto}: repeated IDs"
-            silver = entries.filter(pc.equal(entries["table"], SILVER.name))
+            silver, others = entries.filter(pc.field("table") == SILVER.name), ~pc.field("seq").isin(repeats)
             replaced = set(files.paths)
-            files = self._silver.files(remove.run(self.spark, description, silver))
+            entries = rewrite(self._spark, description, self._silver, silver, _unchanged, matching=others)
+            files = self._silver.files(entries)
         metadata = progress.metadata(after + 1, upto)
         # Rows of the index count only from silver's commit on.
         self._ids.commit(ids, Watermark(progress.name, upto), metadata=metadata)
@@ -94,10 +87,6 @@ class Silver:
             store.delete_file(path)
         return added
 
-    @property
-    def _silver(self) -> LakeTable:
-        return LakeTable(self.lake, SILVER)
 
-    @property
-    def _ids(self) -> LakeTable:
-        return LakeTable(self.lake, IDS)
+def _unchanged(silver: pa.RecordBatch) -> list[TableRows]:
+    return [(SILVER, silver)]

@@ -1,12 +1,11 @@
-"""Run a function over tasks: in threads of this process, or in Spark. Each row of its input is a task."""
+"""Run a function over tasks: in threads of this process, or in Spark."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -15,8 +14,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sea_mq_worker.pipeline.lake.table import ConflictError
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.session import described
-
-ArrowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 ROWS_IN_PROCESS = 10_000
 """Fewer messages are processed faster than Spark starts a job and a Python worker."""
@@ -31,8 +28,8 @@ _T = TypeVar("_T")
 def run_tasks(
     spark: SparkSession | None,
     description: str,
-    function: ArrowFunction,
-    tasks: pa.Table,
+    function: Callable[[_T], Iterable[pa.RecordBatch]],
+    tasks: Sequence[_T],
     *,
     rows: int,
     schema: pa.Schema = ENTRIES,
@@ -42,17 +39,22 @@ def run_tasks(
     Args:
         spark: the session that runs the tasks; None: this process runs them.
         description: describes the tasks in Spark's web pages.
-        function: yields rows of the schema; pickled for Spark.
+        function: yields rows of the schema for a task; pickled for Spark, together with the tasks.
         tasks: the function's input.
         rows: number of messages in all tasks; this process runs tasks of few messages.
         schema: the result's columns; by default entries of files.
     """
-    count = tasks.num_rows
-    run = _ByNumber(function, tasks)
-    if spark is None or not count or rows <= ROWS_IN_PROCESS:
+    if spark is None or not tasks or rows <= ROWS_IN_PROCESS:
         with ThreadPoolExecutor(THREADS) as executor:
-            found = executor.map(lambda number: [*run.task(number)], range(count))
+            found = executor.map(lambda task: [*function(task)], tasks)
             return pa.Table.from_batches(chain.from_iterable(found), schema)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from function(tasks[number])
+
+    count = len(tasks)
     results = spark.range(0, count, 1, count).mapInArrow(run, from_arrow_schema(schema))
     with described(spark, description):
         return results.toArrow().cast(schema)
@@ -68,19 +70,3 @@ def committed(attempt: Callable[[], _T]) -> _T:
         with suppress(ConflictError):
             return attempt()
     return attempt()
-
-
-@dataclass(frozen=True, slots=True)
-class _ByNumber:
-    """Applies a function to the tasks whose numbers are the input."""
-
-    function: ArrowFunction
-    tasks: pa.Table
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                yield from self.task(number)
-
-    def task(self, number: int) -> Iterator[pa.RecordBatch]:
-        return self.function(iter(self.tasks.slice(number, 1).to_batches()))

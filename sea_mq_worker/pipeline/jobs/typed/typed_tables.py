@@ -17,11 +17,12 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.event_schemas import schema_validator
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.jobs.land.write_events import RewriteFiles, TableRows
+from sea_mq_worker.pipeline.jobs.land.write_events import rewrite
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import OF_MESSAGE, EventSchema, split
 from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, reachable, table_uri
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.write_files import TableRows
 
 QUARANTINE = TableSchema(
     name="typed/quarantine",
@@ -83,9 +84,9 @@ def _refresh(
     if first >= upto:
         return 0, 0
     rows = progress.rows(first, upto)
-    rewrite = RewriteFiles(lake, SILVER, _Judge(tuple(schemas), after), pq.filters_to_expression(rows))
+    judge, matching = _Judge(tuple(schemas), after), pq.filters_to_expression(rows)
     description = f"land {progress.stream} {first + 1}-{upto}: typed tables"
-    entries = rewrite.run(spark, description, silver.entries(rows))
+    entries = rewrite(spark, description, silver, silver.entries(rows), judge, matching=matching)
     typed = 0
     for name, table in tables.items():
         added = table.files(entries)
