@@ -23,7 +23,8 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["uvicorn", "handler:app", "--host", "0.0.0.0", "--port", "8000", "--no-access-log"]
 
 
-FROM base AS worker-build
+# The packages alone, so that a change of the source installs only the wheel.
+FROM base AS worker-packages
 ARG PIP_INDEX_URL
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/venv
 COPY requirements/build.lock requirements/run.lock /src/requirements/
@@ -31,6 +32,14 @@ RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r /src/requireme
  && /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /locked \
     -r /src/requirements/run.lock \
  && pip --python /opt/venv install --no-cache-dir --no-deps /locked/*.whl
+
+FROM worker-packages AS pipeline-packages
+COPY requirements/spark.lock /src/requirements/
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /spark \
+    -r /src/requirements/spark.lock \
+ && pip --python /opt/venv install --no-cache-dir --no-deps /spark/*.whl
+
+FROM worker-packages AS worker-build
 COPY pyproject.toml README.md LICENSE /src/
 COPY requirements/run.cdx.json /src/requirements/
 COPY sql /src/sql
@@ -40,11 +49,9 @@ COPY sea_mq_worker /src/sea_mq_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist /src \
  && pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
 
-FROM worker-build AS pipeline-build
-COPY requirements/spark.lock /src/requirements/
-RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /spark \
-    -r /src/requirements/spark.lock \
- && pip --python /opt/venv install --no-cache-dir --no-deps /spark/*.whl
+FROM pipeline-packages AS pipeline-build
+COPY --from=worker-build /dist /dist
+RUN pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
 
 FROM base AS pipeline
 # Java starts only for a user with a name.

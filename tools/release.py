@@ -1,9 +1,9 @@
 """Build, check and sign a release; print what to publish. Nothing leaves this machine.
 
-    python -m tools.release --sign-with ~/.ssh/id_ed25519
+    python -m tools.release --repository https://github.com/OWNER/NAME --sign-with ~/.ssh/id_ed25519
 
 Wheel and sdist are built twice from the last commit, in different folders and time zones. Both builds must be
-equal.
+equal. Their metadata name the repository, and their README links to the files of the version's tag there.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
@@ -33,7 +34,7 @@ def main() -> None:
     version = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     if problems := list(_problems(version)):
         sys.exit("\n".join(f"not ready: {problem}" for problem in problems))
-    built = build(options.folder)
+    built = build(options.folder, partial(link_to, options.repository.rstrip("/"), version))
     _check_metadata(built)
     sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in built)
     (options.folder / _SUMS).write_text(sums, encoding="utf-8")
@@ -56,19 +57,38 @@ def main() -> None:
     sys.stdout.write(f"{sums}\nPublish:\n" + "".join(f"  {step}\n" for step in _steps(version, published)))
 
 
-def build(folder: Path) -> Sequence[Path]:
-    """Build wheel and sdist of the last commit into the folder.
+def build(folder: Path, prepare: Callable[[Path], None]) -> Sequence[Path]:
+    """Build wheel and sdist of the last commit, whose files are prepared, into the folder.
 
     Raises:
         SystemExit: two builds differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        builds = [_build(Path(first), "UTC"), _build(Path(second), "Asia/Tokyo")]
+        builds = [_build(Path(first), "UTC", prepare), _build(Path(second), "Asia/Tokyo", prepare)]
         one, other = ({file.name: _sha256(file) for file in files} for files in builds)
         if one != other:
             sys.exit(f"two builds differ: {one} and {other}")
         return [Path(shutil.move(file, folder / file.name)) for file in builds[0]]
+
+
+def link_to(repository: str, version: str, source: Path) -> None:
+    """Write the repository's addresses into the metadata, and make the README's links absolute.
+
+    An index shows the README without the files beside it.
+    """
+    shown, raw = (f"{repository}/{kind}/v{version}/" for kind in ("blob", "raw"))
+    readme = source / "README.md"
+    text = re.sub(r"(!\[[^]]*\]\()(?=[\w.])(?!\w+:)", rf"\g<1>{raw}", readme.read_text(encoding="utf-8"))
+    readme.write_text(re.sub(r"(\]\()(?=[\w.])(?!\w+:)", rf"\g<1>{shown}", text), encoding="utf-8")
+    urls = {
+        "Repository": repository,
+        "Documentation": f"{shown}README.md#where-to-go",
+        "Changelog": f"{shown}CHANGELOG.md",
+        "Issues": f"{repository}/issues",
+    }
+    with (source / "pyproject.toml").open("a", encoding="utf-8") as about:
+        about.write("\n[project.urls]\n" + "".join(f'{name} = "{url}"\n' for name, url in urls.items()))
 
 
 def _check_metadata(built: Sequence[Path]) -> None:
@@ -90,11 +110,12 @@ def _check_metadata(built: Sequence[Path]) -> None:
         Metadata.from_email(found, validate=True)
 
 
-def _build(folder: Path, zone: str) -> list[Path]:
+def _build(folder: Path, zone: str, prepare: Callable[[Path], None]) -> list[Path]:
     source, target = folder / f"source-{zone.lower().replace('/', '-')}", folder / "dist"
     source.mkdir()
     archive = subprocess.run(("git", "archive", "HEAD"), cwd=_ROOT, check=True, capture_output=True).stdout
     subprocess.run(("tar", "-x", "-C", str(source)), input=archive, check=True)
+    prepare(source)
     at = _run("git", "log", "-1", "--format=%ct")
     command = (sys.executable, "-m", "hatchling", "build", "-d", str(target))
     environment = os.environ | {"SOURCE_DATE_EPOCH": at, "TZ": zone}
@@ -119,6 +140,12 @@ def _steps(version: str, published: Sequence[Path]) -> Iterator[str]:
     packages = [file for file in files if file.endswith((".whl", ".tar.gz"))]
     yield f"git tag --sign v{version} --message 'Version {version}' && git push origin v{version}"
     yield f"uv publish {' '.join(packages)}"
+    base = "python:3.13-slim"
+    digest = f"$(docker buildx imagetools inspect {base} --format '{{{{.Manifest.Digest}}}}')"
+    yield (
+        f"docker build --build-arg PYTHON_IMAGE={base}@{digest} --tag REGISTRY/sea-mq-worker:{version} . "
+        f"&& docker push REGISTRY/sea-mq-worker:{version}"
+    )
     yield f"attach to the release v{version}: {' '.join(files)}"
 
 
@@ -133,6 +160,12 @@ def _run(*command: str) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
     parser.add_argument("--folder", type=Path, default=_ROOT / "dist", help="where the files go (dist)")
+    parser.add_argument(
+        "--repository",
+        metavar="URL",
+        required=True,
+        help="address of the repository, which serves files as /blob/TAG/FILE and /raw/TAG/FILE",
+    )
     parser.add_argument("--sign-with", metavar="KEY", help="SSH key that signs the SHA-256 sums (none)")
     return parser.parse_args()
 

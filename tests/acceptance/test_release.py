@@ -10,11 +10,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 from tools.sbom import bill_of_materials
 
 ROOT = Path(__file__).parents[2]
 VERSION = "7.8.0"
+REPOSITORY = "https://forge.example/team/worker"
 
 
 def run(*command: str, cwd: Path, **given: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +48,7 @@ def commit(folder: Path) -> None:
 
 
 def release(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "tools.release", *options, cwd=folder)
+    return run(sys.executable, "-m", "tools.release", "--repository", REPOSITORY, *options, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,19 @@ def test_the_wheel_has_its_bill_of_materials(released: Path) -> None:
         [name] = [name for name in files.namelist() if ".dist-info/sboms/" in name]
         assert files.read(name).decode() == bill_of_materials()
         assert json.loads(bill_of_materials())["components"]
+
+
+def test_the_readme_of_a_package_links_to_the_files_of_its_version(released: Path) -> None:
+    [wheel] = released.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        [name] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        about = Metadata.from_email(files.read(name), validate=True)
+    assert (about.project_urls or {})["Repository"] == REPOSITORY
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)#]+)", about.description or "")
+    assert len(links) > 40
+    for image, link in links:
+        file = link.removeprefix(f"{REPOSITORY}/{'raw' if image else 'blob'}/v{VERSION}/")
+        assert (ROOT / file).is_file(), link
 
 
 def test_a_distributor_can_run_tests_from_the_sdist(released: Path, tmp_path: Path) -> None:
