@@ -106,7 +106,10 @@ def _sequence(sequence: SequenceFacts, facts: DatabaseFacts) -> Iterator[Finding
         yield DatabaseKind.SEQUENCE_DIFFERS.finding(where, what, sql=sql)
     if sequence.last is not None and sequence.highest is not None and sequence.last < sequence.highest:
         what = f"the last assigned number is {sequence.last}, a row has {sequence.highest}"
-        sql = f"SELECT setval(pg_get_serial_sequence('{table}', '{name}'), max({name})) FROM {table}"  # noqa: S608
+        sql = (
+            f"SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence('{table}', '{name}'), "  # noqa: S608
+            f"pg_catalog.max({name})) FROM {table}"
+        )
         yield DatabaseKind.SEQUENCE_BEHIND.finding(where, what, sql=sql)
 
 

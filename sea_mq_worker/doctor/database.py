@@ -22,8 +22,6 @@ CLOCK_SECONDS = 60.0
 
 _LEASES = 5
 _DEAD_TIMES = 5
-_IDLE_MILLISECONDS = 60_000
-"""Smallest tolerated idle time-out; the worker's quietest connection sends a statement every 30 s."""
 _ENCODING = "UTF8"
 _ALONGSIDE = "INDEX CONCURRENTLY"
 """Creates an index without blocking writes; PostgreSQL refuses it for a partitioned table."""
@@ -127,12 +125,9 @@ def _server(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
         )
     if waits_for_nobody(facts):
         yield _setting(DatabaseKind.STANDBY_MISSING, facts, "synchronous_standby_names", "''")
-    for name, least in (
-        ("transaction_timeout", s.database_timeout_seconds * 1000),
-        ("idle_session_timeout", _IDLE_MILLISECONDS),
-    ):
-        if name in facts.settings and 0 < int(facts.settings[name].setting) < least:
-            yield _setting(DatabaseKind.SESSION_TIMEOUTS, facts, name, "0")
+    limit = facts.settings.get("transaction_timeout")  # of PostgreSQL 17 or newer
+    if limit is not None and 0 < int(limit.setting) < s.database_timeout_seconds * 1000:
+        yield _setting(DatabaseKind.SESSION_TIMEOUTS, facts, "transaction_timeout", "0")
 
 
 def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) -> Finding:

@@ -110,9 +110,9 @@ class DatabaseKind(Kind):
     )
     SESSION_TIMEOUTS = (
         Severity.WARNING,
-        "time-outs of the role end the worker's sessions or transactions",
+        "transaction_timeout is shorter than SEA_MQ_DATABASE_TIMEOUT_SECONDS",
         "connections break without a fault",
-        "reset them for the worker's role",
+        "reset it for the worker's role",
     )
     CONNECTIONS_SHORT = (
         Severity.WARNING,

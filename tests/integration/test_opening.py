@@ -69,6 +69,15 @@ async def test_the_system_ends_a_connection_whose_peer_is_gone(database: Databas
             assert end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == expected
 
 
+async def test_a_database_that_ends_idle_sessions_keeps_those_of_the_worker(database: Database) -> None:
+    owner = await asyncpg.connect(database.dsn)
+    await owner.execute(f"ALTER DATABASE {database.name} SET idle_session_timeout = '5 s'")
+    await owner.close()
+    async with pool_of(database.dsn) as pool:
+        [row] = await fetch(pool, "SELECT current_setting('idle_session_timeout') AS limit")
+    assert row["limit"] == "0"
+
+
 @pytest.mark.fault("D18")
 async def test_a_link_that_fell_silent_costs_one_time_out_for_all_connections(database: Database) -> None:
     async with proxied(database.dsn) as (proxy, dsn), pool_of(dsn) as pool:

@@ -174,6 +174,7 @@ def session_settings(schema: str, application_name: str) -> dict[str, str]:
         "search_path": f"{quoted_schema(schema)}, pg_temp",
         "application_name": application_name[:63],
         "jit": "off",
+        "idle_session_timeout": "0",
         **_TCP,
     }
 

@@ -11,7 +11,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 _OF_THE_CONNECTION = frozenset({"application_name"})
-_OF_THE_POOLER = "tcp_"
+_OF_THE_POOLER = ("tcp_", "idle_session_")
 
 
 def through_pooler(settings: Mapping[str, str]) -> Mapping[str, Any]:

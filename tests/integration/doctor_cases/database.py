@@ -6,6 +6,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import asyncpg
+import pytest
 
 from sea_mq_worker.doctor import Finding
 from tests.integration.doctor_cases.registry import (
@@ -28,7 +29,6 @@ PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 by_setting("database_unreachable", database_url=f"postgresql://u@{UNUSED}/d")
 by_sql("synchronous_commit_off", "ALTER DATABASE {database} SET synchronous_commit = off")
 by_sql("triggers_off", "ALTER DATABASE {database} SET session_replication_role = replica")
-by_sql("session_timeouts", "ALTER DATABASE {database} SET idle_session_timeout = '5 s'")
 by_sql("table_unlogged", "ALTER TABLE inbox_messages SET UNLOGGED")
 by_sql("index_missing", "DROP INDEX idx_outbox_due")
 by_sql("trigger_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
@@ -96,6 +96,14 @@ async def database_read_only(p: Patient) -> Mend:
         await owner.execute(f"ALTER DATABASE {p.database.name} RESET default_transaction_read_only")
 
     return allow
+
+
+@provokes_in_tables
+async def session_timeouts(p: Patient) -> None:
+    session = await p.session()
+    if session.get_server_version() < (17,):
+        pytest.skip("this PostgreSQL has no transaction_timeout")
+    await session.execute(f"ALTER DATABASE {p.database.name} SET transaction_timeout = '500 ms'")
 
 
 @provokes_in_tables

@@ -24,7 +24,7 @@ _SETTINGS = (
     *("fsync", "synchronous_commit", "session_replication_role", "autovacuum", "track_counts"),
     *("synchronous_standby_names", "max_prepared_transactions"),
     *("max_connections", "superuser_reserved_connections", "reserved_connections"),
-    *("transaction_timeout", "idle_session_timeout"),
+    "transaction_timeout",
     "server_version",
 )
 _STATEMENTS = (
