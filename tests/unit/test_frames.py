@@ -14,7 +14,3 @@ def test_a_frame_is_what_nats_py_would_have_sent(reply: str) -> None:
     assert isinstance(ready, EncodedMessage)
     encoded = b"NATS/1.0\r\nNats-Msg-Id: a\r\nce-subject: order/\xc3\xb6\r\n\r\n"
     assert hpub.frame(ready, reply) == hpub_cmd(message.subject, reply, encoded, message.payload)
-
-
-def test_this_nats_py_takes_whole_frames() -> None:
-    assert hpub._TAKES_FRAMES

@@ -35,10 +35,9 @@ def _header_name(raw: bytes) -> str:
 class ResilientClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
 
-    async def publish_raw(self, subjects: Iterable[str], body: bytes) -> None:
-        """Publish to subjects that a server supplied, in one write; unlike ``publish``, check nothing."""
-        end = b" %d\r\n%b\r\n" % (len(body), body)
-        await self._send_command(b"".join([b"PUB %b%b" % (subject.encode(), end) for subject in subjects]))
+    async def write(self, frames: Iterable[bytes]) -> None:
+        """Send frames of the protocol in one write; unlike ``publish``, check nothing."""
+        await self._send_command(b"".join(frames))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 

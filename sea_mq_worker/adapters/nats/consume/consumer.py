@@ -168,7 +168,8 @@ class NatsJetStreamConsumer:
         """
         known = [reply for reply in replies if reply]
         if known and self._connection.is_connected:
-            await self._connection.client.publish_raw(known, verb)
+            end = b" %d\r\n%b\r\n" % (len(verb), verb)
+            await self._connection.client.write([b"PUB %b%b" % (reply.encode(), end) for reply in known])
 
     async def _give_back(self, msg: Msg) -> None:
         await self._send(_nak(_UNEXPECTED_DELAY_SECONDS), msg.reply)

@@ -8,6 +8,7 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
 
+NO_STREAM = "no stream takes the subject, or it has no leader now"
 NOT_BATCHED = frozenset({10174, 10205})
 """Errors of a stream that does not allow atomic batches, or fast ones."""
 
@@ -86,7 +87,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 def _status(status: str) -> str:
     if status == "503":
-        return "no stream takes the subject, or it has no leader now"
+        return NO_STREAM
     return f"the server answered with status {status or 'unknown'}"
 
 

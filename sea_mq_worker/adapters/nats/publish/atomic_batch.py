@@ -9,17 +9,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.adapters.nats.publish.acks import judge_ack
-from sea_mq_worker.adapters.nats.publish.batch import BatchReplies, BatchResult, is_mode_disabled
-from sea_mq_worker.adapters.nats.publish.hpub import TURN_MESSAGES, Sending, send_all
-from sea_mq_worker.adapters.nats.publish.pipelined import CONNECTION_ERRORS, NOT_CONNECTED, wait_for_buffer
-from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux, stop_at
+from sea_mq_worker.adapters.nats.publish.batch import BatchResult, SentBatch, is_mode_disabled
+from sea_mq_worker.adapters.nats.publish.hpub import TURN_MESSAGES, frame, wait_for_buffer
+from sea_mq_worker.adapters.nats.publish.reply_mux import NOT_CONNECTED, ReplyMux
 from sea_mq_worker.domain.encoding import EncodedMessage, with_headers
 from sea_mq_worker.domain.outcomes import Stored
 
 _BAD_REQUEST = 400
 _TIMED_OUT = "the deadline passed before the batch was acknowledged"
+
+
+class _AtomicBatch(SentBatch):
+    """A batch with one reply, to its last message."""
+
+    def __init__(self, messages: Sequence[EncodedMessage]) -> None:
+        super().__init__(messages)
+        self.answer: dict[str, Any] = {}
+
+    def read(self, answer: dict[str, Any]) -> None:
+        self.answer = self.answer or answer
 
 
 class AtomicBatchPublisher:
@@ -32,33 +41,27 @@ class AtomicBatchPublisher:
 
     async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> BatchResult:
         """Send one batch; none of it can be stored unless its last message was sent."""
-        batch_replies = BatchReplies(messages)
-        prefix = self._replies.open(batch_replies)
-        timer = stop_at(deadline, batch_replies, _TIMED_OUT)
+        sent_batch = _AtomicBatch(messages)
         batch = uuid.uuid4().hex
         committed = False
-        try:
-            committed = await self._commit(_sendings(messages, batch, f"{prefix}0"), batch_replies)
-            if committed:
-                await batch_replies.wait()
-        except CONNECTION_ERRORS as error:
-            batch_replies.stop(plain(error))
-        finally:
-            timer.cancel()
-            self._replies.close(prefix)
-        answer = next((answer for _, answer in batch_replies.take()), {})
-        return self._judge(answer, batch, len(messages) if committed else 0, batch_replies.stopped)
+        with self._replies.replies_to(sent_batch, deadline, late=_TIMED_OUT) as prefix:
+            committed = await self._commit(_sendings(messages, batch, f"{prefix}0"), sent_batch)
+            while committed and not sent_batch.answer and not sent_batch.stopped:
+                await sent_batch.change()
+        return self._judge(sent_batch, batch, len(messages) if committed else 0)
 
-    async def _commit(self, sendings: Sequence[Sending], batch_replies: BatchReplies) -> bool:
+    async def _commit(self, sendings: Sequence[tuple[EncodedMessage, str]], sent_batch: _AtomicBatch) -> bool:
         """Send all messages; return whether the last one, which commits the batch, was sent."""
         for start in range(0, len(sendings), TURN_MESSAGES):
-            await wait_for_buffer(self._connection, batch_replies)
-            if batch_replies.stopped or not self._connection.is_connected:
+            await wait_for_buffer(self._connection, sent_batch)
+            if sent_batch.stopped or not self._connection.is_connected:
                 return False
-            await send_all(self._connection.client, sendings[start : start + TURN_MESSAGES])
+            turn = sendings[start : start + TURN_MESSAGES]
+            await self._connection.client.write([frame(*sending) for sending in turn])
         return True
 
-    def _judge(self, answer: dict[str, Any], batch: str, sent: int, stopped: str) -> BatchResult:
+    def _judge(self, sent_batch: _AtomicBatch, batch: str, sent: int) -> BatchResult:
+        answer = sent_batch.answer
         outcome = judge_ack(answer, self._stream)
         if isinstance(outcome, Stored) and answer.get("batch") == batch and answer.get("count") == sent:
             return BatchResult(
@@ -66,11 +69,13 @@ class AtomicBatchPublisher:
             )
         reason = NOT_CONNECTED if isinstance(outcome, Stored) else outcome.reason
         possibly_stored = 0 if _is_refused_whole(answer) else sent
-        return BatchResult(sent=possibly_stored, trouble=stopped or reason, disabled=is_mode_disabled(answer))
+        trouble = sent_batch.stopped or reason
+        return BatchResult(sent=possibly_stored, trouble=trouble, disabled=is_mode_disabled(answer))
 
 
-def _sendings(messages: Sequence[EncodedMessage], batch: str, reply: str) -> list[Sending]:
-    sendings: list[Sending] = []
+def _sendings(messages: Sequence[EncodedMessage], batch: str, reply: str) -> list[tuple[EncodedMessage, str]]:
+    """Return each message with its reply subject."""
+    sendings = []
     for number, message in enumerate(messages, start=1):
         own = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
         if number == len(messages):

@@ -1,14 +1,15 @@
 """Shared by the batched modes: the replies to one batch, and how many of its messages are stored."""
 
-import asyncio
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.publish.acks import NOT_BATCHED, error_code, parse
-from sea_mq_worker.adapters.nats.publish.pipelined import WINDOW_BYTES, WINDOW_MESSAGES, no_permission
+from sea_mq_worker.adapters.nats.publish.acks import NO_STREAM, NOT_BATCHED, error_code, parse
+from sea_mq_worker.adapters.nats.publish.hpub import WINDOW_BYTES, WINDOW_MESSAGES
+from sea_mq_worker.adapters.nats.publish.reply_mux import PendingRequest, no_permission
 from sea_mq_worker.domain.encoding import EncodedMessage
 
 
@@ -43,46 +44,29 @@ class BatchSender(Protocol):
         ...
 
 
-class BatchReplies:
-    """Collects the replies to one batch."""
+class SentBatch(PendingRequest):
+    """A batch, of which the replies tell how much is stored."""
 
     def __init__(self, messages: Sequence[EncodedMessage]) -> None:
-        self.stopped = ""
+        super().__init__()
         self._messages = messages
-        self._answers: list[tuple[str, dict[str, Any]]] = []
-        self._wake: asyncio.Future[None] | None = None
 
-    def on_reply(self, token: str, msg: Msg) -> None:
-        """Keep a reply; a status without a body means that no stream takes the subject."""
+    @abstractmethod
+    def read(self, answer: dict[str, Any]) -> None:
+        """Note what a reply says."""
+
+    def on_reply(self, token: str, msg: Msg) -> None:  # noqa: ARG002 - the reply itself has its position
+        """Read a reply; a status without a body means that no stream takes the subject."""
         if msg.headers and not msg.data:
-            return self.stop("no stream takes the subject, or it has no leader now")
-        self._answers.append((token, parse(msg.data)))
-        return self._notify()
-
-    def stop(self, reason: str) -> None:
-        """Stop waiting: no more replies will come."""
-        self.stopped = self.stopped or reason
-        self._notify()
+            self.stop(NO_STREAM)
+        else:
+            self.read(parse(msg.data))
+            self.notify()
 
     def deny(self, subject: str) -> None:
         """Stop the batch if one of its subjects is forbidden."""
         if any(message.subject.lower() == subject for message in self._messages):
             self.stop(no_permission(subject))
-
-    def take(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the replies since the last call, without waiting."""
-        taken, self._answers = self._answers, []
-        return taken
-
-    async def wait(self) -> None:
-        """Wait for a reply or for the stop."""
-        if not self._answers and not self.stopped:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 def is_mode_disabled(answer: dict[str, Any]) -> bool:

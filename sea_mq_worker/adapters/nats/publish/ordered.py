@@ -17,7 +17,7 @@ from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
 from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored, Unknown, Unsent
 
-_HELD_BACK = Unsent("held back behind a message that was not stored")
+HELD_BACK = Unsent("held back behind a message that was not stored")
 
 
 class OrderedPublisher:
@@ -49,11 +49,11 @@ class OrderedPublisher:
             outcomes: list[PublishOutcome] = []
             for chunk in chunks(messages):
                 outcomes += await self._chunk(batcher, chunk, deadline)
-                if not _all_stored(outcomes):
+                if not all_stored(outcomes):
                     break
         finally:
             self._turn.release()
-        return outcomes + [_HELD_BACK] * (len(messages) - len(outcomes))
+        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
 
     async def _chunk(
         self, batcher: BatchSender, chunk: Sequence[EncodedMessage], deadline: float
@@ -64,7 +64,7 @@ class OrderedPublisher:
         result = await batcher.send(chunk, deadline)
         self.disabled = self.disabled or result.disabled
         outcomes = await self._with_sequences(chunk[: result.stored], result, known, deadline)
-        if result.stored == len(chunk) or not _all_stored(outcomes):
+        if result.stored == len(chunk) or not all_stored(outcomes):
             return outcomes
         rest = await self._one_by_one(chunk[result.stored :], deadline)
         possibly_published, sent = Unknown(result.trouble), result.sent - result.stored
@@ -109,8 +109,8 @@ class OrderedPublisher:
                 break
         stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
         self.last_seq = max([self.last_seq, *stored])
-        return outcomes + [_HELD_BACK] * (len(messages) - len(outcomes))
+        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
 
 
-def _all_stored(outcomes: Sequence[PublishOutcome]) -> bool:
+def all_stored(outcomes: Sequence[PublishOutcome]) -> bool:
     return all(isinstance(outcome, Stored) for outcome in outcomes)

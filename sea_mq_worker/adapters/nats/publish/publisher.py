@@ -9,10 +9,9 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.acks import AckReader
 from sea_mq_worker.adapters.nats.publish.atomic_batch import AtomicBatchPublisher
 from sea_mq_worker.adapters.nats.publish.batch import BatchSender
-from sea_mq_worker.adapters.nats.publish.earlier_copies import date_earlier_copies
+from sea_mq_worker.adapters.nats.publish.duplicates import judge_duplicates
 from sea_mq_worker.adapters.nats.publish.fast_ingest import FastIngestPublisher
-from sea_mq_worker.adapters.nats.publish.id_conflicts import reject_conflicting_ids
-from sea_mq_worker.adapters.nats.publish.ordered import OrderedPublisher
+from sea_mq_worker.adapters.nats.publish.ordered import HELD_BACK, OrderedPublisher, all_stored
 from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
 from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux
 from sea_mq_worker.adapters.nats.publish.search import find_messages
@@ -26,7 +25,6 @@ from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
 Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 
-_HELD_BACK = Unsent("held back behind a message that was not stored")
 _NO_BATCH_SECONDS = 10.0
 """Seconds without batches in mode ``auto`` after another writer or a refusal disturbed a batch."""
 _INFO_TIMEOUT_SECONDS = 2.0
@@ -83,9 +81,8 @@ class NatsJetStreamPublisher:
         self._info = await stream_info(self._connection, self._stream)
         if self._info.unusable_reason:
             raise ContractError(self._info.unusable_reason)
-        allowed = {"fast": self._info.allow_batched, "atomic": self._info.allow_atomic}
-        if not allowed.get(self._mode, True):
-            flag = {"fast": "allow_batched", "atomic": "allow_atomic"}[self._mode]
+        flag = {"fast": "allow_batched", "atomic": "allow_atomic"}.get(self._mode)
+        if flag and not getattr(self._info, flag):
             raise ContractError(
                 f"publish mode {self._mode} needs {flag} on stream {self._stream}; set it there or use `auto`"
             )
@@ -140,8 +137,7 @@ class NatsJetStreamPublisher:
         else:
             outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
         self._update_state(outcomes, known)
-        outcomes = await reject_conflicting_ids(self._connection, self._stream, messages, outcomes, deadline)
-        return await date_earlier_copies(self._connection, self._stream, messages, outcomes, deadline)
+        return await judge_duplicates(self._connection, self._stream, messages, outcomes, deadline)
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Scan the headers of what the stream stored lately; see JetStreamPublisher."""
@@ -190,9 +186,9 @@ class NatsJetStreamPublisher:
             good.append(message)
         outcomes = await self._ordered.send(batcher, good, deadline)
         self._info_is_stale = self._info_is_stale or self._ordered.disabled
-        if bad and all(isinstance(outcome, Stored) for outcome in outcomes):
+        if bad and all_stored(outcomes):
             outcomes.append(Rejected(bad))
-        return outcomes + [_HELD_BACK] * (len(messages) - len(outcomes))
+        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
 
     def _update_state(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
         """Mark the stream's information stale if it may have changed; pause batches after a refusal."""

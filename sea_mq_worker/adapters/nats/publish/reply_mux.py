@@ -2,41 +2,58 @@
 
 import asyncio
 import itertools
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import nats.errors
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.errors import plain
+
+NOT_CONNECTED = "not connected to NATS"
+_CONNECTION_ERRORS = (nats.errors.Error, OSError, UnicodeError)
 
 
-class PendingRequest(Protocol):
+class PendingRequest(ABC):
     """A sent request that waits for replies.
 
     Attributes:
         stopped: why the request no longer waits for replies; empty while it does.
     """
 
-    stopped: str
+    def __init__(self) -> None:
+        self.stopped = ""
+        self._wake: asyncio.Future[None] | None = None
 
+    @abstractmethod
     def on_reply(self, token: str, msg: Msg) -> None:
         """Handle a reply; ``token`` is the part of its subject after the request's prefix."""
-        ...
+
+    @abstractmethod
+    def deny(self, subject: str) -> None:
+        """Handle a permission error for a subject (in lower case); the server will not reply for it."""
 
     def stop(self, reason: str) -> None:
         """Stop waiting: no more replies will come."""
-        ...
+        self.stopped = self.stopped or reason
+        self.notify()
 
-    def deny(self, subject: str) -> None:
-        """Handle a permission error for a subject (in lower case); the server will not reply for it."""
-        ...
+    async def change(self) -> None:
+        """Wait for the next notification."""
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    def notify(self) -> None:
+        """Note that a reply or the stop has changed the request."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
 
-def stop_at(deadline: float, request: PendingRequest, reason: str) -> asyncio.TimerHandle:
-    """Stop a request at a deadline in the loop's time, at once if it has passed."""
-    loop = asyncio.get_running_loop()
-    if deadline <= loop.time():
-        request.stop(reason)
-    return loop.call_at(deadline, request.stop, reason)
+def no_permission(subject: str) -> str:
+    """Return the reason text for a subject that the worker may not publish to."""
+    return f"the worker has no permission to publish to {subject}; grant it"
 
 
 class ReplyMux:
@@ -56,15 +73,25 @@ class ReplyMux:
         self._connection.listen(self._on_event)
         await self._connection.client.subscribe(f"{self._inbox}.>", cb=self._on_reply, pending_bytes_limit=0)
 
-    def open(self, request: PendingRequest) -> str:
-        """Begin a request; return the prefix of its reply subjects."""
-        number = str(next(self._numbers))
-        self._open[number] = request
-        return f"{self._inbox}.{number}."
+    @contextmanager
+    def replies_to(self, request: PendingRequest, deadline: float, *, late: str) -> Iterator[str]:
+        """Yield the prefix of a request's reply subjects, and pass its replies to it.
 
-    def close(self, prefix: str) -> None:
-        """End a request."""
-        self._open.pop(prefix[self._skip : -1], None)
+        An error of the connection ends the block and stops the request. The request also stops, for the
+        reason ``late``, at the deadline in the loop's time, or at once if that has passed.
+        """
+        number, loop = str(next(self._numbers)), asyncio.get_running_loop()
+        self._open[number] = request
+        if deadline <= loop.time():
+            request.stop(late)
+        timer = loop.call_at(deadline, request.stop, late)
+        try:
+            yield f"{self._inbox}.{number}."
+        except _CONNECTION_ERRORS as error:
+            request.stop(plain(error))
+        finally:
+            timer.cancel()
+            del self._open[number]
 
     async def _on_reply(self, msg: Msg) -> None:
         number, _, token = msg.subject[self._skip :].partition(".")
