@@ -71,7 +71,7 @@ _LAST_SECONDS = 1.0
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, java_options: str = ""
 ) -> Iterator[SparkSession]:
     """Yield a session for jobs, and stop it afterwards.
 
@@ -80,14 +80,17 @@ def spark_session(
         master: in the form of spark-submit, or a Spark Connect server as ``sc://host:15002``; default: the
             configured master, or ``local[*]``.
         conf: Spark properties, which override the configured ones.
+        java_options: options of the driver's Java if it starts here; SPARK_SUBMIT_OPTS and Spark's properties
+            for Java options override them.
 
     Raises:
         PipelineError: no Java was found or the session cannot start. Errors of the block are translated by
             ``translated``.
     """
     is_remote = master is not None and master.startswith("sc://")
-    session_here = _connected(str(master), conf or {}) if is_remote else _started(name, master, conf or {})
-    with session_here as session:
+    with (
+        _connected(str(master), conf or {}) if is_remote else _started(name, master, conf or {}, java_options)
+    ) as session:
         yield job_session(session)
 
 
@@ -167,7 +170,9 @@ def _connected(remote: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _started(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+def _started(
+    name: str, master: str | None, conf: Mapping[str, str], java_options: str
+) -> Iterator[SparkSession]:
     java: subprocess.Popen[bytes] | None = None  # None: spark-submit owns it
     with temporary_folder() as folder:
         try:
@@ -175,7 +180,7 @@ def _started(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator
                 with held():  # a signal during the start would leave a JVM without an owner
                     given = _SHELL | {"spark.app.name": name} | ({"spark.master": master} if master else {})
                     submitted = SparkConf(loadDefaults=False).setAll([*(given | {**conf}).items()])
-                    with environment(_java_environment(folder)):
+                    with environment(_java_environment(folder, java_options)):
                         gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
                     java = gateway.proc
                     properties = _properties(SparkConf(_jvm=gateway.jvm).setAll([*conf.items()]), folder)
@@ -193,7 +198,7 @@ def _started(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator
                 _end(java)
 
 
-def _java_environment(folder: Path) -> dict[str, str]:
+def _java_environment(folder: Path, java_options: str) -> dict[str, str]:
     """Return the environment of the Java process; it leaves the properties for Java options to the user."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -204,7 +209,7 @@ def _java_environment(folder: Path) -> dict[str, str]:
     options = f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile=file:{log}"'
     return {
         "JAVA_HOME": str(java_home(folder / "java")),
-        "SPARK_SUBMIT_OPTS": f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
+        "SPARK_SUBMIT_OPTS": f"{options} {java_options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
     }
 
 

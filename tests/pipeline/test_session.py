@@ -102,6 +102,28 @@ def test_a_start_prints_nothing_and_keeps_properties_of_the_machine(tmp_path: Pa
     }
 
 
+@pytest.mark.parametrize(
+    ("command", "options", "compilers"),
+    [
+        ("reconcile", "", "1"),
+        ("reconcile", "-XX:TieredStopAtLevel=4", "4"),
+        ("report", "", "4"),
+    ],
+)
+def test_java_compiles_once_for_reconcile_alone_unless_options_of_the_user_differ(
+    command: str, options: str, compilers: str, tmp_path: Path
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "sea_mq_worker", "pipeline", command, "--master", "refused"],
+        env=environment
+        | {"SPARK_SUBMIT_OPTS": f"-XX:+PrintFlagsFinal {options}", "SEA_MQ_NATS_URL": "nats://127.0.0.1:1"}
+        | {"SEA_MQ_DATABASE_URL": UNUSED},
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert re.search(rf"TieredStopAtLevel += {compilers} ", ran.stdout), ran.stdout[-1000:] + ran.stderr
+
+
 def test_submitted_properties_are_kept(tmp_path: Path) -> None:
     script = tmp_path / "properties.py"
     script.write_text(PROPERTIES)

@@ -50,8 +50,9 @@ def run_job(
     needs: Collection[str],
     master: str | None,
     conf: Collection[str] | None,
+    java_options: str = "",
 ) -> _T:
-    """Run a job in a new Spark session, and translate its errors into exit codes."""
+    """Run a job in a new Spark session, see ``spark_session``; translate its errors into exit codes."""
     properties = _properties(conf or ())
     settings = settings_for(*needs)
     with _exit_codes():
@@ -61,7 +62,9 @@ def run_job(
 
         with (
             leaving_on_signals(),
-            spark_session(f"sea_mq_worker {name}", master=master, conf=properties) as spark,
+            spark_session(
+                f"sea_mq_worker {name}", master=master, conf=properties, java_options=java_options
+            ) as spark,
             stage_progress(spark, print_progress),
         ):
             return job(spark, settings)
