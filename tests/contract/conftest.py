@@ -1,16 +1,14 @@
 """The outbox in its three forms, for the contracts that hold over all of them."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
 from tests.support import servers
 from tests.support.outboxes import MemoryWorld, PostgresWorld, World
 from tests.support.partitions import ids_of_all_partitions, partition_outbox
+from tests.support.rows import opened
 from tests.support.servers import Database, PostgresAddress
 
 
@@ -21,8 +19,8 @@ def memory_world() -> MemoryWorld:
 
 @pytest.fixture
 async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
-    async with _world(database.dsn) as made:
-        yield made
+    async with opened(database) as pool:
+        yield PostgresWorld(pool)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -46,25 +44,9 @@ async def partitions_world(
         servers.scratch_database(
             postgres_server, prefix="test_", template=partitioned_template.name
         ) as database,
-        _world(database.dsn, new_id=ids_of_all_partitions()) as made,
+        opened(database) as pool,
     ):
-        yield made
-
-
-@asynccontextmanager
-async def _world(dsn: str, **options: Any) -> AsyncIterator[PostgresWorld]:
-    pool = await connect_pool(
-        dsn,
-        schema="public",
-        size_max=6,
-        application_name="test",
-        statement_timeout_seconds=10,
-        connect_timeout_seconds=10,
-    )
-    try:
-        yield PostgresWorld(pool, **options)
-    finally:
-        await pool.close()
+        yield PostgresWorld(pool, new_id=ids_of_all_partitions())
 
 
 @pytest.fixture(params=["memory", "postgres", "partitions"])

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +53,6 @@ class World:
         return run.lease.message_id
 
 
-@asynccontextmanager
-async def postgres_world(database: Database) -> AsyncIterator[World]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield World(inbox=PostgresInboxAdapter(pool=pool, worker="w"), records=PostgresOperations(pool=pool))
-
-
 @pytest.fixture(params=["memory", "postgres"])
 async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[World]:
     if request.param == "memory":
@@ -68,8 +61,8 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
             inbox=InMemoryInbox(table=table, worker="w"), records=InMemoryDeadLetterRecords(table=table)
         )
         return
-    async with postgres_world(database) as made:
-        yield made
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        yield World(inbox=PostgresInboxAdapter(pool=pool, worker="w"), records=PostgresOperations(pool=pool))
 
 
 async def test_a_redriven_message_is_handled_when_it_comes_again(world: World) -> None:

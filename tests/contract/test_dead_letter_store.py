@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TypeAlias
 
 import pytest
 import pytest_asyncio
@@ -24,19 +23,10 @@ from tests.support.jetstream import connected, create_stream, store
 EVERY = DeadLetterFilter()
 
 
-class World(Protocol):
-    """A dead-letter stream ``{name}_DLQ`` and the stream that its letters came from."""
-
-    name: str
-
-    @property
-    def dead_letters(self) -> DeadLetterStore: ...
-
-    async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> int: ...
-
-
 @dataclass(kw_only=True)
 class NatsWorld:
+    """A dead-letter stream ``{name}_DLQ`` and the stream that its letters came from."""
+
     connection: NatsConnection
     name: str
 
@@ -65,13 +55,7 @@ class MemoryWorld:
         return self.streams[subject.split(".")[1]].store(subject, payload, headers).seq
 
 
-@asynccontextmanager
-async def nats_world(nats_url: str, name: str) -> AsyncIterator[NatsWorld]:
-    async with connected(nats_url) as connection:
-        made = NatsWorld(connection=connection, name=name)
-        await create_stream(connection, f"{name}_DLQ", f"{name}.dlq.>")
-        await create_stream(connection, source_name(made), f"{name}v.event.>")
-        yield made
+World: TypeAlias = MemoryWorld | NatsWorld
 
 
 @pytest_asyncio.fixture(params=["memory", "nats"])
@@ -79,11 +63,14 @@ async def world(request: pytest.FixtureRequest, nats_url: str, names: str) -> As
     if request.param == "memory":
         yield MemoryWorld(name=names)
         return
-    async with nats_world(nats_url, names) as made:
+    async with connected(nats_url) as connection:
+        made = NatsWorld(connection=connection, name=names)
+        await create_stream(connection, f"{names}_DLQ", f"{names}.dlq.>")
+        await create_stream(connection, source_name(made), f"{names}v.event.>")
         yield made
 
 
-def source_name(world: World) -> str:
+def source_name(world: "World") -> str:
     return f"{world.name}_EVENTS".upper()
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import TypeAlias
 
 import pytest
 
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
-from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.testing.handler import (
     Behaviour,
     Hang,
@@ -26,26 +25,17 @@ MESSAGE_ID = "550e8400-e29b-41d4-a716-446655440000"
 REQUEST = handler_request(MESSAGE_ID)
 
 
-class World(Protocol):
-    @property
-    def handler(self) -> EventHandler: ...
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.handler = InMemoryHandler(timeout_seconds=TIMEOUT_SECONDS)
 
     async def behave(self, behaviour: Behaviour) -> None:
         """Let the handler do this from now on."""
+        self.handler.script = lambda _request, _call: behaviour
 
     def calls(self) -> int:
         """Count the requests that reached the handler."""
-
-
-class MemoryWorld:
-    def __init__(self) -> None:
-        self.handler = self._twin = InMemoryHandler(timeout_seconds=TIMEOUT_SECONDS)
-
-    async def behave(self, behaviour: Behaviour) -> None:
-        self._twin.script = lambda _request, _call: behaviour
-
-    def calls(self) -> int:
-        return self._twin.calls.total()
+        return self.handler.calls.total()
 
 
 class HttpWorld:
@@ -73,6 +63,9 @@ class HttpWorld:
 
     def calls(self) -> int:
         return len(self._server.calls)
+
+
+World: TypeAlias = MemoryWorld | HttpWorld
 
 
 @pytest.fixture(params=["memory", "http"])

@@ -1,12 +1,10 @@
 """The InboxRepository contract (PORT-047-002), over the in-memory fake and over PostgreSQL."""
 
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
     ContentConflict,
@@ -18,28 +16,12 @@ from sea_mq_worker.domain.inbox_results import (
     Receipt,
 )
 from sea_mq_worker.ports.inbox import InboxRepository
-from tests.support.inboxes import LEASE, MemoryWorld, PostgresWorld, Row, World, entry, insert, lease
-from tests.support.rows import opened
-from tests.support.servers import Database
+from tests.support import inboxes
+from tests.support.inboxes import LEASE, Row, World, entry, insert, lease
 
 HOUR = 3600.0
 
-
-@pytest.fixture
-def memory_world() -> MemoryWorld:
-    return MemoryWorld()
-
-
-@pytest.fixture
-async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
-    async with opened(database, hints=WORKER_HINTS) as pool:
-        yield PostgresWorld(pool)
-
-
-@pytest.fixture(params=["memory", "postgres"])
-def world(request: pytest.FixtureRequest) -> World:
-    made: World = request.getfixturevalue(f"{request.param}_world")
-    return made
+world = inboxes.world
 
 
 async def dead_letter(inbox: InboxRepository, run: Leased) -> None:

@@ -1,25 +1,12 @@
 """The InboxRepository contract: what a worker that ended had leased."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.domain.inbox_results import AbandonedDelivery, Leased, LeasedElsewhere
-from tests.support.inboxes import MemoryWorld, PostgresWorld, World, entry, insert, lease
-from tests.support.rows import opened
-from tests.support.servers import Database
+from tests.support import inboxes
+from tests.support.inboxes import World, entry, insert, lease
 
 GONE, OTHER = "9f3a00e1", "00c0ffee"
 
-
-@pytest.fixture(params=["memory", "postgres"])
-async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[World]:
-    if request.param == "memory":
-        yield MemoryWorld()
-        return
-    async with opened(database, hints=WORKER_HINTS) as pool:
-        yield PostgresWorld(pool)
+world = inboxes.world
 
 
 async def test_the_leases_of_a_session_that_is_gone_end_and_name_their_deliveries(world: World) -> None:

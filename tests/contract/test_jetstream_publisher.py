@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 import pytest
 
@@ -16,7 +16,6 @@ from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored, Unknown, Unsent
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
-from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher, no_fault
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import connected, create_stream, stored_messages
@@ -31,25 +30,6 @@ TIMEOUT_SECONDS = 5.0
 Row = tuple[int, str, bytes, dict[str, str]]
 
 
-class World(Protocol):
-    stream: str
-
-    @property
-    def publisher(self) -> JetStreamPublisher: ...
-
-    async def rows(self) -> list[Row]:
-        """Return what the stream holds: sequence, subject, body, headers."""
-
-    async def disconnect(self) -> None: ...
-
-    async def reconnect(self) -> None: ...
-
-    async def lose_acks(self) -> None:
-        """From now on the server hears the publisher, and the publisher hears nothing."""
-
-    async def let_window_end(self) -> None: ...
-
-
 class MemoryWorld:
     def __init__(self, *, keeps_order: bool) -> None:
         self.now = 1000.0
@@ -62,6 +42,7 @@ class MemoryWorld:
         )
 
     async def rows(self) -> list[Row]:
+        """Return what the stream holds: sequence, subject, body, headers."""
         return [(e.seq, e.subject, e.payload, dict(e.headers)) for e in self._stream.entries()]
 
     async def disconnect(self) -> None:
@@ -72,6 +53,7 @@ class MemoryWorld:
         self.publisher.faults = no_fault
 
     async def lose_acks(self) -> None:
+        """From now on the server hears the publisher, and the publisher hears nothing."""
         self.publisher.faults = lambda _message: Fault.ACK_LOST
 
     async def let_window_end(self) -> None:
@@ -115,6 +97,9 @@ class NatsWorld:
 
         await eventually(forgotten)
         assert time.monotonic() >= ended
+
+
+World: TypeAlias = MemoryWorld | NatsWorld
 
 
 @pytest.fixture(params=["memory", "memory-ordered", "pipeline", "fast", "atomic"])

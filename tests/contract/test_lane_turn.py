@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
 from sea_mq_worker.ports.lane_turn import LaneTurn
 from sea_mq_worker.testing.lane_turn import InMemoryLane, InMemoryLaneTurn
@@ -22,7 +21,7 @@ async def worker(request: pytest.FixtureRequest, database: Database) -> AsyncIte
         lane = InMemoryLane()
         yield lambda: InMemoryLaneTurn(lane)
         return
-    async with opened(database, hints=WORKER_HINTS) as pool, AsyncExitStack() as stack:
+    async with opened(database) as pool, AsyncExitStack() as stack:
 
         def make() -> LaneTurn:
             turn = PostgresLaneTurn(pool=pool)

@@ -2,9 +2,9 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -18,7 +18,6 @@ from sea_mq_worker.domain.dead_letters import conflict_detail
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import Discarded
-from sea_mq_worker.ports.operations import LookupTables
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable
 from sea_mq_worker.testing.lookup import InMemoryLookupTables
@@ -29,23 +28,6 @@ from tests.support.servers import Database
 
 REJECTED = "REJECTED: 422"
 CONFLICT = "UPDATE inbox_messages SET dead_letter_reason = $2, last_error = $3 WHERE message_id = $1"
-
-
-class World(Protocol):
-    @property
-    def tables(self) -> LookupTables: ...
-
-    async def event(
-        self, state: str = "PENDING", *, id_: UUID | None = None, error: str | None = None, **given: Any
-    ) -> UUID: ...
-
-    async def message(
-        self, *, processed: bool = False, dead: bool = False, error: str = REJECTED
-    ) -> UUID: ...
-
-    async def discard(self, event_id: UUID) -> None: ...
-
-    def session(self) -> AbstractAsyncContextManager[str]: ...
 
 
 @dataclass(kw_only=True)
@@ -141,10 +123,7 @@ class MemoryWorld:
         self.tables.held.remove("00c0ffee")
 
 
-@asynccontextmanager
-async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield PostgresWorld(pool=pool, dsn=database.dsn)
+World: TypeAlias = MemoryWorld | PostgresWorld
 
 
 @pytest_asyncio.fixture(params=["memory", "postgres"])
@@ -152,8 +131,8 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
     if request.param == "memory":
         yield MemoryWorld()
         return
-    async with postgres_world(database) as made:
-        yield made
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        yield PostgresWorld(pool=pool, dsn=database.dsn)
 
 
 async def listed(world: World, **which: Any) -> list[UUID]:

@@ -2,10 +2,9 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -39,25 +38,6 @@ UPDATE outbox_events
 """
 
 
-class World(Protocol):
-    @property
-    def tables(self) -> ReplayTables: ...
-
-    async def event(self, state: str = "DEAD", *, error: str | None = None, **given: Any) -> UUID: ...
-
-    async def claim(self, event_id: UUID) -> None: ...
-
-    async def publish(self, event_id: UUID) -> None:
-        """Publish a claimed event."""
-        ...
-
-    async def fail(self, event_id: UUID) -> None:
-        """Note a failed attempt of a PENDING event."""
-        ...
-
-    async def state(self, event_id: UUID) -> str: ...
-
-
 @dataclass(kw_only=True)
 class PostgresWorld:
     pool: asyncpg.Pool
@@ -73,9 +53,11 @@ class PostgresWorld:
         await self.pool.execute(CLAIM, event_id)
 
     async def publish(self, event_id: UUID) -> None:
+        """Publish a claimed event."""
         await self.pool.execute(PUBLISH, event_id)
 
     async def fail(self, event_id: UUID) -> None:
+        """Note a failed attempt of a PENDING event."""
         await self.pool.execute(
             "UPDATE outbox_events SET publish_error = 'no answer', publish_attempts = 1 WHERE id = $1",
             event_id,
@@ -124,10 +106,7 @@ class MemoryWorld:
         return self.table.rows[str(event_id)].state
 
 
-@asynccontextmanager
-async def postgres_world(database: Database) -> AsyncIterator[PostgresWorld]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield PostgresWorld(pool=pool)
+World: TypeAlias = MemoryWorld | PostgresWorld
 
 
 @pytest_asyncio.fixture(params=["memory", "postgres"])
@@ -135,8 +114,8 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
     if request.param == "memory":
         yield MemoryWorld()
         return
-    async with postgres_world(database) as made:
-        yield made
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        yield PostgresWorld(pool=pool)
 
 
 async def chosen(world: World, which: OutboxFilter = ALL, *, limit: int | None = 9) -> list[Chosen]:
@@ -238,10 +217,10 @@ async def test_only_a_replay_can_be_continued(world: World) -> None:
 
 
 async def test_a_replay_of_the_pipeline_is_continued_by_the_pipeline(database: Database) -> None:
-    async with postgres_world(database) as world:
-        by_pipeline = await world.pool.fetchval(
+    async with opened(database, hints=OPERATOR_HINTS) as pool:
+        by_pipeline = await pool.fetchval(
             "INSERT INTO operator_actions (actor, action, reason, selection, affected) VALUES"
             """ ('a', 'replay', '', '{"progress": {"finished": false, "as_given": {}}}', 0) RETURNING id"""
         )
         with pytest.raises(WorkerError, match="pipeline replay"):
-            await world.tables.load(by_pipeline)
+            await PostgresReplays(pool=pool).load(by_pipeline)

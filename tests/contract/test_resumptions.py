@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.inbox import PostgresResumptions
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.ports.inbox import Resumptions
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
+from tests.support.rows import opened
 from tests.support.servers import Database
 
 
@@ -33,20 +33,12 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
 
         yield World(resumptions=fake, resume=note)
         return
-    pool = await connect_pool(
-        database.dsn,
-        schema="public",
-        size_max=2,
-        application_name="test",
-        statement_timeout_seconds=10.0,
-        connect_timeout_seconds=10.0,
-    )
-    operations = PostgresOperations(pool=pool)
-    yield World(
-        resumptions=PostgresResumptions(pool=pool),
-        resume=lambda event_type: operations.resume(event_type, actor="ann", reason="mended"),
-    )
-    await pool.close()
+    async with opened(database) as pool:
+        operations = PostgresOperations(pool=pool)
+        yield World(
+            resumptions=PostgresResumptions(pool=pool),
+            resume=lambda event_type: operations.resume(event_type, actor="ann", reason="mended"),
+        )
 
 
 async def test_a_recent_resume_is_returned_with_its_age(world: World) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import pytest
 import pytest_asyncio
@@ -26,29 +26,10 @@ from tests.support.jetstream import connected, create_consumer, create_stream, s
 HOUR = 3600.0
 
 
-class World(Protocol):
-    """A stream with durables."""
-
-    stream: str
-
-    @property
-    def inspection(self) -> StreamInspection: ...
-
-    async def store(self, message_id: str) -> int: ...
-
-    async def durable(self, name: str) -> None: ...
-
-    async def take(self, name: str) -> Any:
-        """Fetch a message from a durable; return what its ``ack`` takes."""
-        ...
-
-    async def ack(self, name: str, taken: Any) -> None: ...
-
-    async def purge(self) -> None: ...
-
-
 @dataclass(kw_only=True)
 class NatsWorld:
+    """A stream with durables."""
+
     connection: NatsConnection
     stream: str
 
@@ -63,6 +44,7 @@ class NatsWorld:
         await create_consumer(self.connection, self.stream, name, max_ack_pending=7)
 
     async def take(self, name: str) -> Any:
+        """Fetch a message from a durable; return what its ``ack`` takes."""
         jetstream = self.connection.client.jetstream()
         [message] = await (await jetstream.pull_subscribe_bind(name, stream=self.stream)).fetch(1)
         return message
@@ -110,6 +92,9 @@ async def nats_world(nats_url: str, name: str) -> AsyncIterator[NatsWorld]:
     async with connected(nats_url) as connection:
         await create_stream(connection, name, f"{name}.>")
         yield NatsWorld(connection=connection, stream=name)
+
+
+World: TypeAlias = MemoryWorld | NatsWorld
 
 
 @pytest_asyncio.fixture(params=["memory", "nats"])

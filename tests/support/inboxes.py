@@ -3,17 +3,20 @@
 import hashlib
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import asyncpg
+import pytest
 
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.domain.inbox_results import InboxEntry, Leased, Receipt
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 from tests.support.outboxes import lock_held
+from tests.support.rows import opened
+from tests.support.servers import Database
 
 LEASE = 60.0
 SUBJECT = "vibespro.event.vibe_created.v1"
@@ -32,26 +35,6 @@ class Row:
     consumer: str
 
 
-class World(Protocol):
-    def inbox(self, worker: str = "w1", session: str = "") -> InboxRepository: ...
-
-    def session_held(self, session: str) -> AbstractAsyncContextManager[None]:
-        """Let a worker's session live for a block."""
-        ...
-
-    async def row(self, message_id: str) -> Row: ...
-
-    async def write_by_hand(self, message_id: str) -> None:
-        """Insert a row with SDS-047's required columns alone."""
-        ...
-
-    async def lose(self, message_id: str) -> None:
-        """Lose a row, as a failover to a standby does that lacks the last commits."""
-        ...
-
-    async def pass_time(self, seconds: float) -> None: ...
-
-
 class MemoryWorld:
     def __init__(self) -> None:
         self._now = 1000.0
@@ -62,6 +45,7 @@ class MemoryWorld:
 
     @asynccontextmanager
     async def session_held(self, session: str) -> AsyncIterator[None]:
+        """Let a worker's session live for a block."""
         self._table.held_sessions.add(session)
         yield
         self._table.held_sessions.remove(session)
@@ -79,11 +63,13 @@ class MemoryWorld:
         )
 
     async def write_by_hand(self, message_id: str) -> None:
+        """Insert a row with SDS-047's required columns alone."""
         self._table.rows[message_id] = InboxRow(
             entry=entry(message_id), received_at=self._now, content_hash=None
         )
 
     async def lose(self, message_id: str) -> None:
+        """Lose a row, as a failover to a standby does that lacks the last commits."""
         del self._table.rows[message_id]
 
     async def pass_time(self, seconds: float) -> None:
@@ -128,6 +114,19 @@ class PostgresWorld:
         moved = ("received_at", "processed_at", "locked_until", "dead_letter_begun_at", "dead_lettered_at")
         changes = ", ".join(f"{column} = {column} - $1 * interval '1 second'" for column in moved)
         await self.pool.execute(f"UPDATE inbox_messages SET {changes}", seconds)
+
+
+World: TypeAlias = MemoryWorld | PostgresWorld
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[World]:
+    """An inbox for a contract that holds over both."""
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    async with opened(database) as pool:
+        yield PostgresWorld(pool)
 
 
 def entry(message_id: str | None = None, *, body: bytes = b"{}", **given: Any) -> InboxEntry:

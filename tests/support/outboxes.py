@@ -2,10 +2,10 @@
 
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import asyncpg
 
@@ -31,34 +31,6 @@ class Row:
     published: bool
     stream: str
     stream_seq: int
-
-
-class World(Protocol):
-    async def add(
-        self,
-        *,
-        key: str | None = None,
-        delay_seconds: float = 0.0,
-        payload: bytes = b"{}",
-        headers: str | None = None,
-        metadata: str | None = None,
-    ) -> str: ...
-
-    def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository: ...
-
-    async def row(self, event_id: str) -> Row: ...
-
-    async def replay(self, event_id: str) -> None: ...
-
-    async def make_due(self, event_id: str) -> None: ...
-
-    def session_held(self, session: str) -> AbstractAsyncContextManager[None]:
-        """Let a worker's session live for a block."""
-        ...
-
-    async def pass_time(self, seconds: float) -> None: ...
-
-    async def set_clock_back(self, seconds: float) -> None: ...
 
 
 _LATER = """
@@ -119,6 +91,7 @@ class MemoryWorld:
 
     @asynccontextmanager
     async def session_held(self, session: str) -> AsyncIterator[None]:
+        """Let a worker's session live for a block."""
         self._table.held_sessions.add(session)
         yield
         self._table.held_sessions.remove(session)
@@ -202,6 +175,9 @@ class PostgresWorld:
         async with self._pool.acquire() as connection, connection.transaction():
             await connection.execute("SET LOCAL session_replication_role = replica")
             await connection.execute(_LATER, timedelta(seconds=seconds))
+
+
+World: TypeAlias = MemoryWorld | PostgresWorld
 
 
 @asynccontextmanager

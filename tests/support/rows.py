@@ -1,7 +1,7 @@
 """Rows of outbox and inbox in any state, and pools to reach them."""
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -28,17 +28,16 @@ _PATHS = {
 
 
 @asynccontextmanager
-async def opened(database: Database, *, hints: Mapping[str, str]) -> AsyncIterator[asyncpg.Pool]:
-    """Open a pool to a test's database as the worker does."""
-    pool = await connect_pool(
-        database.dsn,
-        schema="public",
-        size_max=6,
-        application_name="test",
-        statement_timeout_seconds=10,
-        connect_timeout_seconds=10,
-        hints=hints,
-    )
+async def opened(database: Database | str, **given: Any) -> AsyncIterator[asyncpg.Pool]:
+    """Open a pool to a test's database, or to a DSN, as the worker does."""
+    defaults: dict[str, Any] = {
+        "schema": "public",
+        "size_max": 6,
+        "application_name": "test",
+        "statement_timeout_seconds": 10,
+        "connect_timeout_seconds": 10,
+    }
+    pool = await connect_pool(database if isinstance(database, str) else database.dsn, **(defaults | given))
     try:
         yield pool
     finally:
@@ -46,7 +45,7 @@ async def opened(database: Database, *, hints: Mapping[str, str]) -> AsyncIterat
 
 
 async def add_event(
-    pool: asyncpg.Pool, state: str = "PENDING", *, error: str | None = None, **given: Any
+    pool: asyncpg.Pool | asyncpg.Connection, state: str = "PENDING", *, error: str | None = None, **given: Any
 ) -> UUID:
     """Insert an event with these columns and lead it through the lifecycle to a state."""
     columns: dict[str, Any] = {
@@ -63,12 +62,13 @@ async def add_event(
     )
     for step in _PATHS[state]:
         await pool.execute(f"UPDATE outbox_events SET {_STEPS[step]} WHERE id = $1", columns["id"])
-    await pool.execute("UPDATE outbox_events SET publish_error = $2 WHERE id = $1", columns["id"], error)
+    if error is not None:
+        await pool.execute("UPDATE outbox_events SET publish_error = $2 WHERE id = $1", columns["id"], error)
     return UUID(str(columns["id"]))
 
 
 async def add_message(
-    pool: asyncpg.Pool,
+    pool: asyncpg.Pool | asyncpg.Connection,
     *,
     message_id: UUID | None = None,
     received_at: datetime | None = None,
