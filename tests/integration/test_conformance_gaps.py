@@ -37,7 +37,7 @@ PORTS = {
 
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints={}) as made:
+    async with opened(database) as made:
         yield made
 
 

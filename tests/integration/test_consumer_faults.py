@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import uvloop
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
@@ -39,12 +37,6 @@ def consumer_of(
     return NatsJetStreamConsumer(
         connection=connection, stream=stream, durable=DURABLE, wait_seconds=wait_seconds
     )
-
-
-@pytest_asyncio.fixture
-async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
-    async with connected(nats_url) as connection:
-        yield connection
 
 
 @pytest.fixture

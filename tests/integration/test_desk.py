@@ -2,9 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -25,13 +23,7 @@ from sea_mq_worker.settings import Settings
 from tests.page.stage import add_dead_event
 from tests.support.jetstream import store
 from tests.support.servers import Database, PostgresAddress, unique
-from tests.support.site import Site, site
-
-
-@pytest.fixture
-async def place(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
-        yield made
+from tests.support.site import Site
 
 
 def desk(place: Site, *, database_url: str = "") -> WorkerOperatorApi:

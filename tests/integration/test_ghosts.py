@@ -1,17 +1,13 @@
 """Rows that are PUBLISHED against what their stream has, by a bounded look."""
 
-from collections.abc import AsyncIterator
-
 import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
 from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged, acknowledged
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from tests.support.jetstream import connected, create_stream, store
 from tests.support.partitions import partition_outbox
-from tests.support.rows import opened
 from tests.support.servers import Database
 
 WRITE = """
@@ -25,12 +21,6 @@ PUBLISH = """
 UPDATE outbox_events SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = now(),
        stream = $1, stream_seq = seq
 """
-
-
-@pytest.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
 
 
 async def publish(pool: asyncpg.Pool, count: int) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -10,27 +9,14 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.domain.filters import InboxFilter
 from sea_mq_worker.domain.inbox_results import InboxEntry
 from sea_mq_worker.domain.read_models import InboxState, PruneResult
-from tests.support.rows import add_event, add_message, opened
-from tests.support.servers import Database
+from tests.support.rows import add_event, add_message
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the handler is fixed"}
-
-
-@pytest.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
-
-
-@pytest.fixture
-def operations(pool: asyncpg.Pool) -> PostgresOperations:
-    return PostgresOperations(pool=pool)
 
 
 def ago(hours: float) -> datetime:

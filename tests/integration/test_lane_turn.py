@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
@@ -24,7 +23,7 @@ SELECT l.pid FROM pg_locks l
 
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=WORKER_HINTS) as made:
+    async with opened(database) as made:
         yield made
 
 
@@ -108,7 +107,7 @@ async def test_a_claim_that_loses_its_connection_leaves_the_lane_and_takes_it_ag
 
 async def test_services_that_share_a_database_have_lanes_of_their_own(database: Database) -> None:
     await migrate(database.dsn, schema="other")
-    async with opened(database, hints=WORKER_HINTS) as here:
+    async with opened(database) as here:
         turn = PostgresLaneTurn(pool=here)
         assert await turn.take()
         there = await asyncpg.connect(database.dsn, server_settings={"search_path": "other"})
@@ -119,7 +118,7 @@ async def test_services_that_share_a_database_have_lanes_of_their_own(database: 
 
 
 async def test_a_worker_that_cannot_ask_for_its_turn_may_claim(database: Database) -> None:
-    async with opened(database, hints=WORKER_HINTS) as pool:
+    async with opened(database) as pool:
         turn = PostgresLaneTurn(pool=pool)
         pool.terminate()
         assert await turn.take(), "so that the claim reports the error"

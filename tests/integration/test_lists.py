@@ -1,7 +1,6 @@
 """Pages of events and of messages, finished ones too, against PostgreSQL."""
 
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -10,7 +9,6 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator import listings
 from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
 from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError
@@ -19,7 +17,7 @@ from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
 from sea_mq_worker.domain.read_models import InboxState
 from sea_mq_worker.domain.uuid7 import min_id_at
 from tests.support.partitions import partition_outbox
-from tests.support.rows import add_event, add_message, opened
+from tests.support.rows import add_event, add_message
 from tests.support.servers import Database
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -68,12 +66,6 @@ class Inbox:
 
 
 Side: TypeAlias = Outbox | Inbox
-
-
-@pytest.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
 
 
 @pytest.fixture(params=[Outbox, Inbox])

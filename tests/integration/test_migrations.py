@@ -4,13 +4,13 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres import connection as postgres_connection
-from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.schema.migrations import (
     altered_migrations,
     check_version,
@@ -24,6 +24,7 @@ from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
 from tests.support import servers
+from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database, PostgresAddress
 from tools.psql import script
 
@@ -116,40 +117,20 @@ async def test_a_migration_that_was_cut_off_leaves_nothing_behind(empty: Databas
 
 
 async def test_psql_makes_the_same_schema(empty: Database) -> None:
-    await empty_schemas(empty, "by_psql")
+    await run_psql(empty.dsn, "-c", "CREATE SCHEMA by_psql")
     await run_psql(empty.dsn, "-1", "-f", str(resource_folder("sql") / "schema.sql"), schema="by_psql")
     by_psql = await catalog(empty.dsn, "by_psql")
-    await drop_schema(empty, "by_psql")
+    await run_psql(empty.dsn, "-c", "DROP SCHEMA by_psql CASCADE")
     await migrate(empty.dsn, schema="by_psql")
     assert await catalog(empty.dsn, "by_psql") == by_psql
 
 
-async def empty_schemas(database: Database, *names: str) -> None:
-    connection = await asyncpg.connect(database.dsn)
-    for name in names:
-        await connection.execute(f"CREATE SCHEMA {name}")
-    await connection.close()
-
-
-async def drop_schema(database: Database, name: str) -> None:
-    connection = await asyncpg.connect(database.dsn)
-    await connection.execute(f"DROP SCHEMA {name} CASCADE")
-    await connection.close()
-
-
 @pytest.mark.clause("QRY-050")
 @pytest.mark.clause("QRY-051")
-async def test_psql_runs_the_depth_queries_as_they_are(database: Database) -> None:
-    connection = await asyncpg.connect(database.dsn)
-    await connection.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
-        " VALUES (gen_random_uuid(), 'a', '1', 'x', '{}')"
-    )
-    await connection.execute(
-        "INSERT INTO inbox_messages (message_id, subject, received_at)"
-        " SELECT gen_random_uuid(), 's', '2025-12-28 22:00Z' FROM generate_series(1, 2)"
-    )
-    await connection.close()
+async def test_psql_runs_the_depth_queries_as_they_are(database: Database, plain: asyncpg.Connection) -> None:
+    await add_event(plain)
+    for _ in range(2):
+        await add_message(plain, received_at=datetime(2025, 12, 28, 22, tzinfo=UTC))
     depth = await run_psql(database.dsn, "-At", "-f", str(resource_folder("sql") / "queries" / "depth.sql"))
     outbox, inbox = (line.split("|") for line in depth.splitlines())
     assert (outbox[0], bool(outbox[1])) == ("1", True)
@@ -158,15 +139,10 @@ async def test_psql_runs_the_depth_queries_as_they_are(database: Database) -> No
 
 @pytest.mark.parametrize("read_max", ["NULL", "20"])
 async def test_psql_runs_a_list_with_the_named_filters_that_it_is_given(
-    read_max: str, database: Database, tmp_path: Path
+    read_max: str, database: Database, plain: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    connection = await asyncpg.connect(database.dsn)
     for event_type in ("order.created", "order.shipped"):
-        await connection.execute(
-            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
-            " VALUES (gen_random_uuid(), 'a', '1', $1, '{}')", event_type,
-        )  # fmt: skip
-    await connection.close()
+        await add_event(plain, event_type=event_type)
     file = tmp_path / "list.sql"
     file.write_text(script("lists", "list_outbox"))
     given = {"states": "'{PENDING}'", "finished": "false", "event_type": "'order.shipped'", "limit": "9"}
@@ -215,18 +191,18 @@ async def test_a_schema_belongs_to_the_first_context_and_refuses_others(database
         await claim_schema(pool, owner["context"])
 
 
-async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(database: Database) -> None:
-    connection = await asyncpg.connect(database.dsn)
-    await connection.execute("CREATE ROLE reader_of_versions LOGIN PASSWORD 'p'")
+async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(
+    database: Database, plain: asyncpg.Connection
+) -> None:
+    await plain.execute("CREATE ROLE reader_of_versions LOGIN PASSWORD 'p'")
     try:
-        await connection.execute("GRANT SELECT ON sea_mq_migrations TO reader_of_versions")
+        await plain.execute("GRANT SELECT ON sea_mq_migrations TO reader_of_versions")
         dsn = with_user(database.dsn, "reader_of_versions", "p")
         assert list(await migrate(dsn)) == []
         with pytest.raises(ContractError, match=r"permission denied.*lacks a privilege"):
             await migrate(dsn, schema="orders")
     finally:
-        await connection.execute("DROP OWNED BY reader_of_versions; DROP ROLE reader_of_versions")
-        await connection.close()
+        await plain.execute("DROP OWNED BY reader_of_versions; DROP ROLE reader_of_versions")
 
 
 # --- what is told when a connection fails
@@ -238,15 +214,8 @@ def with_user(dsn: str, user: str, password: str) -> str:
 
 
 async def open_and_close(dsn: str, schema: str = "public") -> None:
-    pool = await connect_pool(
-        dsn,
-        schema=schema,
-        size_max=1,
-        application_name="test",
-        statement_timeout_seconds=1,
-        connect_timeout_seconds=5,
-    )
-    await pool.close()
+    async with opened(dsn, schema=schema):
+        pass
 
 
 @pytest.mark.parametrize(

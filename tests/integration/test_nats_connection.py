@@ -290,8 +290,3 @@ class TestApi:
             await eventually(lambda: not connection.is_connected)
             with pytest.raises(BrokerUnavailableError):
                 await asyncio.wait_for(api(connection, "INFO", timeout_seconds=60.0), 30.0)
-
-    @pytest.fixture
-    async def connection(self, nats_url: str) -> AsyncIterator[NatsConnection]:
-        async with connected(nats_url) as connection:
-            yield connection

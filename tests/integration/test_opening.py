@@ -12,12 +12,13 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool, fetch
+from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.domain.addresses import with_password_file
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.settings import Settings
 from tests.support.proxy import proxied
+from tests.support.rows import opened
 from tests.support.servers import Database, unique
 
 STATEMENT_SECONDS = 0.3
@@ -28,18 +29,11 @@ EACH = "SELECT pg_sleep(0.1)"
 
 @asynccontextmanager
 async def pool_of(dsn: str) -> AsyncIterator[asyncpg.Pool]:
-    made = await connect_pool(
-        dsn,
-        schema="public",
-        size_max=POOL,
-        application_name="test",
-        statement_timeout_seconds=STATEMENT_SECONDS,
-        connect_timeout_seconds=10,
-    )
-    try:
-        yield made
-    finally:
-        made.terminate()
+    async with opened(dsn, size_max=POOL, statement_timeout_seconds=STATEMENT_SECONDS) as pool:
+        try:
+            yield pool
+        finally:
+            pool.terminate()  # a silent link would keep it from closing
 
 
 async def test_the_first_host_of_a_list_that_serves_is_taken_also_among_bracketed_ones(

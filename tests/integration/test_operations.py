@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
@@ -21,25 +20,13 @@ from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.domain.replay_records import ReplayResult
 from sea_mq_worker.operations.replay import feed_replay, replay_matching
-from tests.support.rows import add_event, add_message, opened
-from tests.support.servers import Database
+from tests.support.rows import add_event, add_message
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the stream lost them"}
 FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)
 
 Add = Callable[..., Awaitable[UUID]]
 Replay = Callable[..., Awaitable[ReplayResult]]
-
-
-@pytest.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
-
-
-@pytest.fixture
-def operations(pool: asyncpg.Pool) -> PostgresOperations:
-    return PostgresOperations(pool=pool)
 
 
 @pytest.fixture

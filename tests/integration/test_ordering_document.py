@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.outcomes import Published, Stored
-from tests.integration.test_outbox_claims import pool_of, relay
+from tests.integration.test_outbox_claims import relay
 from tests.support.documents import ROOT
-from tests.support.rows import add_event
+from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 
 BATCH = 4
@@ -32,7 +32,7 @@ async def test_claims_take_the_runs_that_the_document_shows(database: Database) 
     events, expected = example()
     assert len(events) == 9
     long_ago = datetime.now(UTC) - timedelta(hours=1)
-    async with pool_of(database) as pool:
+    async with opened(database) as pool:
         for seq, key, state in events:
             due = long_ago + timedelta(hours=2 * (state == "due in an hour"), seconds=int(seq))
             claimed = "CLAIMED" if "claimed" in state else "PENDING"

@@ -2,22 +2,21 @@
 
 import asyncio
 import random
-import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.queries import load_named, load_queries
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
 from sea_mq_worker.domain.events import Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
+from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
@@ -34,27 +33,9 @@ CLAIM_LITERALS = {
 """As SQL; every other parameter is false."""
 
 
-@asynccontextmanager
-async def pool_of(
-    database: Database, *, schema: str = "public", size: int = 2
-) -> AsyncIterator[asyncpg.Pool]:
-    pool = await connect_pool(
-        database.dsn,
-        schema=schema,
-        size_max=size,
-        application_name="test outbox",
-        statement_timeout_seconds=10,
-        connect_timeout_seconds=10,
-    )
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with pool_of(database, size=8) as made:
+    async with opened(database, size_max=8, application_name="test outbox") as made:
         yield made
 
 
@@ -314,10 +295,8 @@ async def test_a_claim_stays_a_heap_only_update(pool: asyncpg.Pool) -> None:
 
 
 async def test_services_share_a_database_through_schemas(database: Database) -> None:
-    from sea_mq_worker.adapters.postgres.schema.migrations import migrate  # noqa: PLC0415 - only this test migrates
-
     await migrate(database.dsn, schema="other")
-    async with pool_of(database) as here, pool_of(database, schema="other") as there:
+    async with opened(database) as here, opened(database, schema="other") as there:
         await add(here, 1, keys=1)
         assert (await relay(there, ordered=True).find_unpublished(batch_max=9)).events == ()
         assert len((await relay(here, ordered=True).find_unpublished(batch_max=9)).events) == 1
@@ -340,7 +319,7 @@ async def test_a_pool_heals_after_its_connections_were_ended(database: Database,
     await killer.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'test outbox'"
     )
-    await add_by(killer)
+    await add_event(killer)
     await killer.close()
 
     async def claims() -> bool:
@@ -352,33 +331,15 @@ async def test_a_pool_heals_after_its_connections_were_ended(database: Database,
     await eventually(claims)
 
 
-async def add_by(connection: asyncpg.Connection) -> None:
-    await connection.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
-        " VALUES ($1, 'order', 'o', 'order.created', '{}')",
-        uuid.uuid4(),
-    )
-
-
-async def test_a_lock_that_is_held_too_long_is_unavailability(database: Database) -> None:
-    pool = await connect_pool(
-        database.dsn,
-        schema="public",
-        size_max=1,
-        application_name="test outbox",
-        statement_timeout_seconds=0.4,
-        connect_timeout_seconds=5,
-    )
-    holder = await asyncpg.connect(database.dsn)
-    try:
-        async with holder.transaction():
-            await holder.execute("LOCK TABLE outbox_events")
+async def test_a_lock_that_is_held_too_long_is_unavailability(
+    database: Database, plain: asyncpg.Connection
+) -> None:
+    async with opened(database, statement_timeout_seconds=0.4) as pool:
+        async with plain.transaction():
+            await plain.execute("LOCK TABLE outbox_events")
             with pytest.raises(StoreUnavailableError, match="55P03"):
                 await relay(pool).find_unpublished(batch_max=1)
         await relay(pool).find_unpublished(batch_max=1)
-    finally:
-        await holder.close()
-        await pool.close()
 
 
 async def test_a_missing_table_is_a_broken_contract_that_says_what_to_do(pool: asyncpg.Pool) -> None:

@@ -3,14 +3,12 @@
 import itertools
 import secrets
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 import pytest
 
 from sea_mq_worker.producer import ORDERING_KEY_BYTES_MAX
-from tests.support.servers import Database
 
 STATES = ("PENDING", "CLAIMED", "PUBLISHED", "DEAD")
 VALID = {
@@ -67,36 +65,29 @@ OTHER_VALUE = {
 }
 
 
-@pytest.fixture
-async def store(database: Database) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database.dsn)
-    yield connection
-    await connection.close()
-
-
-async def add(store: asyncpg.Connection, *, occurred_in: float = 0.0, state: str = "PENDING") -> uuid.UUID:
+async def add(plain: asyncpg.Connection, *, occurred_in: float = 0.0, state: str = "PENDING") -> uuid.UUID:
     event_id = uuid.uuid4()
-    await store.execute(BASE, event_id, "order.created", occurred_in)
+    await plain.execute(BASE, event_id, "order.created", occurred_in)
     for step in WAY[state]:
-        await change(store, event_id, SET[step])
+        await change(plain, event_id, SET[step])
     return event_id
 
 
-async def change(store: asyncpg.Connection, event_id: uuid.UUID, assignments: str) -> None:
-    await store.execute(f"UPDATE outbox_events SET {assignments} WHERE id = $1", event_id)
+async def change(plain: asyncpg.Connection, event_id: uuid.UUID, assignments: str) -> None:
+    await plain.execute(f"UPDATE outbox_events SET {assignments} WHERE id = $1", event_id)
 
 
-async def value(store: asyncpg.Connection, event_id: uuid.UUID, expression: str) -> Any:
-    return await store.fetchval(f"SELECT {expression} FROM outbox_events WHERE id = $1", event_id)
+async def value(plain: asyncpg.Connection, event_id: uuid.UUID, expression: str) -> Any:
+    return await plain.fetchval(f"SELECT {expression} FROM outbox_events WHERE id = $1", event_id)
 
 
 # --- what a producer may insert
 
 
 @pytest.mark.clause("event-model: an event MUST include event_id, event_type, payload, state, created_at")
-async def test_a_producer_that_knows_only_the_base_columns_works(store: asyncpg.Connection) -> None:
-    event_id = await add(store)
-    row = await store.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
+async def test_a_producer_that_knows_only_the_base_columns_works(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain)
+    row = await plain.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
     assert (row["state"], row["publish_attempts"], row["published_at"]) == ("PENDING", 0, None)
     assert row["created_at"] == row["available_at"] == row["occurred_at"]
 
@@ -104,19 +95,19 @@ async def test_a_producer_that_knows_only_the_base_columns_works(store: asyncpg.
 @pytest.mark.clause("POL-047-001")
 @pytest.mark.parametrize(("event_id", "event_type"), [(None, "order.created"), (uuid.uuid4(), None)])
 async def test_an_event_without_id_or_type_is_refused_with_the_policys_code(
-    store: asyncpg.Connection, event_id: uuid.UUID | None, event_type: str | None
+    plain: asyncpg.Connection, event_id: uuid.UUID | None, event_type: str | None
 ) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="INVALID_OUTBOX"):
-        await store.execute(BASE, event_id, event_type, 0)
+        await plain.execute(BASE, event_id, event_type, 0)
 
 
 @pytest.mark.clause("POL-047-002")
-async def test_an_event_of_the_future_is_refused_with_the_policys_code(store: asyncpg.Connection) -> None:
+async def test_an_event_of_the_future_is_refused_with_the_policys_code(plain: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="FUTURE_EVENT"):
-        await add(store, occurred_in=61)
+        await add(plain, occurred_in=61)
 
 
-async def test_a_time_outside_the_calendar_is_refused(store: asyncpg.Connection) -> None:
+async def test_a_time_outside_the_calendar_is_refused(plain: asyncpg.Connection) -> None:
     insert = (
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, {})"
         " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{{}}', '{}')"
@@ -130,42 +121,42 @@ async def test_a_time_outside_the_calendar_is_refused(store: asyncpg.Connection)
     ]
     for column, moment in times:
         with pytest.raises(asyncpg.CheckViolationError, match="INVALID_OUTBOX"):
-            await store.execute(insert.format(column, moment))
+            await plain.execute(insert.format(column, moment))
 
 
 async def test_an_ordering_key_that_no_index_could_hold_is_refused_by_its_limit(
-    store: asyncpg.Connection,
+    plain: asyncpg.Connection,
 ) -> None:
     insert = (
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)"
         " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', $1)"
     )
     incompressible = secrets.token_hex(ORDERING_KEY_BYTES_MAX // 2)
-    await store.execute(insert, incompressible)
+    await plain.execute(insert, incompressible)
     for too_long in (incompressible + "x", "ä" * (ORDERING_KEY_BYTES_MAX // 2) + "x"):
         with pytest.raises(asyncpg.CheckViolationError, match=r"INVALID_OUTBOX: ordering_key .*2048 bytes"):
-            await store.execute(insert, too_long)
+            await plain.execute(insert, too_long)
 
 
 @pytest.mark.clause("POL-047-002")
-async def test_an_event_inside_the_tolerance_is_due_when_it_has_occurred(store: asyncpg.Connection) -> None:
-    event_id = await add(store, occurred_in=40)
-    assert await value(store, event_id, "available_at = occurred_at")
+async def test_an_event_inside_the_tolerance_is_due_when_it_has_occurred(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain, occurred_in=40)
+    assert await value(plain, event_id, "available_at = occurred_at")
     with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-        await change(store, event_id, SET["CLAIMED"])
+        await change(plain, event_id, SET["CLAIMED"])
 
 
 @pytest.mark.clause("event-model: event_id MUST be unique within the outbox store")
-async def test_an_id_is_used_once(store: asyncpg.Connection) -> None:
-    event_id = await add(store)
+async def test_an_id_is_used_once(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain)
     with pytest.raises(asyncpg.UniqueViolationError):
-        await store.execute(BASE, event_id, "order.created", 0)
+        await plain.execute(BASE, event_id, "order.created", 0)
 
 
 @pytest.mark.clause("event-model: created_at MUST be set when the event is persisted")
-async def test_created_at_is_never_missing(store: asyncpg.Connection) -> None:
+async def test_created_at_is_never_missing(plain: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.NotNullViolationError):
-        await store.execute(
+        await plain.execute(
             "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, created_at)"
             " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', NULL)"
         )
@@ -173,18 +164,18 @@ async def test_created_at_is_never_missing(store: asyncpg.Connection) -> None:
 
 @pytest.mark.clause("event-model: state MUST be managed by the relay")
 @pytest.mark.parametrize("given", ["publish_attempts", "failures"])
-async def test_an_event_starts_without_attempts(store: asyncpg.Connection, given: str) -> None:
+async def test_an_event_starts_without_attempts(plain: asyncpg.Connection, given: str) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="starts PENDING"):
-        await store.execute(
+        await plain.execute(
             f"INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, {given})"
             " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', 1)"
         )
 
 
 @pytest.mark.clause("processing-lifecycle: [*] -> PENDING")
-async def test_an_event_starts_pending(store: asyncpg.Connection) -> None:
+async def test_an_event_starts_pending(plain: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="starts PENDING"):
-        await store.execute(
+        await plain.execute(
             "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, state)"
             " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', 'DEAD')"
         )
@@ -196,62 +187,62 @@ async def test_an_event_starts_pending(store: asyncpg.Connection) -> None:
 @pytest.mark.clause("event-model: invalid transitions MUST NOT occur")
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(STATES, STATES)))
 async def test_only_the_lifecycles_transitions_are_possible(
-    store: asyncpg.Connection, before: str, after: str
+    plain: asyncpg.Connection, before: str, after: str
 ) -> None:
-    event_id = await add(store, state=before)
+    event_id = await add(plain, state=before)
     if before == after or (before, after) in VALID:
-        await change(store, event_id, SET[after])
-        assert await value(store, event_id, "state") == after
+        await change(plain, event_id, SET[after])
+        assert await value(plain, event_id, "state") == after
     else:
         with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-            await change(store, event_id, SET[after])
-        assert await value(store, event_id, "state") == before
+            await change(plain, event_id, SET[after])
+        assert await value(plain, event_id, "state") == before
 
 
 @pytest.mark.clause("event-model: state MUST be one of PENDING, CLAIMED, PUBLISHED, DEAD")
-async def test_there_is_no_other_state(store: asyncpg.Connection) -> None:
-    event_id = await add(store)
+async def test_there_is_no_other_state(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain)
     with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_state"):
-        await change(store, event_id, "state = 'LOST'")
+        await change(plain, event_id, "state = 'LOST'")
 
 
 @pytest.mark.clause("event-model: attempts MUST be monotonically increasing")
 @pytest.mark.parametrize("state", STATES)
-async def test_attempts_do_not_fall_within_a_lifecycle(store: asyncpg.Connection, state: str) -> None:
-    event_id = await add(store, state="CLAIMED")
+async def test_attempts_do_not_fall_within_a_lifecycle(plain: asyncpg.Connection, state: str) -> None:
+    event_id = await add(plain, state="CLAIMED")
     if state != "CLAIMED":
-        await change(store, event_id, SET[state])
+        await change(plain, event_id, SET[state])
     with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-        await change(store, event_id, "publish_attempts = 0")
+        await change(plain, event_id, "publish_attempts = 0")
 
 
 @pytest.mark.clause("event-model: attempts MUST be incremented before each publish attempt")
-async def test_a_claim_counts_its_attempt(store: asyncpg.Connection) -> None:
-    event_id = await add(store)
+async def test_a_claim_counts_its_attempt(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain)
     with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-        await change(store, event_id, "state = 'CLAIMED', claimed_at = now(), claimed_by = 'w'")
+        await change(plain, event_id, "state = 'CLAIMED', claimed_at = now(), claimed_by = 'w'")
 
 
 @pytest.mark.clause("event-model: Events MUST NOT be claimed before available_at")
-async def test_nobody_can_claim_an_event_that_is_not_due(store: asyncpg.Connection) -> None:
-    event_id = await add(store)
-    await change(store, event_id, "available_at = now() + interval '1 minute'")
+async def test_nobody_can_claim_an_event_that_is_not_due(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain)
+    await change(plain, event_id, "available_at = now() + interval '1 minute'")
     with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-        await change(store, event_id, SET["CLAIMED"])
+        await change(plain, event_id, SET["CLAIMED"])
 
 
 @pytest.mark.clause("processing-lifecycle: only events in PENDING state are eligible for claiming")
-async def test_a_claim_cannot_be_taken_from_its_owner(store: asyncpg.Connection) -> None:
-    event_id = await add(store, state="CLAIMED")
+async def test_a_claim_cannot_be_taken_from_its_owner(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain, state="CLAIMED")
     with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-        await change(store, event_id, "claimed_by = 'another'")
+        await change(plain, event_id, "claimed_by = 'another'")
 
 
 @pytest.mark.clause("event-model: published_at MUST NOT be modified afterward")
-async def test_the_time_of_publishing_stands(store: asyncpg.Connection) -> None:
-    event_id = await add(store, state="PUBLISHED")
+async def test_the_time_of_publishing_stands(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain, state="PUBLISHED")
     with pytest.raises(asyncpg.CheckViolationError, match="not in the lifecycle"):
-        await change(store, event_id, "published_at = published_at + interval '1 second'")
+        await change(plain, event_id, "published_at = published_at + interval '1 second'")
 
 
 # --- invariants
@@ -261,49 +252,49 @@ async def test_the_time_of_publishing_stands(store: asyncpg.Connection) -> None:
 @pytest.mark.parametrize(
     ("state", "broken"), [("PENDING", "claimed_at = now()"), ("CLAIMED", "claimed_at = NULL")]
 )
-async def test_claimed_at_means_claimed(store: asyncpg.Connection, state: str, broken: str) -> None:
-    event_id = await add(store, state=state)
+async def test_claimed_at_means_claimed(plain: asyncpg.Connection, state: str, broken: str) -> None:
+    event_id = await add(plain, state=state)
     with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_claimed"):
-        await change(store, event_id, broken)
+        await change(plain, event_id, broken)
 
 
 @pytest.mark.clause("event-model: claimed_by MUST be set when state = CLAIMED")
 @pytest.mark.parametrize(
     ("state", "broken"), [("PENDING", "claimed_by = 'w'"), ("CLAIMED", "claimed_by = NULL")]
 )
-async def test_claimed_by_means_claimed(store: asyncpg.Connection, state: str, broken: str) -> None:
-    event_id = await add(store, state=state)
+async def test_claimed_by_means_claimed(plain: asyncpg.Connection, state: str, broken: str) -> None:
+    event_id = await add(plain, state=state)
     with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_claimed"):
-        await change(store, event_id, broken)
+        await change(plain, event_id, broken)
 
 
 @pytest.mark.clause("event-model: published_at MUST be set if and only if state = PUBLISHED")
 @pytest.mark.parametrize(
     ("state", "broken"), [("DEAD", "published_at = now()"), ("PUBLISHED", "published_at = NULL")]
 )
-async def test_published_at_means_published(store: asyncpg.Connection, state: str, broken: str) -> None:
-    event_id = await add(store, state=state)
+async def test_published_at_means_published(plain: asyncpg.Connection, state: str, broken: str) -> None:
+    event_id = await add(plain, state=state)
     with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_published"):
-        await change(store, event_id, broken)
+        await change(plain, event_id, broken)
 
 
 @pytest.mark.clause("event-model: immutable fields MUST NOT change after creation")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("column", list(OTHER_VALUE))
-async def test_an_immutable_column_never_changes(store: asyncpg.Connection, column: str, state: str) -> None:
-    event_id = await add(store, state=state)
-    before = await value(store, event_id, column)
+async def test_an_immutable_column_never_changes(plain: asyncpg.Connection, column: str, state: str) -> None:
+    event_id = await add(plain, state=state)
+    before = await value(plain, event_id, column)
     with pytest.raises(asyncpg.CheckViolationError, match="immutable"):
-        await change(store, event_id, f"{column} = {OTHER_VALUE[column]}")
-    assert await value(store, event_id, column) == before
+        await change(plain, event_id, f"{column} = {OTHER_VALUE[column]}")
+    assert await value(plain, event_id, column) == before
 
 
 async def test_an_update_that_names_an_immutable_column_but_keeps_it_is_fine(
-    store: asyncpg.Connection,
+    plain: asyncpg.Connection,
 ) -> None:
     """As object-relational mappers write them."""
-    event_id = await add(store)
-    await change(store, event_id, "payload = payload, available_at = now()")
+    event_id = await add(plain)
+    await change(plain, event_id, "payload = payload, available_at = now()")
 
 
 # --- nothing is lost
@@ -311,26 +302,26 @@ async def test_an_update_that_names_an_immutable_column_but_keeps_it_is_fine(
 
 @pytest.mark.clause("store-contract: persisted events MUST be retrievable until they reach a terminal state")
 @pytest.mark.parametrize("state", STATES)
-async def test_only_a_terminal_event_can_be_deleted(store: asyncpg.Connection, state: str) -> None:
-    event_id = await add(store, state=state)
+async def test_only_a_terminal_event_can_be_deleted(plain: asyncpg.Connection, state: str) -> None:
+    event_id = await add(plain, state=state)
     if state in {"PUBLISHED", "DEAD"}:
-        await store.execute("DELETE FROM outbox_events WHERE id = $1", event_id)
+        await plain.execute("DELETE FROM outbox_events WHERE id = $1", event_id)
     else:
         with pytest.raises(asyncpg.CheckViolationError, match="cannot be deleted"):
-            await store.execute("DELETE FROM outbox_events WHERE id = $1", event_id)
+            await plain.execute("DELETE FROM outbox_events WHERE id = $1", event_id)
 
 
 @pytest.mark.clause("store-contract: no event is lost once persisted")
-async def test_a_table_with_open_events_cannot_be_truncated(store: asyncpg.Connection) -> None:
-    event_id = await add(store, state="CLAIMED")
+async def test_a_table_with_open_events_cannot_be_truncated(plain: asyncpg.Connection) -> None:
+    event_id = await add(plain, state="CLAIMED")
     with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
-        await store.execute("TRUNCATE outbox_events")
-    await change(store, event_id, SET["PUBLISHED"])
-    await store.execute("TRUNCATE outbox_events")
+        await plain.execute("TRUNCATE outbox_events")
+    await change(plain, event_id, SET["PUBLISHED"])
+    await plain.execute("TRUNCATE outbox_events")
 
 
-async def test_an_error_never_prints_the_payload(store: asyncpg.Connection) -> None:
+async def test_an_error_never_prints_the_payload(plain: asyncpg.Connection) -> None:
     """A CHECK would print the whole row as DETAIL; these are triggers."""
     with pytest.raises(asyncpg.CheckViolationError) as caught:
-        await add(store, occurred_in=61)
+        await add(plain, occurred_in=61)
     assert '"n"' not in str(caught.value)

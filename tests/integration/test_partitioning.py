@@ -4,15 +4,13 @@ import asyncio
 import shlex
 import uuid
 from datetime import timedelta
-from pathlib import Path
 
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, connect_pool
+from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.application.supervisor import ExitCode
-from tests.integration import test_partitions
 from tests.integration.test_migrations import run_psql
 from tests.security.test_sql import STATEMENTS
 from tests.support.documents import commands
@@ -31,11 +29,9 @@ from tests.support.partitions import (
     partitions,
     shape,
 )
+from tests.support.rows import opened
 from tests.support.servers import Database
-from tests.support.site import site
-
-plain, owner = test_partitions.plain, test_partitions.owner
-
+from tests.support.site import Site
 
 # --- how the outbox comes to partitions
 
@@ -164,27 +160,24 @@ async def test_the_command_changes_nothing_while_the_table_is_busy(
 # --- workers
 
 
-async def test_a_worker_continues_when_the_outbox_is_divided(
-    database: Database, nats_url: str, names: str, tmp_path: Path
-) -> None:
+async def test_a_worker_continues_when_the_outbox_is_divided(database: Database, place: Site) -> None:
     """What it has in hand it settles; by its old claims it would lease events that it has not looked at.
 
     The later events stand in several partitions, each at the places of the other ones.
     """
-    async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as place:
-        async with place.worker() as worker:
-            await place.commit(1)
-            await place.published()
-            await place.commit(500)
-            await partition_outbox(database.dsn)
-            new_id = ids_of_all_partitions()
-            for n in range(60):
-                await place.commit(id=new_id(), ordering_key=None if n % 2 else f"k{n % 5}")
-            await place.quiet()
-            assert "loop_died" not in worker.written
-        claimed = await place.database.fetch("SELECT DISTINCT tableoid FROM outbox_events")
-        assert len(claimed) == 3
-        await place.audit()
+    async with place.worker() as worker:
+        await place.commit(1)
+        await place.published()
+        await place.commit(500)
+        await partition_outbox(database.dsn)
+        new_id = ids_of_all_partitions()
+        for n in range(60):
+            await place.commit(id=new_id(), ordering_key=None if n % 2 else f"k{n % 5}")
+        await place.quiet()
+        assert "loop_died" not in worker.written
+    claimed = await place.database.fetch("SELECT DISTINCT tableoid FROM outbox_events")
+    assert len(claimed) == 3
+    await place.audit()
 
 
 async def test_a_claim_takes_no_event_at_the_same_place_in_another_partition(
@@ -193,14 +186,9 @@ async def test_a_claim_takes_no_event_at_the_same_place_in_another_partition(
     new_id = ids_of_all_partitions()
     for _ in range(9):
         await owner.execute(INSERT, new_id())
-    pool = await connect_pool(
-        database.dsn, schema="public", size_max=1, application_name="test",
-        statement_timeout_seconds=10, connect_timeout_seconds=10,
-    )  # fmt: skip
-    relay = PostgresWorld(pool).relay()
-    assert len((await relay.find_unpublished(batch_max=2)).events) == 2
+    async with opened(database) as pool:
+        assert len((await PostgresWorld(pool).relay().find_unpublished(batch_max=2)).events) == 2
     assert await owner.fetchval("SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED'") == 2
-    await pool.close()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Partitions of the outbox, a day each: what one is, how days are made ahead, and when one goes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -18,32 +16,16 @@ from tests.support.partitions import (
     drop,
     id_of_day,
     midnight,
-    partition_outbox,
     partitions,
     past_partition,
     publish,
     shape,
 )
 from tests.support.servers import Database
-from tests.support.site import site
+from tests.support.site import Site
 from tests.support.waiting import eventually
 
 WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = $1::text::regclass AND NOT granted)"
-
-
-@pytest.fixture
-async def plain(database: Database) -> AsyncIterator[asyncpg.Connection]:
-    """The owner's session, and the outbox as `migrate` makes it."""
-    connection = await asyncpg.connect(database.dsn)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def owner(database: Database, plain: asyncpg.Connection) -> asyncpg.Connection:
-    """The owner's session, and the outbox in partitions."""
-    await partition_outbox(database.dsn)
-    return plain
 
 
 # --- what a partition is
@@ -138,14 +120,9 @@ async def test_none_is_made_for_which_too_large_a_default_partition_would_be_rea
     assert len(await owner.fetch("SELECT outbox_make_partitions(9, 9000)")) == 2
 
 
-async def test_a_worker_makes_days_ahead(
-    owner: asyncpg.Connection, database: Database, nats_url: str, names: str, tmp_path: Path
-) -> None:
+async def test_a_worker_makes_days_ahead(owner: asyncpg.Connection, place: Site) -> None:
     last = f"outbox_events_{midnight() + 9 * DAY:%Y%m%d}"
-    async with (
-        site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as place,
-        place.worker(outbox_partition_days=9) as worker,
-    ):
+    async with place.worker(outbox_partition_days=9) as worker:
 
         async def is_made() -> bool:
             return last in await partitions(owner)

@@ -25,13 +25,8 @@ WHO: dict[str, Any] = {"actor": "ann", "reason": "monthly"}
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
     """A pool to an outbox in partitions, whose rows may have a past."""
     await partition_outbox(database.dsn)
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
-
-
-@pytest.fixture
-def operations(pool: asyncpg.Pool) -> PostgresOperations:
-    return PostgresOperations(pool=pool)
+    async with opened(database, hints=OPERATOR_HINTS) as made:
+        yield made
 
 
 def ago(days: float) -> datetime:

@@ -30,12 +30,6 @@ FORGED = (
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
-@pytest.fixture
-async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
-    async with connected(nats_url) as connection:
-        yield connection
-
-
 async def started(connection: NatsConnection, stream: str, mode: Mode = "auto") -> NatsJetStreamPublisher:
     publisher = NatsJetStreamPublisher(connection=connection, stream=stream, mode=mode)
     await publisher.start()

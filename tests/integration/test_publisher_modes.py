@@ -1,7 +1,6 @@
 """Which way a batch goes, and that every way tells each message's true place in the stream."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, s
 from tests.support.jetstream import connected, create_stream, store, stored_messages
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
-    async with connected(nats_url) as connection:
-        yield connection
 
 
 async def publish(publisher: NatsJetStreamPublisher, batch: list[OutboundMessage]) -> list[Stored]:

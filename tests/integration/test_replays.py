@@ -1,50 +1,30 @@
 """Large replays: they let new events pass, and go on where they were cut short."""
 
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import feed_replay
 from tests.support.jetstream import stored_messages
-from tests.support.rows import add_event, opened
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.rows import add_event
+from tests.support.site import Site
 from tests.support.waiting import eventually
 
 WHO = {"actor": "ann", "reason": "the stream lost them"}
 DEAD = OutboxFilter(states=(EventState.DEAD,))
 PACE: dict[str, Any] = {"per_second": 100_000}
-END = """
-UPDATE outbox_events
-   SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'test', publish_attempts = publish_attempts + 1
-"""
-
-
-@pytest.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
 
 
 @pytest.fixture
 def replays(pool: asyncpg.Pool) -> PostgresReplays:
     return PostgresReplays(pool=pool)
-
-
-@pytest.fixture
-async def place(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
-        yield made
 
 
 async def claim(pool: asyncpg.Pool) -> list[UUID]:
@@ -74,11 +54,7 @@ async def test_new_events_stand_before_the_rest_of_a_replay(
 @pytest.mark.fault("S18")
 async def test_a_killed_replay_resumed_publishes_each_event_once_more_and_new_ones_first(place: Site) -> None:
     """Without a worker it puts back the first ten and waits: there it is killed."""
-    old = await place.commit(25)
-    await place.database.execute(END)
-    await place.database.execute(
-        "UPDATE outbox_events SET state = 'DEAD', claimed_at = NULL, claimed_by = NULL"
-    )
+    old = [str(await add_event(place.database, "DEAD")) for _ in range(25)]
     pace = ("--rate", "10", "--ahead", "10", "--yes")
     who = ("--actor", "ann", "--reason", "a test")
     command = ("outbox", "replay", "--state", "DEAD", *who, *pace)
@@ -106,11 +82,8 @@ async def test_a_killed_replay_resumed_publishes_each_event_once_more_and_new_on
 
 @pytest.mark.parametrize("stopped_by", ["its operator", "the database"])
 async def test_a_stopped_replay_prints_the_command_that_resumes_it(place: Site, stopped_by: str) -> None:
-    await place.commit(3)
-    await place.database.execute(END)
-    await place.database.execute(
-        "UPDATE outbox_events SET state = 'DEAD', claimed_at = NULL, claimed_by = NULL"
-    )
+    for _ in range(3):
+        await add_event(place.database, "DEAD")
     command = ("outbox", "replay", "--state", "DEAD", "--actor", "ann", "--reason", "a test", "--ahead", "1")
     affected = "SELECT affected = 1 FROM operator_actions WHERE action = 'replay'"
     async with place.worker(*command, name="replay", database_timeout_seconds=1) as replay:

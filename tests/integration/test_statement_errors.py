@@ -5,31 +5,22 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool, fetch
+from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.domain.errors import (
     RowsRefusedError,
     StatementTooLongError,
     StoreTooSlowError,
     StoreUnavailableError,
 )
+from tests.support.rows import opened
 from tests.support.servers import Database
 
 
 @pytest.fixture
 async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
     """Statements may take 0.2 s."""
-    made = await connect_pool(
-        database.dsn,
-        schema="public",
-        size_max=1,
-        application_name="test errors",
-        statement_timeout_seconds=0.2,
-        connect_timeout_seconds=5,
-    )
-    try:
+    async with opened(database, statement_timeout_seconds=0.2) as made:
         yield made
-    finally:
-        await made.close()
 
 
 async def test_a_statement_that_takes_too_long_asks_for_a_smaller_one(pool: asyncpg.Pool) -> None:

@@ -1,12 +1,10 @@
 """Definitions as files, and bringing a server into line with them."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.manage.definitions import (
@@ -20,15 +18,9 @@ from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.subjects import durable_consumer, events_stream
 from sea_mq_worker.resources import resource_folder
-from tests.support.jetstream import DAY, SECOND, connected, consumer_info, create_consumer, shipped_files
+from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer, shipped_files
 
 MEGABYTE = 2**20
-
-
-@pytest_asyncio.fixture
-async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
-    async with connected(nats_url) as connection:
-        yield connection
 
 
 @pytest.fixture

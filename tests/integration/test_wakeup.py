@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -14,6 +13,7 @@ import pytest
 
 from sea_mq_worker.adapters.postgres import lane_watch as module
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
+from tests.support.rows import add_event
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
@@ -44,14 +44,7 @@ async def producer(database: Database) -> AsyncIterator[asyncpg.Pool]:
 
 
 async def insert(producer: asyncpg.Pool | asyncpg.Connection, *, key: str | None = None) -> str:
-    event_id = str(uuid.uuid4())
-    await producer.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)"
-        " VALUES ($1, 'order', 'o-1', 'order.created', '{}', $2)",
-        event_id,
-        key,
-    )
-    return event_id
+    return str(await add_event(producer, ordering_key=key))
 
 
 class IdleRelay:

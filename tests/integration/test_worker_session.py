@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
 from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.ports.sessions import OtherSession
 from tests.support.proxy import proxied
+from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
@@ -58,20 +58,12 @@ async def worker(dsn: str, name: str) -> AsyncIterator[Worker]:
         on_event=lambda event, _: reported.append(event),
     )
     await session.start()
-    pool = await connect_pool(
-        dsn,
-        schema="public",
-        size_max=2,
-        application_name="pool",
-        statement_timeout_seconds=5.0,
-        connect_timeout_seconds=5.0,
-        join=session.join,
-    )
-    try:
-        yield Worker(session, pool, reported)
-    finally:
-        await session.close()
-        pool.terminate()
+    async with opened(dsn, size_max=2, join=session.join) as pool:
+        try:
+            yield Worker(session, pool, reported)
+        finally:
+            await session.close()
+            pool.terminate()
 
 
 @pytest.fixture

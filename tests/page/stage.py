@@ -1,29 +1,19 @@
 """What the page is shown on: a site with a token, and rows that no producer of ours would write."""
 
+import json
 import re
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.rows import add_event
 from tests.support.site import Site, site
 from tests.support.worker import WorkerProcess
 
 TOKEN = "s3cret-for-tests"
 HOSTILE = "<img src=x onerror=alert(1)>"
-_INSERT = """
-INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, headers)
-VALUES ($1, 'order', 'o-1', $2, jsonb_build_object('text', $3::text), '{"tenant": "acme"}')
-"""
-_CLAIM = """
-UPDATE outbox_events SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1
- WHERE id = $1
-"""
-_BURY = """
-UPDATE outbox_events SET state = 'DEAD', claimed_at = NULL, claimed_by = NULL, failures = 1,
-       publish_error = 'INVALID_OUTBOX: event_type contains a space or control character' WHERE id = $1
-"""
+_ERROR = "INVALID_OUTBOX: event_type contains a space or control character"
 
 
 @asynccontextmanager
@@ -44,9 +34,6 @@ def url_of(worker: WorkerProcess) -> str:
 
 async def add_dead_event(database: Any, *, event_type: str, text: str = HOSTILE) -> str:
     """Put an event in the table that went DEAD; return its id."""
-    event_id = str(uuid.uuid4())
+    given = {"event_type": event_type, "payload": json.dumps({"text": text}), "headers": '{"tenant": "acme"}'}
     async with database.transaction():
-        await database.execute(_INSERT, event_id, event_type, text)
-        await database.execute(_CLAIM, event_id)
-        await database.execute(_BURY, event_id)
-    return event_id
+        return str(await add_event(database, "DEAD", error=_ERROR, **given))
