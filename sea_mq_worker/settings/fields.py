@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,10 +24,6 @@ from sea_mq_worker.domain.subjects import events_stream, is_context, stream_pref
 
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
-_SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
-_JETSTREAM_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
-_SOURCE = re.compile(r"[!-~]*")
-_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _YEAR_SECONDS = 31_536_000.0
 _BATCHES_IN_FLIGHT = 2
 _IN_FLIGHT_PER_CALL = 4
@@ -49,10 +46,35 @@ def _no_blank(value: object) -> object:
 OptionalPath: TypeAlias = Annotated[Path | None, BeforeValidator(_no_blank)]
 
 
-def _jetstream_name(value: str) -> str:
-    if not _JETSTREAM_NAME.fullmatch(value):
-        raise ValueError("expected a name without spaces, dots, slashes, * and >")
-    return value
+def _matches(pattern: str, expected: str) -> AfterValidator:
+    """Check that a text matches as a whole."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return AfterValidator(check)
+
+
+JetStreamName: TypeAlias = Annotated[
+    str,
+    _matches(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}", "a name without spaces, dots, slashes, * and >"),
+]
+SchemaName: TypeAlias = Annotated[
+    str,
+    _matches(
+        r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}",
+        "at most 63 letters, digits and underscores, not beginning with pg_",
+    ),
+]
+EventSource: TypeAlias = Annotated[
+    str, _matches(r"[!-~]*", "visible ASCII without spaces; percent-encode everything else")
+]
+InboxPrefix: TypeAlias = Annotated[
+    str,
+    _matches(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", "tokens of letters, digits, - and _, separated by dots"),
+]
 
 
 class ConsumerSettings(BaseModel):
@@ -60,13 +82,8 @@ class ConsumerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    stream: str
-    durable: str
-
-    @field_validator("stream", "durable")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return _jetstream_name(value)
+    stream: JetStreamName
+    durable: JetStreamName
 
 
 class Settings(BaseModel):
@@ -77,7 +94,9 @@ class Settings(BaseModel):
     context: str = Field(
         "sea", description="Bounded context of this worker: the first token of every subject it publishes to."
     )
-    source: str = Field("", description="CloudEvents `source` of published events (default: `/{context}`).")
+    source: EventSource = Field(
+        "", description="CloudEvents `source` of published events (default: `/{context}`)."
+    )
     worker_name: str = Field(
         "", description="Name of this worker in leases, logs and connections (default: host and process id)."
     )
@@ -88,7 +107,7 @@ class Settings(BaseModel):
     database_password_file: OptionalPath = Field(
         None, description="File with the password of the database URL; read again at each connection."
     )
-    database_schema: str = Field("public", description="Schema that holds the worker's tables.")
+    database_schema: SchemaName = Field("public", description="Schema that holds the worker's tables.")
     database_pool_max: Annotated[int, Field(ge=1, le=1000)] = Field(
         6, description="Maximum number of connections of each of the two pools, outbox and inbox."
     )
@@ -108,14 +127,13 @@ class Settings(BaseModel):
     )
     nats_tls_cert_file: OptionalPath = Field(None, description="Client certificate for mutual TLS with NATS.")
     nats_tls_key_file: OptionalPath = Field(None, description="Private key of the NATS client certificate.")
-    nats_inbox_prefix: str = Field(
-        "_INBOX",
-        description="Prefix of the subjects that receive replies; give each NATS user its own.",
+    nats_inbox_prefix: InboxPrefix = Field(
+        "_INBOX", description="Prefix of the subjects that receive replies; give each NATS user its own."
     )
 
-    stream: str = Field("", description="Stream to publish to (default: `{CONTEXT}_EVENTS`).")
-    dlq_stream: str = Field("", description="Stream of dead letters (default: `{CONTEXT}_DLQ`).")
-    advisory_stream: str = Field(
+    stream: JetStreamName = Field("", description="Stream to publish to (default: `{CONTEXT}_EVENTS`).")
+    dlq_stream: JetStreamName = Field("", description="Stream of dead letters (default: `{CONTEXT}_DLQ`).")
+    advisory_stream: JetStreamName = Field(
         "", description="Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."
     )
     streams_folder: OptionalPath = Field(
@@ -153,8 +171,7 @@ class Settings(BaseModel):
         2.0, description="Maximum wait between claims of an idle worker."
     )
     outbox_linger_seconds: DelaySeconds = Field(
-        0.005,
-        description="Pause between two claims in which events gather; see Linger.",
+        0.005, description="Pause between two claims in which events gather; see Linger."
     )
     outbox_notify: bool = Field(True, description="Wake up by LISTEN; has no effect with a pooler.")
     outbox_backoff_seconds: DelaySeconds = Field(0.5, description="Upper bound of the first retry's delay.")
@@ -163,8 +180,7 @@ class Settings(BaseModel):
         10, description="Number of failed attempts after which an event is DEAD."
     )
     outbox_age_max_seconds: TimeoutSeconds = Field(
-        604800.0,
-        description="Time limit of a failing event, from its first attempt; then it is DEAD.",
+        604800.0, description="Time limit of a failing event, from its first attempt; then it is DEAD."
     )
     outbox_dead_key: Literal["continue", "hold"] = Field(
         "continue",
@@ -191,8 +207,7 @@ class Settings(BaseModel):
         100, description="Maximum number of messages in a batch for the handler."
     )
     handler_batch_bytes_max: PositiveInt = Field(
-        2**20,
-        description="Maximum size of a batch's body; a larger message is sent by itself.",
+        2**20, description="Maximum size of a batch's body; a larger message is sent by itself."
     )
     handler_timeout_seconds: TimeoutSeconds = Field(
         60.0, description="Time limit of a handler call; a batch is one call."
@@ -213,8 +228,7 @@ class Settings(BaseModel):
         "must put no payload into them.",
     )
     handler_tls_ca_file: OptionalPath = Field(
-        None,
-        description="CA that signed the handler's certificate (default: the system's authorities).",
+        None, description="CA that signed the handler's certificate (default: the system's authorities)."
     )
     handler_tls_cert_file: OptionalPath = Field(
         None, description="Client certificate for mutual TLS with the handler."
@@ -223,12 +237,10 @@ class Settings(BaseModel):
         None, description="Private key of the handler's client certificate."
     )
     handler_slow_after: Count = Field(
-        10,
-        description="Number of consecutive messages without an effect after which an event type is slow.",
+        10, description="Number of consecutive messages without an effect after which an event type is slow."
     )
     handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = Field(
-        1.0,
-        description="Failures that count for a slow event type, per second; others use up no attempt.",
+        1.0, description="Failures that count for a slow event type, per second; others use up no attempt."
     )
     inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None,
@@ -237,8 +249,7 @@ class Settings(BaseModel):
         "twice `SEA_MQ_HANDLER_BATCH_MAX`).",
     )
     inbox_bytes_max: PositiveInt = Field(
-        32 * 2**20,
-        description="Maximum size of all in-flight messages' bodies, over all consumers.",
+        32 * 2**20, description="Maximum size of all in-flight messages' bodies, over all consumers."
     )
     inbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Processing lease of a message.")
     inbox_attempts_max: Count = Field(
@@ -286,26 +297,11 @@ class Settings(BaseModel):
         batches = _BATCHES_IN_FLIGHT * self.handler_batch_max if self.handler_batch_url else 0
         return self.inbox_in_flight_max or max(batches, _IN_FLIGHT_PER_CALL * self.handler_concurrency)
 
-    @field_validator("database_schema")
-    @classmethod
-    def _check_schema(cls, value: str) -> str:
-        if not _SCHEMA.fullmatch(value):
-            raise ValueError("expected at most 63 letters, digits and underscores, not beginning with pg_")
-        return value
-
-    @field_validator("source")
-    @classmethod
-    def _check_source(cls, value: str) -> str:
-        if not _SOURCE.fullmatch(value):
-            raise ValueError("expected visible ASCII without spaces; percent-encode everything else")
-        return value
-
     @field_validator("database_url")
     @classmethod
     def _check_database_url(cls, value: SecretStr) -> SecretStr:
         text = value.get_secret_value()
-        problem = postgres_problem(text) if text else ""
-        if problem:
+        if text and (problem := postgres_problem(text)):
             raise ValueError(problem)
         return value
 
@@ -315,18 +311,6 @@ class Settings(BaseModel):
         text = value.get_secret_value()
         if text:
             nats_addresses(text)
-        return value
-
-    @field_validator("stream", "dlq_stream", "advisory_stream")
-    @classmethod
-    def _check_stream(cls, value: str) -> str:
-        return _jetstream_name(value)
-
-    @field_validator("nats_inbox_prefix")
-    @classmethod
-    def _check_inbox_prefix(cls, value: str) -> str:
-        if not _INBOX_PREFIX.fullmatch(value):
-            raise ValueError("expected tokens of letters, digits, - and _, separated by dots")
         return value
 
     @field_validator("consumers", mode="before")
