@@ -117,120 +117,75 @@ LEVELS: Mapping[type[LoggedFact], Level] = {kind: event.level for kind, event in
 FATAL_NOTICES = frozenset({"contract_broken", "loop_died", "nats_connection_closed"})
 """Notices after which the worker exits; they are errors, the others are warnings."""
 
+_NOTICES = {
+    "waiting": "At startup: a server does not answer yet; the worker waits for it.",
+    "contract_broken": (
+        "A schema, stream, consumer or permission is not as required: the worker exits with code 3."
+    ),
+    "streams_differ": "Streams or consumers differ from their definitions: run `streams check`.",
+    "duplicate_window_short": "The deduplication window is shorter than a lease: raise duplicate_window.",
+    "backlog_left": "A worker with `--until-empty` has ended before the outbox was empty: the text says why.",
+    "partitions_not_made": "The worker may not create partitions: run `sql/roles.sql` again.",
+    "events_lost": "The stream has lost events of PUBLISHED rows: run `pipeline reconcile --requeue`.",
+    "search_unfinished": (
+        "Events wait until the stream is searched for earlier copies; the text names the fix."
+    ),
+    "clock_set_back": (
+        "The database's clock was set back; events with later times are sent now: check its time server."
+    ),
+    "event_not_attempted": (
+        "An event was claimed 16, 32, 64, ... times and released unsent: check circuits and time-outs."
+    ),
+    "session_lost": (
+        "The worker lost its session in PostgreSQL and opens another one; often: PostgreSQL restarted."
+    ),
+    "session_refused": (
+        "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry."
+    ),
+    "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
+    "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",
+    "secret_file_exposed": "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",
+    "loop_died": "A loop of the worker died; the worker exits to be restarted.",
+    "row_refused": "PostgreSQL refuses a write to one row; the others continue: fix the cause in the text.",
+    "missed_messages_unknown": (
+        "The worker may not read a stream's or consumer's state: grant STREAM.INFO and CONSUMER.INFO."
+    ),
+    "consumers_overlap": (
+        "Another worker's consumer delivered the message before: give each handler its own schema."
+    ),
+    "message_undeliverable": "The worker handles a message that its consumer will not deliver again.",
+    "message_lost": "A message had no effect, and its stream no longer stores it: send it again.",
+    "undeliverable_not_readable": (
+        "The worker may not read the stream and misses messages not redelivered: grant STREAM.MSG.GET."
+    ),
+    "resume_not_readable": "The worker may not read resume requests: run `sql/roles.sql` again.",
+    "read_ahead_failed": (
+        "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET."
+    ),
+    "handler_batch_failed": (
+        "A batch had no usable answer; the worker sends its messages again in halves: check the handler."
+    ),
+    "advisory_unreadable": "A message of the advisory stream is no advisory; the worker skips it.",
+    "exhausted_message_lost": "A message reached max_deliver, and the stream has dropped it: send it again.",
+    "consumer_paused": "The consumer is paused and delivers nothing: run `nats consumer resume`.",
+    "nats_disconnected": "The connection is down; the worker reconnects.",
+    "nats_error": "The server or the connection reported an error.",
+    "nats_denied": "The server denied a subject: grant the permission to the user.",
+    "nats_connection_closed": "The connection is closed for good; the worker exits to be restarted.",
+    "nats_stream": "The stream was recreated, lost acknowledged messages, or takes no publish.",
+}
+_PROGRESS = {
+    "admin_listening": "The admin server listens at this address.",
+    "nats_connected": "A side is connected to this server.",
+    "nats_reconnected": "A side is connected again.",
+    "partitions_made": "The worker created outbox partitions for these days.",
+    "streams_not_compared": "The worker could not compare the definitions with the server.",
+}
 NOTICES = tuple(
     LogEvent(key, "error" if key in FATAL_NOTICES else "warning", meaning)
-    for key, meaning in (
-        ("waiting", "At startup: a server does not answer yet; the worker waits for it."),
-        (
-            "contract_broken",
-            "A schema, stream, consumer or permission is not as required: the worker exits with code 3.",
-        ),
-        ("streams_differ", "Streams or consumers differ from their definitions: run `streams check`."),
-        (
-            "duplicate_window_short",
-            "The deduplication window is shorter than a lease: raise duplicate_window.",
-        ),
-        (
-            "backlog_left",
-            "A worker with `--until-empty` has ended before the outbox was empty: the text says why.",
-        ),
-        (
-            "partitions_not_made",
-            "The worker may not create partitions: run `sql/roles.sql` again.",
-        ),
-        (
-            "events_lost",
-            "The stream has lost events of PUBLISHED rows: run `pipeline reconcile --requeue`.",
-        ),
-        (
-            "search_unfinished",
-            "Events wait until the stream is searched for earlier copies; the text names the fix.",
-        ),
-        (
-            "clock_set_back",
-            "The database's clock was set back; events with later times are sent now: check its time server.",
-        ),
-        (
-            "event_not_attempted",
-            "An event was claimed 16, 32, 64, ... times and released unsent: check circuits and time-outs.",
-        ),
-        (
-            "session_lost",
-            "The worker lost its session in PostgreSQL and opens another one; often: PostgreSQL restarted.",
-        ),
-        (
-            "session_refused",
-            "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry.",
-        ),
-        (
-            "migration_altered",
-            "A migration was applied with other content than its file has: run `doctor`.",
-        ),
-        ("plaintext_connection", "A connection leaves the machine unencrypted: use TLS."),
-        (
-            "secret_file_exposed",
-            "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",
-        ),
-        ("loop_died", "A loop of the worker died; the worker exits to be restarted."),
-        (
-            "row_refused",
-            "PostgreSQL refuses a write to one row; the others continue: fix the cause in the text.",
-        ),
-        (
-            "missed_messages_unknown",
-            "The worker may not read a stream's or consumer's state: grant STREAM.INFO and CONSUMER.INFO.",
-        ),
-        (
-            "consumers_overlap",
-            "Another worker's consumer delivered the message before: give each handler its own schema.",
-        ),
-        (
-            "message_undeliverable",
-            "The worker handles a message that its consumer will not deliver again.",
-        ),
-        ("message_lost", "A message had no effect, and its stream no longer stores it: send it again."),
-        (
-            "undeliverable_not_readable",
-            "The worker may not read the stream and misses messages not redelivered: grant STREAM.MSG.GET.",
-        ),
-        (
-            "resume_not_readable",
-            "The worker may not read resume requests: run `sql/roles.sql` again.",
-        ),
-        (
-            "read_ahead_failed",
-            "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET.",
-        ),
-        (
-            "handler_batch_failed",
-            "A batch had no usable answer; the worker sends its messages again in halves: check the handler.",
-        ),
-        ("advisory_unreadable", "A message of the advisory stream is no advisory; the worker skips it."),
-        (
-            "exhausted_message_lost",
-            "A message reached max_deliver, and the stream has dropped it: send it again.",
-        ),
-        ("consumer_paused", "The consumer is paused and delivers nothing: run `nats consumer resume`."),
-        ("nats_disconnected", "The connection is down; the worker reconnects."),
-        ("nats_error", "The server or the connection reported an error."),
-        ("nats_denied", "The server denied a subject: grant the permission to the user."),
-        (
-            "nats_connection_closed",
-            "The connection is closed for good; the worker exits to be restarted.",
-        ),
-        ("nats_stream", "The stream was recreated, lost acknowledged messages, or takes no publish."),
-    )
+    for key, meaning in _NOTICES.items()
 )
-PROGRESS = tuple(
-    LogEvent(key, "info", meaning)
-    for key, meaning in (
-        ("admin_listening", "The admin server listens at this address."),
-        ("nats_connected", "A side is connected to this server."),
-        ("nats_reconnected", "A side is connected again."),
-        ("partitions_made", "The worker created outbox partitions for these days."),
-        ("streams_not_compared", "The worker could not compare the definitions with the server."),
-    )
-)
+PROGRESS = tuple(LogEvent(key, "info", meaning) for key, meaning in _PROGRESS.items())
 RECORDS = (
     LogEvent(
         "log_lines_lost",
