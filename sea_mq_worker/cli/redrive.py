@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
 
 SeqsArgument = Annotated[
-    list[int] | None,
-    typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream."),
+    list[int] | None, typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream.")
 ]
 DlqReasonOption = Annotated[Reason | None, typer.Option("--dlq-reason", help="Reason of the dead letter.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Select every dead letter.")]

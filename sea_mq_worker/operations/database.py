@@ -33,10 +33,7 @@ async def plan_migration(settings: Settings) -> MigrationPlan:
 async def enable_partitions(settings: Settings, *, actor: str, reason: str) -> bool:
     """Divide the outbox into daily partitions; False: it has partitions already."""
     return await partition_outbox(
-        settings.database_url.get_secret_value(),
-        schema=settings.database_schema,
-        actor=actor,
-        reason=reason,
+        settings.database_url.get_secret_value(), schema=settings.database_schema, actor=actor, reason=reason
     )
 
 

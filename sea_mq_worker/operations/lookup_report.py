@@ -6,13 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import (
-    EarlierEvent,
-    InboxRecord,
-    InboxState,
-    Match,
-    OutboxSummary,
-)
+from sea_mq_worker.domain.read_models import EarlierEvent, InboxRecord, InboxState, Match, OutboxSummary
 from sea_mq_worker.domain.retry import can_be_sent
 from sea_mq_worker.domain.stored_messages import ConsumerDelivery, DeliveryState, StoredMessage
 from sea_mq_worker.operations.lookup import Conflicting, Found, FoundDeadLetter, MessageLookup

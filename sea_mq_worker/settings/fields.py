@@ -58,8 +58,7 @@ def _matches(pattern: str, expected: str) -> AfterValidator:
 
 
 JetStreamName: TypeAlias = Annotated[
-    str,
-    _matches(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}", "a name without spaces, dots, slashes, * and >"),
+    str, _matches(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}", "a name without spaces, dots, slashes, * and >")
 ]
 SchemaName: TypeAlias = Annotated[
     str,

@@ -166,11 +166,7 @@ class TracedHandler:
 
 
 def _waited(
-    tracer: Tracer,
-    kind: v.SpanKind,
-    seconds: float,
-    origin: SpanContext,
-    about: Mapping[str, AttributeValue],
+    tracer: Tracer, kind: v.SpanKind, seconds: float, origin: SpanContext, about: Mapping[str, AttributeValue]
 ) -> Context:
     """Begin a trace with the finished wait; without a wait the next span begins the trace."""
     if seconds <= 0.0:

@@ -92,9 +92,7 @@ class WorkerContext:
         )
         self.stack.push_async_callback(connection.close)
         self.readiness.check(
-            f"nats {purpose}",
-            lambda: connection.trouble,
-            broken_seconds=lambda: connection.refused_seconds,
+            f"nats {purpose}", lambda: connection.trouble, broken_seconds=lambda: connection.refused_seconds
         )
 
         async def watch(stop: asyncio.Event) -> None:

@@ -57,10 +57,7 @@ async def redrive_some(
 
 async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
     """Delete the next dead letters for good, and record it in the audit."""
-    async with (
-        purger(settings, actor=actor, reason=reason) as tool,
-        tool.recorded(asdict(group)) as delete,
-    ):
+    async with purger(settings, actor=actor, reason=reason) as tool, tool.recorded(asdict(group)) as delete:
         return await _each(tool.dead_letters, group, delete)
 
 

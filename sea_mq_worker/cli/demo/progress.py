@@ -33,12 +33,7 @@ class Figures:
 
 
 async def follow(
-    *,
-    dsn: str,
-    nats_url: str,
-    handler_url: str,
-    show: Callable[[Figures], None],
-    ended: Callable[[], bool],
+    *, dsn: str, nats_url: str, handler_url: str, show: Callable[[Figures], None], ended: Callable[[], bool]
 ) -> Figures:
     """Show figures until they are complete or ``ended`` returns true; return the last figures."""
     database = await asyncpg.connect(dsn)

@@ -68,11 +68,7 @@ _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
     ),
     (MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
     (MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
-    (
-        MessagesMissed,
-        "warning",
-        "Messages left their stream before delivery: have their sender replay them.",
-    ),
+    (MessagesMissed, "warning", "Messages left their stream before delivery: have their sender replay them."),
     (
         MessageRetried,
         "warning",
