@@ -65,22 +65,15 @@ def _run(command: list[str], folder: Path, *, events: int | None, leave: bool) -
     import asyncio
 
     from sea_mq_worker.cli.demo.command import CommandStartError, check_command
-    from sea_mq_worker.cli.demo.own import run_own
-    from sea_mq_worker.cli.demo.run import run_demo, run_demo_for
+    from sea_mq_worker.cli.demo.run import run_demo
     from sea_mq_worker.embedded import ServerStartError
     from sea_mq_worker.settings import SettingsError
 
     try:
         if command:
             check_command(command)
-        if events is None:
-            code = asyncio.run(run_own(command, folder))
-        elif command:
-            code = asyncio.run(run_demo_for(command, folder, events=events))
-        else:
-            return 0 if asyncio.run(run_demo(folder, events=events, leave=leave)) else EXIT_FAILED
+        return asyncio.run(run_demo(command, folder, events=events, leave=leave))
     except (CommandStartError, SettingsError) as error:
         abort(str(error), EXIT_USAGE)
     except ServerStartError as error:
         abort(str(error), EXIT_FAILED)
-    return EXIT_FAILED if code is None else code

@@ -1,4 +1,4 @@
-"""Run ``dev``: start the servers, send traffic, report the result and stop everything."""
+"""Run ``dev``: start the servers, send traffic, run the user's command, report and stop everything."""
 
 import asyncio
 import shlex
@@ -6,86 +6,68 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
+from sea_mq_worker.cli.demo.children import SampleHandler
 from sea_mq_worker.cli.demo.command import run_command
 from sea_mq_worker.cli.demo.progress import Figures, follow
-from sea_mq_worker.cli.demo.stage import start_servers, start_unless_stopped, start_worker, write_environment
+from sea_mq_worker.cli.demo.stage import Stage, start_stage, start_unless_stopped, write_environment
 from sea_mq_worker.cli.demo.traffic import publish_vibes, write_orders
 from sea_mq_worker.cli.signals import stop_on_signals
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
+from sea_mq_worker.cli.support import EXIT_FAILED
+from sea_mq_worker.embedded import ServerStartError
 from sea_mq_worker.embedded.process import log_tail
-from sea_mq_worker.resources import resource_folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    postgres: EmbeddedPostgres
-    nats: EmbeddedNats
-    handler: SampleHandler
-    worker: WorkerProcess
+async def run_demo(command: Sequence[str], folder: Path, *, events: int | None, leave: bool) -> int:
+    """Start everything, send traffic, then run the command, or wait for Ctrl-C unless ``leave`` is set.
 
-
-async def run_demo(folder: Path, *, events: int, leave: bool) -> bool:
-    """Start everything, send traffic, print the result; run until Ctrl-C unless ``leave`` is set.
+    Args:
+        command: program and arguments; only the command writes to stdout then.
+        folder: data of the servers.
+        events: number of sample events in each direction; None: the context, its handler and its traffic are
+            the user's own, and nothing is written to stdout.
+        leave: stop when the traffic has arrived.
 
     Returns:
-        Whether all traffic arrived.
+        The command's exit code, or without a command whether all traffic arrived, as an exit code.
+
+    Raises:
+        ServerStartError: a server or the worker did not start.
     """
+    own = events is None
     stop = asyncio.Event()
     stop_on_signals(stop)
     async with AsyncExitStack() as stack:
-        stage = await start_unless_stopped(stop, _start(stack, folder))
+        if command or own:
+            stack.enter_context(redirect_stdout(sys.stderr))
+        stage = await start_unless_stopped(stop, start_stage(stack, folder, with_handler=not own))
         if stage is None:
-            return False
-        figures = await _send(stage, events, stop)
-        _print_figures(figures)
-        if not leave and not stop.is_set():
+            return EXIT_FAILED
+        is_complete = True
+        if stage.handler and events:
+            is_complete = await _send(stage, stage.handler, events, stop)
+        waits = not command and not stop.is_set() and (own or not leave)
+        if own or waits:
             _print_next_steps(stage, folder)
-            typer.echo("\nThe worker runs until Ctrl-C.")
-            await stop.wait()
-        typer.echo("Stopping.")
-    return figures.complete
-
-
-async def run_demo_for(command: Sequence[str], folder: Path, *, events: int) -> int | None:
-    """Start everything, send traffic, run the command and stop; only the command writes to stdout.
-
-    Returns:
-        The command's exit code; None if the traffic did not arrive and the command was not run.
-    """
-    stop = asyncio.Event()
-    stop_on_signals(stop)
-    with redirect_stdout(sys.stderr):
-        async with AsyncExitStack() as stack:
-            stage = await start_unless_stopped(stop, _start(stack, folder))
-            if stage is None:
-                return None
-            figures = await _send(stage, events, stop)
-            _print_figures(figures)
-            if not figures.complete or stop.is_set():
-                return None
+        if command and (stop.is_set() or not is_complete):
+            return EXIT_FAILED
+        if command:
             typer.echo(f"\nRunning {shlex.join(command)}")
             code = await run_command(command, settings=stage.worker.settings, stop=stop)
             typer.echo(f"The command ended with exit code {code}. Stopping.")
-    return code
+            return code
+        if waits:
+            typer.echo("\nThe worker runs until Ctrl-C.")
+            await stop.wait()
+        typer.echo("Stopping.")
+    return 0 if is_complete else EXIT_FAILED
 
 
-async def _start(stack: AsyncExitStack, folder: Path) -> _Stage:
-    began = time.monotonic()
-    servers = await start_servers(stack, folder)
-    handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
-    await stack.enter_async_context(handler)
-    given = {**servers.settings, "SEA_MQ_HANDLER_URL": f"{handler.url}/handle"}
-    worker = await start_worker(stack, folder, given, began=began)
-    return _Stage(postgres=servers.postgres, nats=servers.nats, handler=handler, worker=worker)
-
-
-async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
+async def _send(stage: Stage, handler: SampleHandler, events: int, stop: asyncio.Event) -> bool:
+    """Send the sample traffic, print its figures, and return whether all of it arrived."""
     typer.echo(
         f"Sending {events} events in each direction: orders into the outbox, vibes into VIBESPRO_EVENTS"
     )
@@ -94,7 +76,7 @@ async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
     figures = await follow(
         dsn=stage.postgres.dsn,
         nats_url=stage.nats.url,
-        handler_url=stage.handler.url,
+        handler_url=handler.url,
         show=_show_progress,
         ended=lambda: stop.is_set() or not stage.worker.running,
     )
@@ -104,7 +86,8 @@ async def _send(stage: _Stage, events: int, stop: asyncio.Event) -> Figures:
         lines = log_tail(stage.worker.log, since=0)
         raise ServerStartError(f"the worker has ended; the last lines of its log:\n{lines}")
     typer.echo(f"Done in {time.monotonic() - began:.1f} s" if figures.complete else "Stopped early")
-    return figures
+    _print_figures(figures)
+    return figures.complete
 
 
 def _show_progress(figures: Figures) -> None:
@@ -125,8 +108,8 @@ dead letters          {figures.dead_letters} in SEA_DLQ, rejected by the handler
     )
 
 
-def _print_next_steps(stage: _Stage, folder: Path) -> None:
-    environment = write_environment(stage.postgres, stage.worker, folder)
+def _print_next_steps(stage: Stage, folder: Path) -> None:
+    environment = write_environment(stage, folder)
     typer.echo(
         f"""
 Next steps

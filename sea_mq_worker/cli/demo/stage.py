@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import typer
 
-from sea_mq_worker.cli.demo.children import WorkerProcess
+from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from sea_mq_worker.operations.broker import apply_topology, defined_streams
 from sea_mq_worker.operations.database import migrate_schema
+from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import load_settings
 
 _STREAM_BYTES = 256 * 1024 * 1024
@@ -28,12 +29,13 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Servers:
-    """The running servers, and the ``SEA_MQ_*`` variables that lead to them."""
+class Stage:
+    """The running servers and the worker; ``handler`` is None if the context is the user's own."""
 
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
-    settings: Mapping[str, str]
+    handler: SampleHandler | None
+    worker: WorkerProcess
 
 
 async def start_unless_stopped(stop: asyncio.Event, start: Coroutine[Any, Any, _T]) -> _T | None:
@@ -51,41 +53,41 @@ async def start_unless_stopped(stop: asyncio.Event, start: Coroutine[Any, Any, _
     return await starting
 
 
-async def start_servers(stack: AsyncExitStack, folder: Path) -> Servers:
-    """Start PostgreSQL and nats-server with their data in the folder; ``stack`` stops them."""
+async def start_stage(stack: AsyncExitStack, folder: Path, *, with_handler: bool) -> Stage:
+    """Start everything with its data in the folder; ``stack`` stops it.
+
+    Streams of other contexts are created, too: nobody else uses this server.
+    """
     began = time.monotonic()
     postgres = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
     nats = await stack.enter_async_context(EmbeddedNats(folder / "nats"))
     typer.echo(f"PostgreSQL and nats-server are up ({time.monotonic() - began:.1f} s), data in {folder}")
-    settings = {
+    os.environ |= {
         "SEA_MQ_ADMIN_TOKEN_FILE": str(_private(folder / "admin-token", secrets.token_urlsafe())),
         "SEA_MQ_DATABASE_URL": postgres.dsn,
         "SEA_MQ_NATS_URL": nats.url,
         "SEA_MQ_STREAM_REPLICAS": "1",
         "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
     }
-    return Servers(postgres=postgres, nats=nats, settings=settings)
-
-
-async def start_worker(
-    stack: AsyncExitStack, folder: Path, settings: Mapping[str, str], *, began: float
-) -> WorkerProcess:
-    """Create the schema and all streams, also those of other contexts, and start the worker."""
-    os.environ.update(settings)
+    handler = None
+    if with_handler:
+        handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
+        await stack.enter_async_context(handler)
+        os.environ["SEA_MQ_HANDLER_URL"] = f"{handler.url}/handle"
     loaded = load_settings()
     await migrate_schema(loaded)
     await apply_topology(loaded, streams=defined_streams(loaded))
     typer.echo("Schema migrated, streams created (1 replica and 256 MiB each, by settings)")
-    all_settings = {name: value for name, value in os.environ.items() if name.startswith("SEA_MQ_")}
-    worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=all_settings))
+    settings = {name: value for name, value in os.environ.items() if name.startswith("SEA_MQ_")}
+    worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=settings))
     typer.echo(f"The worker is ready ({time.monotonic() - began:.1f} s)")
-    return worker
+    return Stage(postgres=postgres, nats=nats, handler=handler, worker=worker)
 
 
-def write_environment(postgres: EmbeddedPostgres, worker: WorkerProcess, folder: Path) -> Path:
+def write_environment(stage: Stage, folder: Path) -> Path:
     """Write a file for other terminals: the settings, and a PATH with this Python and psql."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in worker.settings.items()]
-    folders = Path(sys.executable).parent, postgres.programs
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in stage.worker.settings.items()]
+    folders = Path(sys.executable).parent, stage.postgres.programs
     exports.append('export PATH={}:"$PATH":{}'.format(*(shlex.quote(str(each)) for each in folders)))
     return _private(folder / "environment", "\n".join(exports))
 
