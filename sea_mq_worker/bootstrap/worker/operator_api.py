@@ -1,10 +1,11 @@
 """Operator API of the page: commands on separate connections, one at a time and with a time limit."""
 
 import base64
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
 
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
@@ -26,10 +27,10 @@ from sea_mq_worker.bootstrap.worker.dead_letter_groups import (
 )
 from sea_mq_worker.bootstrap.worker.serialized import SerializedCalls
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter, DeadLetterSummary
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, DeadLetterSummary
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction
+from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction, OutboxDetail
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations, replays
 from sea_mq_worker.operations.lookup import NoIdError, message_lookup
@@ -53,6 +54,18 @@ _PERMIT = (
 )
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+_Method: TypeAlias = "Callable[Concatenate[WorkerOperatorApi, _P], Coroutine[Any, Any, _T]]"
+
+
+def _request(method: "_Method[_P, _T]") -> "_Method[_P, _T]":
+    """Run the method after the request before it, with the time limit of a query."""
+
+    @wraps(method)
+    async def run(api: "WorkerOperatorApi", *args: _P.args, **named: _P.kwargs) -> _T:
+        return await api.run(method(api, *args, **named), _REQUEST_SECONDS)
+
+    return run
 
 
 class WorkerOperatorApi:
@@ -63,51 +76,14 @@ class WorkerOperatorApi:
         few = {"database_pool_max": 1, "database_timeout_seconds": seconds}
         self._settings = settings.model_copy(update=few)
         self._serialized = SerializedCalls()
+        self._handling_seconds = settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
 
-    async def lookup(self, text: str) -> LookupResult:
-        return await self._run(self._lookup(text))
-
-    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage[DeadEvent]:
-        return await self._run(self._dead_events(event_type or None, error or None, below))
-
-    async def event(self, id_: UUID) -> RecordDetail | None:
-        return await self._run(self._event(id_))
-
-    async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
-        return await self._run(self._dead_letters(DeadLetterFilter(reason=reason or None, after_seq=after)))
-
-    async def dead_letter_groups(self) -> ItemPage[DeadLetterCount]:
-        return await self._run(dead_letter_groups(self._settings))
-
-    async def dead_letter(self, seq: int) -> RecordDetail:
-        return await self._run(self._dead_letter(seq))
-
-    async def actions(self) -> ItemPage[OperatorAction]:
-        return await self._run(self._actions())
-
-    async def replay(self, id_: UUID, *, actor: str, reason: str) -> ActionResult:
-        return await self._run(self._replay(id_, _on_page(actor), reason))
-
-    async def redrive(self, seq: int, *, actor: str, reason: str) -> ActionResult:
-        seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
-        return await self._run(self._redrive(seq, _on_page(actor), reason), seconds)
-
-    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
-        seconds = self._settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
-        some = redrive_some(self._settings, group, actor=_on_page(actor), reason=reason)
-        return await self._run(some, seconds)
-
-    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
-        return await self._run(purge_some(self._settings, group, actor=_on_page(actor), reason=reason))
-
-    async def resume(self, event_type: str, *, actor: str, reason: str) -> ActionResult:
-        return await self._run(self._resume(event_type, _on_page(actor), reason))
-
-    async def _run(self, request: Coroutine[Any, Any, _T], seconds: float | None = None) -> _T:
+    async def run(self, request: Coroutine[Any, Any, _T], seconds: float) -> _T:
         with _naming_grants():
-            return await self._serialized.run(request, seconds=seconds or _REQUEST_SECONDS)
+            return await self._serialized.run(request, seconds=seconds)
 
-    async def _lookup(self, text: str) -> LookupResult:
+    @_request
+    async def lookup(self, text: str) -> LookupResult:
         async with message_lookup(self._settings) as place:
             try:
                 report = await lookup_report(text, place)
@@ -125,51 +101,71 @@ class WorkerOperatorApi:
             dead_letters=found.dead_letters if found else (),
         )
 
-    async def _dead_events(
-        self, event_type: str | None, error: str | None, below: int | None
-    ) -> ItemPage[DeadEvent]:
-        async with AsyncExitStack() as stack:
-            pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
-            stack.push_async_callback(pool.close)
+    @_request
+    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage[DeadEvent]:
+        pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
+        try:
             found = await PostgresOverview(pool=pool).dead_events(
-                event_type=event_type, error=error, below=below, limit=_PAGE + 1
+                event_type=event_type or None, error=error or None, below=below, limit=_PAGE + 1
             )
+        finally:
+            await pool.close()
         return ItemPage(items=found[:_PAGE], more=len(found) > _PAGE)
 
-    async def _event(self, id_: UUID) -> RecordDetail | None:
+    @_request
+    async def event(self, id_: UUID) -> RecordDetail | None:
         async with operations(self._settings) as tables:
             found = await tables.show_outbox(id_)
-        if found is None:
-            return None
-        return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload.encode()))
+        return _detail(found, found.payload.encode()) if found else None
 
-    async def _dead_letters(self, which: DeadLetterFilter) -> ItemPage[DeadLetterSummary]:
+    @_request
+    async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
+        which = DeadLetterFilter(reason=reason or None, after_seq=after)
         async with dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
         return ItemPage(items=[entry.summary() for entry in found[:_PAGE]], more=len(found) > _PAGE)
 
-    async def _dead_letter(self, seq: int) -> RecordDetail:
+    @_request
+    async def dead_letter_groups(self) -> ItemPage[DeadLetterCount]:
+        return await dead_letter_groups(self._settings)
+
+    @_request
+    async def dead_letter(self, seq: int) -> RecordDetail:
         async with dead_letters(self._settings) as letters:
             found = await letters.show(seq)
-        return RecordDetail(fields=_without(asdict(found), "payload"), body=_body(found.payload))
+        return _detail(found, found.payload)
 
-    async def _actions(self) -> ItemPage[OperatorAction]:
+    @_request
+    async def actions(self) -> ItemPage[OperatorAction]:
         async with operations(self._settings) as tables:
             return ItemPage(items=await tables.audit(limit=_ACTIONS))
 
-    async def _replay(self, id_: UUID, actor: str, reason: str) -> ActionResult:
+    @_request
+    async def replay(self, id_: UUID, *, actor: str, reason: str) -> ActionResult:
         async with replays(self._settings) as tables:
             which = OutboxFilter(ids=(id_,))
-            result = await replay_matching(tables, which, actor=actor, reason=reason, cap=1)
+            result = await replay_matching(tables, which, actor=_on_page(actor), reason=reason, cap=1)
         if result.replayed:
             return ActionResult(done=True, text="it is PENDING again, and published when it is due")
         return ActionResult(done=False, text="it is neither PUBLISHED nor DEAD")
 
-    async def _resume(self, event_type: str, actor: str, reason: str) -> ActionResult:
+    @_request
+    async def resume(self, event_type: str, *, actor: str, reason: str) -> ActionResult:
         async with operations(self._settings) as tables:
-            await tables.resume(event_type, actor=actor, reason=reason)
+            await tables.resume(event_type, actor=_on_page(actor), reason=reason)
         text = f"{event_type or 'every slow event type'} continues at full speed within seconds"
         return ActionResult(done=True, text=text)
+
+    @_request
+    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
+        return await purge_some(self._settings, group, actor=_on_page(actor), reason=reason)
+
+    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
+        some = redrive_some(self._settings, group, actor=_on_page(actor), reason=reason)
+        return await self.run(some, self._handling_seconds)
+
+    async def redrive(self, seq: int, *, actor: str, reason: str) -> ActionResult:
+        return await self.run(self._redrive(seq, _on_page(actor), reason), self._handling_seconds)
 
     async def _redrive(self, seq: int, actor: str, reason: str) -> ActionResult:
         async with redriver(self._settings) as again:
@@ -199,21 +195,19 @@ def _on_page(actor: str) -> str:
     return f"{actor} (page)"
 
 
-def _without(record: Mapping[str, object], *names: str) -> Mapping[str, object]:
-    return {name: value for name, value in record.items() if name not in names}
-
-
-def _body(payload: bytes) -> Body:
-    """Return a payload as text, or in base64 if it is no text, up to 64 KiB."""
+def _detail(record: OutboxDetail | DeadLetterEntry, payload: bytes) -> RecordDetail:
+    """Return a record with its payload as text, or in base64 if it is no text, up to 64 KiB."""
     cut = payload[:_SHOWN_BYTES_MAX]
     try:
         text = cut.decode(errors="strict" if cut == payload else "ignore")
         encoding = "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(cut).decode(), "base64"
-    return Body(
+    body = Body(
         payload=text,
         payload_encoding=encoding,
         payload_bytes=len(payload),
         payload_cut=len(cut) < len(payload),
     )
+    fields = {name: value for name, value in asdict(record).items() if name != "payload"}
+    return RecordDetail(fields=fields, body=body)
