@@ -74,6 +74,7 @@ UntilOption = Annotated[
     datetime | None,
     typer.Option("--until", parser=moment, metavar="TIME", help=f"Choose items before this time: {_TIME}."),
 ]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches and change nothing.")]
 YesOption = Annotated[
     bool, typer.Option("--yes", help=f"Skip the confirmation for more than {CONFIRM_ABOVE} items.")
 ]

@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption
-from sea_mq_worker.cli.filter_options import NO_CHOICE, EventOptions
+from sea_mq_worker.cli.filter_options import NO_CHOICE, EventOptions, IdsArgument
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -39,7 +39,7 @@ class DiscardOutput:
 class DiscardRequest:
     """The options of the command."""
 
-    ids: Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")] = None
+    ids: IdsArgument = None
     reason: ReasonOption
     actor: ActorOption
     events: EventOptions

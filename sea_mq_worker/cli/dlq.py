@@ -1,8 +1,7 @@
 """``dlq list|summary|show|redrive|purge``: list, redrive and delete dead letters."""
 
 import base64
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,18 +15,18 @@ from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,
     abort,
-    echo_safe,
     print_fields,
     print_json,
-    print_table,
-    run_command,
+    print_page,
+    read_dead_letters,
 )
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, DeadLetterSummary
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.read_models import Group
+from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.operations.dead_letters import dead_letter_groups
 
 if TYPE_CHECKING:
-    from sea_mq_worker.settings import Settings
+    from sea_mq_worker.ports.operations import DeadLetterStore
 
 app = typer.Typer(help="List, count, redrive and delete dead letters.", no_args_is_help=True)
 app.command("redrive")(redrive.redrive)
@@ -52,22 +51,9 @@ def list_(
 ) -> None:
     """List dead letters, oldest first, without their content."""
     which = letters.filter(reason, after_seq=after)
-    found = run_command(lambda settings: _list(settings, which, limit), needs=("nats_url",))
-    if json:
-        names = [each.name for each in fields(DeadLetterSummary)]
-        print_json([{name: getattr(entry, name) for name in names} for entry in found])
-    else:
-        rows = [[getattr(entry, column) for column in _COLUMNS] for entry in found]
-        print_table(_COLUMNS, rows, empty="no dead letters")
-    if len(found) == limit:
-        echo_safe(f"perhaps more: --after {found[-1].seq}", err=True)
-
-
-async def _list(settings: "Settings", which: DeadLetterFilter, limit: int) -> Sequence[DeadLetterEntry]:
-    from sea_mq_worker.operations.broker import dead_letters
-
-    async with dead_letters(settings) as stream:
-        return await stream.list(which, limit=limit)
+    found = [entry.summary() for entry in read_dead_letters(lambda stream: stream.list(which, limit=limit))]
+    more = found[-1].seq if len(found) == limit else None
+    print_page(found, _COLUMNS, json=json, empty="no dead letters", more=more)
 
 
 @app.command("summary")
@@ -80,18 +66,10 @@ def summary(
 ) -> None:
     """Count dead letters by reason, subject, consumer and detail, most frequent first."""
     which = DeadLetterFilter(since=since, until=until)
-    read, found = run_command(lambda settings: _groups(settings, which, groups), needs=("nats_url",))
+    read, found = read_dead_letters(
+        lambda stream: dead_letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
+    )
     print_summary(found, read, what="dead letters", json=json, read_max=_READ_MAX)
-
-
-async def _groups(
-    settings: "Settings", which: DeadLetterFilter, groups_max: int
-) -> tuple[int, Sequence[Group]]:
-    from sea_mq_worker.operations.broker import dead_letters
-    from sea_mq_worker.operations.dead_letters import dead_letter_groups
-
-    async with dead_letters(settings) as stream:
-        return await dead_letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups_max)
 
 
 @app.command("show")
@@ -100,19 +78,15 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one dead letter with the headers and body of the original."""
-    entry = run_command(lambda settings: _show(settings, seq), needs=("nats_url",))
+    entry = read_dead_letters(lambda stream: _show(stream, seq))
     (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
 
 
-async def _show(settings: "Settings", seq: int) -> DeadLetterEntry:
-    from sea_mq_worker.domain.errors import ContractError
-    from sea_mq_worker.operations.broker import dead_letters
-
-    async with dead_letters(settings) as stream:
-        try:
-            return await stream.show(seq)
-        except ContractError as error:
-            abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
+async def _show(stream: "DeadLetterStore", seq: int) -> DeadLetterEntry:
+    try:
+        return await stream.show(seq)
+    except ContractError as error:
+        abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
 
 
 def _readable(payload: bytes) -> dict[str, Any]:

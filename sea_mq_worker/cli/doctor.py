@@ -10,7 +10,6 @@ from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_
 
 if TYPE_CHECKING:
     from sea_mq_worker.doctor import Examination, Finding
-    from sea_mq_worker.settings import Settings
 
 
 def doctor(
@@ -18,7 +17,9 @@ def doctor(
     json: JsonOption = False,
 ) -> None:
     """Check database, streams, consumers, handler and how they fit together; exit 1 on errors."""
-    checkup = run_command(_examine, needs=("database_url", "nats_url"))
+    from sea_mq_worker.doctor import examine
+
+    checkup = run_command(examine, needs=("database_url", "nats_url"))
     if json:
         print_json([asdict(finding) for finding in checkup.findings])
     else:
@@ -26,12 +27,6 @@ def doctor(
     failing = {"error", "warning"} if strict else {"error"}
     if any(finding.severity in failing for finding in checkup.findings):
         raise typer.Exit(EXIT_FAILED)
-
-
-async def _examine(settings: "Settings") -> "Examination":
-    from sea_mq_worker.doctor import examine
-
-    return await examine(settings)
 
 
 def _text(finding: "Finding") -> str:

@@ -18,6 +18,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 
 NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
+IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")]
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.", callback=filled)]
 
 

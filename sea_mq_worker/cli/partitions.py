@@ -28,21 +28,17 @@ def enable(
 
     The command reads the table once and locks it meanwhile. Workers wait and continue without a restart.
     """
-    run_command(
-        lambda settings: _enable(settings, actor=actor, reason=reason, dry_run=dry_run),
-        needs=("database_url",),
-    )
-
-
-async def _enable(settings: "Settings", *, actor: str, reason: str, dry_run: bool) -> None:
     from sea_mq_worker.operations.database import enable_partitions, partitioning_sql
 
-    if dry_run:
-        typer.echo(partitioning_sql())
-    elif await enable_partitions(settings, actor=actor, reason=reason):
-        typer.echo("the outbox is in partitions now; `partitions list` shows them")
-    else:
-        typer.echo("the outbox is in partitions already")
+    async def enable(settings: "Settings") -> None:
+        if dry_run:
+            typer.echo(partitioning_sql())
+        elif await enable_partitions(settings, actor=actor, reason=reason):
+            typer.echo("the outbox is in partitions now; `partitions list` shows them")
+        else:
+            typer.echo("the outbox is in partitions already")
+
+    run_command(enable, needs=("database_url",))
 
 
 @app.command("list")

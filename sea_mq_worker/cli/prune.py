@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
+from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, run_command
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
 
@@ -29,26 +30,6 @@ class PrunedTable(StrEnum):
 
     OUTBOX = "outbox"
     INBOX = "inbox"
-
-
-BeforeOption = Annotated[
-    datetime,
-    typer.Option(
-        "--before",
-        parser=moment,
-        metavar="TIME",
-        help="Delete rows finished before this time: ISO 8601, or an age such as 30d.",
-    ),
-]
-SideOption = Annotated[
-    PrunedTable | None, typer.Option("--side", help="Prune only this table (default: both).")
-]
-DeliverableOption = Annotated[
-    bool,
-    typer.Option("--deliverable", help="Also delete inbox rows whose message a stream can still redeliver."),
-]
-CapOption = Annotated[int | None, typer.Option("--cap", min=1, help="Stop after about N rows of each table.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count for at most 30 s and delete nothing.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,75 +49,72 @@ class WouldPrune:
     would_delete: Mapping[PrunedTable, Prunable]
 
 
-def prune(
-    *,
-    before: BeforeOption,
-    reason: ReasonOption,
-    actor: ActorOption,
-    side: SideOption = None,
-    deliverable: DeliverableOption = False,
-    cap: CapOption = None,
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneRequest:
+    """The options of the command."""
+
+    before: Annotated[
+        datetime,
+        typer.Option(
+            "--before",
+            parser=moment,
+            metavar="TIME",
+            help="Delete rows finished before this time: ISO 8601, or an age such as 30d.",
+        ),
+    ]
+    reason: ReasonOption
+    actor: ActorOption
+    side: Annotated[
+        PrunedTable | None, typer.Option("--side", help="Prune only this table (default: both).")
+    ] = None
+    deliverable: Annotated[
+        bool,
+        typer.Option(
+            "--deliverable", help="Also delete inbox rows whose message a stream can still redeliver."
+        ),
+    ] = False
+    cap: Annotated[
+        int | None, typer.Option("--cap", min=1, help="Stop after about N rows of each table.")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count for at most 30 s and delete nothing.")] = (
+        False
+    )
+
+
+@with_options
+def prune(*, request: PruneRequest, json: JsonOption = False) -> None:
     """Delete rows finished before a time: published events, processed or closed messages; keep all others.
 
     A message has its effect again if it is delivered after its row was deleted. So prune keeps the rows of
     messages that a consumed stream still holds. A partition whose events may all be deleted is dropped. If
     interrupted, run the same command again.
     """
-    sides = [side] if side else list(PrunedTable)
-    if dry_run:
-        counted = run_command(
-            lambda settings: _count(settings, sides, before, deliverable=deliverable), needs=("database_url",)
-        )
-        _print_counts(before, counted, json=json)
-        return
-    how = {"actor": actor, "reason": reason, "cap": cap}
-    results = run_command(
-        lambda settings: _prune(settings, sides, before, deliverable=deliverable, how=how),
-        needs=("database_url",),
-    )
-    _print_pruned(before, results, json=json)
+    results = run_command(lambda settings: _prune(settings, request), needs=("database_url",))
+    print_results = _print_counts if request.dry_run else _print_pruned
+    print_results(request.before, results, json=json)
 
 
-async def _count(
-    settings: "Settings", sides: Sequence[PrunedTable], before: datetime, *, deliverable: bool
-) -> Mapping[PrunedTable, Prunable]:
+async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedTable, Any]:
+    """Return the result of each table: of a dry run a ``Prunable``, otherwise a ``PruneResult``."""
     from sea_mq_worker.operations.database import operations
 
-    counted = {}
-    async with operations(settings) as tables:
-        for side in sides:
-            until = await _until(settings, side, before, deliverable=deliverable)
-            end = time.monotonic() + _COUNT_SECONDS_MAX
-            with _progress(side) as report:
-                counted[side] = await tables.count_prunable(
-                    side, until, should_continue=partial(_is_before, end), on_progress=report
-                )
-    return counted
-
-
-async def _prune(
-    settings: "Settings",
-    sides: Sequence[PrunedTable],
-    before: datetime,
-    *,
-    deliverable: bool,
-    how: Mapping[str, Any],
-) -> Mapping[PrunedTable, PruneResult]:
-    from sea_mq_worker.operations.database import operations
-
-    results = {}
+    results: dict[PrunedTable, Any] = {}
+    how = {"actor": request.actor, "reason": request.reason, "cap": request.cap}
     async with operations(settings) as tables:
         prunes: Mapping[PrunedTable, Callable[..., Awaitable[PruneResult]]] = {
             PrunedTable.OUTBOX: partial(tables.prune_outbox, on_partition=_print_partition),
             PrunedTable.INBOX: tables.prune_inbox,
         }
-        for side in sides:
-            until = await _until(settings, side, before, deliverable=deliverable)
+        for side in [request.side] if request.side else prunes:
+            until = request.before if request.deliverable else await _until(settings, side, request.before)
             with _progress(side) as report:
-                results[side] = await prunes[side](until, on_progress=report, **how)
+                if request.dry_run:
+                    is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
+                    results[side] = await tables.count_prunable(
+                        side, until, should_continue=is_in_time, on_progress=report
+                    )
+                else:
+                    results[side] = await prunes[side](until, on_progress=report, **how)
     return results
 
 
@@ -185,11 +163,11 @@ def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
         yield report
 
 
-async def _until(settings: "Settings", side: PrunedTable, before: datetime, *, deliverable: bool) -> datetime:
+async def _until(settings: "Settings", side: PrunedTable, before: datetime) -> datetime:
     """Return ``before``, or for the inbox the earlier time since when a consumed stream holds messages."""
     from sea_mq_worker.operations.consumed_streams import oldest_deliverable
 
-    if side is PrunedTable.OUTBOX or deliverable or not settings.consumers:
+    if side is PrunedTable.OUTBOX or not settings.consumers:
         return before
     if not settings.nats_url.get_secret_value():
         abort(

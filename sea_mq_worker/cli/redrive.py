@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import CONFIRM_ABOVE, ActorOption, ReasonOption, YesOption
+from sea_mq_worker.cli.arguments import CONFIRM_ABOVE, ActorOption, DryRunOption, ReasonOption, YesOption
 from sea_mq_worker.cli.filter_options import DeadLetterOptions
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
@@ -27,14 +28,6 @@ if TYPE_CHECKING:
     from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
     from sea_mq_worker.settings import Settings
 
-SeqsArgument = Annotated[
-    list[int] | None, typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream.")
-]
-DlqReasonOption = Annotated[Reason | None, typer.Option("--dlq-reason", help="Reason of the dead letter.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Select every dead letter.")]
-CapOption = Annotated[int, typer.Option("--cap", min=1, help="Change nothing if more than N match.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches and change nothing.")]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
@@ -48,13 +41,18 @@ class Counted:
 class DeadLetterRequest:
     """The options that ``redrive`` and ``purge`` share."""
 
-    seqs: SeqsArgument = None
+    seqs: Annotated[
+        list[int] | None,
+        typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream."),
+    ] = None
     reason: ReasonOption
     actor: ActorOption
-    dlq_reason: DlqReasonOption = None
+    dlq_reason: Annotated[Reason | None, typer.Option("--dlq-reason", help="Reason of the dead letter.")] = (
+        None
+    )
     letters: DeadLetterOptions
-    every: AllOption = False
-    cap: CapOption = 1000
+    every: Annotated[bool, typer.Option("--all", help="Select every dead letter.")] = False
+    cap: Annotated[int, typer.Option("--cap", min=1, help="Change nothing if more than N match.")] = 1000
     dry_run: DryRunOption = False
     yes: YesOption = False
     json: JsonOption = False
@@ -85,27 +83,16 @@ def purge(*, request: DeadLetterRequest) -> None:
 async def _redrive(settings: "Settings", request: DeadLetterRequest) -> None:
     from sea_mq_worker.operations.redrive import redriver
 
-    chosen = await _choose(settings, request)
-    if request.dry_run:
-        _print_count(len(chosen), "handed to the handler again", json=request.json)
-        return
-    confirm(len(chosen), "dead letters will be handed to the handler again", yes=request.yes)
+    chosen = await _choose(settings, request, "handed to the handler again")
     async with redriver(settings) as tool:
-        await _run_each(
-            chosen,
-            lambda seq: tool.redrive(seq, actor=request.actor, reason=request.reason),
-            json=request.json,
-        )
+        redrive = partial(tool.redrive, actor=request.actor, reason=request.reason)
+        await _run_each(chosen, redrive, json=request.json)
 
 
 async def _purge(settings: "Settings", request: DeadLetterRequest) -> None:
     from sea_mq_worker.operations.purge import purger
 
-    chosen = await _choose(settings, request)
-    if request.dry_run:
-        _print_count(len(chosen), "deleted", json=request.json)
-        return
-    confirm(len(chosen), "dead letters will be deleted for good", yes=request.yes)
+    chosen = await _choose(settings, request, "deleted for good")
     selection = {"seqs": chosen} if request.seqs else asdict(request.which)
     async with (
         purger(settings, actor=request.actor, reason=request.reason) as tool,
@@ -114,7 +101,20 @@ async def _purge(settings: "Settings", request: DeadLetterRequest) -> None:
         await _run_each(chosen, delete, json=request.json)
 
 
-async def _choose(settings: "Settings", request: DeadLetterRequest) -> Sequence[int]:
+async def _choose(settings: "Settings", request: DeadLetterRequest, change: str) -> Sequence[int]:
+    """Return the sequences to change, once confirmed; end a dry run with their number."""
+    chosen = await _matching(settings, request)
+    if request.dry_run:
+        if request.json:
+            print_json(Counted(matched=len(chosen)))
+        else:
+            typer.echo(f"{len(chosen)} would be {change}")
+        raise typer.Exit
+    confirm(len(chosen), f"dead letters will be {change}", yes=request.yes)
+    return chosen
+
+
+async def _matching(settings: "Settings", request: DeadLetterRequest) -> Sequence[int]:
     """Return the chosen sequences; abort if a filter matches more than the cap."""
     from sea_mq_worker.operations.broker import dead_letters
 
@@ -173,10 +173,3 @@ def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> 
         )
     if done < len(outcomes):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _print_count(count: int, change: str, *, json: bool) -> None:
-    if json:
-        print_json(Counted(matched=count))
-    else:
-        typer.echo(f"{count} would be {change}")

@@ -4,12 +4,11 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, YesOption
-from sea_mq_worker.cli.filter_options import NO_CHOICE, EventOptions
+from sea_mq_worker.cli.arguments import ActorOption, DryRunOption, YesOption
+from sea_mq_worker.cli.filter_options import NO_CHOICE, EventOptions, IdsArgument
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
@@ -31,41 +30,37 @@ if TYPE_CHECKING:
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _EXIT_INTERRUPTED = 130
 
-IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", help="Reason of the change; kept for the audit. Required without --resume.")
-]
-StateOption = Annotated[
-    list[EventState] | None,
-    typer.Option("--state", metavar="[PUBLISHED|DEAD]", help="State; may be repeated (default: both)."),
-]
-ResumeOption = Annotated[
-    int | None,
-    typer.Option("--resume", metavar="ACTION", help="Continue the interrupted replay with this audit ID."),
-]
-CapOption = Annotated[
-    int, typer.Option("--cap", min=1, help="Replay nothing if more than N match, except with --resume.")
-]
-RateOption = Annotated[int, typer.Option("--rate", min=1, help="Replay at most N events per second.")]
-AheadOption = Annotated[
-    int, typer.Option("--ahead", min=1, help="Wait while N replayed events have not been claimed yet.")
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches and change nothing.")]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
     """The options of the command."""
 
     ids: IdsArgument = None
-    reason: ReasonOption = ""
+    reason: Annotated[
+        str,
+        typer.Option("--reason", help="Reason of the change; kept for the audit. Required without --resume."),
+    ] = ""
     actor: ActorOption
-    state: StateOption = None
+    state: Annotated[
+        list[EventState] | None,
+        typer.Option("--state", metavar="[PUBLISHED|DEAD]", help="State; may be repeated (default: both)."),
+    ] = None
     events: EventOptions
-    resume: ResumeOption = None
-    cap: CapOption = 1000
-    per_second: RateOption = 500
-    ahead: AheadOption = 1000
+    resume: Annotated[
+        int | None,
+        typer.Option(
+            "--resume", metavar="ACTION", help="Continue the interrupted replay with this audit ID."
+        ),
+    ] = None
+    cap: Annotated[
+        int, typer.Option("--cap", min=1, help="Replay nothing if more than N match, except with --resume.")
+    ] = 1000
+    per_second: Annotated[int, typer.Option("--rate", min=1, help="Replay at most N events per second.")] = (
+        500
+    )
+    ahead: Annotated[
+        int, typer.Option("--ahead", min=1, help="Wait while N replayed events have not been claimed yet.")
+    ] = 1000
     dry_run: DryRunOption = False
     yes: YesOption = False
 

@@ -33,19 +33,17 @@ StreamsOption = Annotated[
 @app.command("check")
 def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
     """List every field that differs from the definitions; exit 1 if any does."""
-    differences = run_command(lambda settings: _check(settings, streams or ()), needs=("nats_url",))
+    from sea_mq_worker.operations.broker import check_topology
+
+    differences = run_command(
+        lambda settings: check_topology(settings, streams=streams or ()), needs=("nats_url",)
+    )
     if json:
         print_json([asdict(difference) for difference in differences])
     else:
         _print_differences(differences, fix="`python -m sea_mq_worker streams apply` fixes them")
     if differences:
         raise typer.Exit(EXIT_FAILED)
-
-
-async def _check(settings: "Settings", streams: Sequence[str]) -> Sequence[Difference]:
-    from sea_mq_worker.operations.broker import check_topology
-
-    return await check_topology(settings, streams=streams)
 
 
 @app.command("show")

@@ -15,7 +15,7 @@ from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
 from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
-    from sea_mq_worker.ports.operations import Listings, OperatorTables, Tables
+    from sea_mq_worker.ports.operations import DeadLetterStore, Listings, OperatorTables, Tables
     from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
@@ -93,6 +93,18 @@ def query_database(query: "Callable[[Listings], Awaitable[_T]]", *, too_long: st
             abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
     return run_command(lambda settings: _with_tables(settings, run), needs=("database_url",))
+
+
+def read_dead_letters(read: "Callable[[DeadLetterStore], Awaitable[_T]]") -> _T:
+    """Read the dead-letter stream and translate errors into exit codes."""
+
+    async def run(settings: "Settings") -> _T:
+        from sea_mq_worker.operations.broker import dead_letters
+
+        async with dead_letters(settings) as stream:
+            return await read(stream)
+
+    return run_command(run, needs=("nats_url",))
 
 
 def change_rows(change: "Callable[[OperatorTables], Awaitable[_T]]") -> _T:

@@ -62,7 +62,7 @@ def _request(method: "_Method[_P, _T]") -> "_Method[_P, _T]":
     """Run the method after the request before it, with the time limit of a query."""
 
     @wraps(method)
-    async def run(api: "WorkerOperatorApi", *args: _P.args, **named: _P.kwargs) -> _T:
+    async def run(api: "WorkerOperatorApi", /, *args: _P.args, **named: _P.kwargs) -> _T:
         return await api.run(method(api, *args, **named), _REQUEST_SECONDS)
 
     return run
