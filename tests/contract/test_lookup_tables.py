@@ -139,6 +139,7 @@ async def listed(world: World, **which: Any) -> list[UUID]:
     return [event.id for event in await world.tables.list_outbox(OutboxFilter(**which))]
 
 
+@pytest.mark.clause("operator: events are listed by state and time")
 async def test_events_are_listed_by_each_part_of_a_filter_the_latest_first(world: World) -> None:
     correlation = uuid.uuid4()
     first = await world.event(ordering_key="k", event_type="order.paid")
@@ -148,11 +149,13 @@ async def test_events_are_listed_by_each_part_of_a_filter_the_latest_first(world
     assert await listed(world) == [third, second, first]
     assert await listed(world, limit=2) == [third, second]
     assert await listed(world, states=(EventState.DEAD,)) == [second]
+    assert await listed(world, states=()) == await listed(world, ids=()) == []
     assert await listed(world, ids=(first, uuid.uuid4())) == [first]
     assert await listed(world, event_type="order.paid") == await listed(world, ordering_key="k") == [first]
     assert await listed(world, aggregate_type="cart") == await listed(world, aggregate_id="c-7") == [second]
     assert await listed(world, correlation_id=correlation) == [third]
     assert await listed(world, error_like="Large") == [second]
+    assert await listed(world, error_like="%") == []
     [one] = await world.tables.list_outbox(OutboxFilter(ids=(second,)))
     assert (one.state, one.event_type, one.aggregate_id, one.last_error) == (
         "DEAD", "order.created", "c-7", "too LARGE",

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -27,48 +27,14 @@ class ScriptedOperatorApi:
     asked: list[tuple[object, ...]] = field(default_factory=list)
     error: Exception | None = None
 
-    def _note(self, *asked: object) -> dict[str, Any]:
-        self.asked.append(asked)
-        if self.error:
-            raise self.error
-        return {"items": [], "more": False}
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[object]]:
+        async def note(*asked: object, **given: object) -> object:
+            self.asked.append((name, *asked, *given.values()))
+            if self.error:
+                raise self.error
+            return None if name == "event" else {"items": [], "more": False}
 
-    async def lookup(self, text: str) -> Any:
-        return self._note("lookup", text)
-
-    async def dead_events(self, *, event_type: str, error: str, below: int | None) -> Any:
-        return self._note("events", event_type, error, below)
-
-    async def event(self, id_: UUID) -> Any:
-        self._note("event", id_)
-        return None
-
-    async def dead_letters(self, *, reason: str, after: int) -> Any:
-        return self._note("letters", reason, after)
-
-    async def dead_letter_groups(self) -> Any:
-        return self._note("groups")
-
-    async def dead_letter(self, seq: int) -> Any:
-        return self._note("letter", seq)
-
-    async def actions(self) -> Any:
-        return self._note("actions")
-
-    async def replay(self, id_: UUID, *, actor: str, reason: str) -> Any:
-        return self._note("replay", id_, actor, reason)
-
-    async def redrive(self, seq: int, *, actor: str, reason: str) -> Any:
-        return self._note("redrive", seq, actor, reason)
-
-    async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Any:
-        return self._note("redrive group", group, actor, reason)
-
-    async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> Any:
-        return self._note("purge group", group, actor, reason)
-
-    async def resume(self, event_type: str, *, actor: str, reason: str) -> Any:
-        return self._note("resume", event_type, actor, reason)
+        return note
 
 
 @dataclass
@@ -107,7 +73,7 @@ async def serve(token: str) -> AsyncIterator[Served]:
         metrics=lambda _: b"",
         status=dict,
         token=lambda: token,
-        operator_api=desk,
+        operator_api=cast("Any", desk),
     )
     await server.start()
     yield Served(desk, server)
@@ -130,11 +96,11 @@ async def open_to_all() -> AsyncIterator[Served]:
     ("method", "path", "asked"),
     [
         ("GET", "/api/lookup?id=0198", ("lookup", "0198")),
-        ("GET", "/api/events", ("events", "", "", None)),
-        ("GET", "/api/events?type=a.b&error=x%20y&below=7", ("events", "a.b", "x y", 7)),
-        ("GET", "/api/dead-letters?reason=REJECTED&after=50", ("letters", "REJECTED", 50)),
-        ("GET", "/api/dead-letters/9", ("letter", 9)),
-        ("GET", "/api/dead-letter-groups", ("groups",)),
+        ("GET", "/api/events", ("dead_events", "", "", None)),
+        ("GET", "/api/events?type=a.b&error=x%20y&below=7", ("dead_events", "a.b", "x y", 7)),
+        ("GET", "/api/dead-letters?reason=REJECTED&after=50", ("dead_letters", "REJECTED", 50)),
+        ("GET", "/api/dead-letters/9", ("dead_letter", 9)),
+        ("GET", "/api/dead-letter-groups", ("dead_letter_groups",)),
         ("GET", "/api/actions", ("actions",)),
         ("POST", f"/api/events/{ID}/replay", ("replay", UUID(ID), "Ann", "fixed")),
         ("POST", "/api/dead-letters/9/redrive", ("redrive", 9, "Ann", "fixed")),
@@ -153,7 +119,7 @@ async def test_a_group_is_named_by_all_of_its_parts(act: str, served: Served) ->
     group = {"dlq_reason": "REJECTED", "subject": "a.event.b.v1", "after": 3, "last": 9}
     assert (await served.act(f"/api/dead-letter-groups/{act}", WHY | group))[0] == 200
     reported = DeadLetterGroup(reason="REJECTED", subject="a.event.b.v1", after=3, last=9)
-    assert served.desk.asked == [(f"{act} group", reported, "Ann", "fixed")]
+    assert served.desk.asked == [(f"{act}_group", reported, "Ann", "fixed")]
     for name in group:
         for wrong in (None, 0.5, []):
             status, said = await served.act(f"/api/dead-letter-groups/{act}", WHY | group | {name: wrong})

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -375,29 +374,6 @@ async def test_what_cannot_be_reached_is_not_delivered(
 ) -> None:
     handler = await unreachable(make, server)
     assert isinstance(await handler.handle(REQUEST), NotDelivered)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that is its own authority, with its key beside it."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(["openssl", *command.split(), *files], check=True, capture_output=True)
-    return folder / "cert.pem"
-
-
-async def test_tls_is_verified_against_the_given_authority(make: MakeHandler, certificate: Path) -> None:
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(certificate, certificate.with_name("key.pem"))
-    async with handler_server(tls=served) as server:
-        url = server.url.replace("http:", "https:")
-        trusting = ssl.create_default_context(cafile=certificate)
-        assert await make(url=url, verify=trusting).handle(REQUEST) == Accepted(200)
-        result = await make(url=url).handle(REQUEST)
-        assert isinstance(result, NotDelivered)
-        assert "certificate" in result.error.lower()
-        assert len(server.calls) == 1
 
 
 async def test_a_unix_socket_serves_as_well(make: MakeHandler, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What operators see and do of the inbox, and pruning of both tables, against PostgreSQL."""
 
 import json
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,8 +11,8 @@ import pytest
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.domain.filters import InboxFilter
-from sea_mq_worker.domain.inbox_results import InboxEntry
 from sea_mq_worker.domain.read_models import InboxState, PruneResult
+from tests.support.inboxes import entry
 from tests.support.rows import add_event, add_message
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the handler is fixed"}
@@ -21,17 +20,6 @@ WHO: dict[str, Any] = {"actor": "ann", "reason": "the handler is fixed"}
 
 def ago(hours: float) -> datetime:
     return datetime.now(UTC) - timedelta(hours=hours)
-
-
-def entry(message_id: UUID) -> InboxEntry:
-    return InboxEntry(
-        message_id=str(message_id),
-        subject="a.event.b.v1",
-        consumer="durable",
-        stream="A_EVENTS",
-        stream_seq=1,
-        content_hash=b"h",
-    )
 
 
 async def listed(operations: PostgresOperations, **given: Any) -> list[UUID]:
@@ -49,7 +37,7 @@ async def test_messages_are_found_by_each_part_of_a_filter(
     processed = await add_message(pool, received_at=ago(2), processed=True)
     handling = await add_message(pool, received_at=ago(1))
     inbox = PostgresInboxAdapter(pool=pool, worker="w")
-    await inbox.insert([entry(handling)], lease_seconds=60)
+    await inbox.insert([entry(str(handling))], lease_seconds=60)
 
     assert await listed(operations) == [handling, processed, dead, waiting]
     for state, message_id in zip(InboxState, (waiting, handling, processed, dead), strict=True):
@@ -61,18 +49,6 @@ async def test_messages_are_found_by_each_part_of_a_filter(
     assert await listed(operations, error_like="rejected") == [dead]
     assert await listed(operations, limit=2) == [handling, processed]
     assert await listed(operations, limit=2, before_id=processed) == [dead, waiting]
-
-
-async def test_a_message_is_shown_with_its_dead_letter(
-    operations: PostgresOperations, pool: asyncpg.Pool
-) -> None:
-    message_id = await add_message(pool, dead=True)
-
-    shown = await operations.show_inbox(message_id)
-
-    assert shown is not None
-    assert (shown.state, shown.dead_letter_reason, shown.attempts) == ("DEAD_LETTERED", "REJECTED", 3)
-    assert await operations.show_inbox(uuid.uuid4()) is None
 
 
 # --- pruning

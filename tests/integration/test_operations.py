@@ -172,39 +172,6 @@ async def test_empty_tables_have_no_depth(operations: PostgresOperations) -> Non
 # --- inspection
 
 
-@pytest.mark.clause("operator: events are listed by state and time")
-async def test_events_are_found_by_each_part_of_a_filter(operations: PostgresOperations, add: Add) -> None:
-    correlation = uuid.uuid4()
-    first = await add(ordering_key="k", correlation_id=correlation)
-    dead = await add("DEAD", event_type="order.paid", error="Too LARGE: 2 MB")
-    published = await add("PUBLISHED")
-    claimed = await add("CLAIMED")
-    created = (await operations.show_outbox(published)).created_at  # type: ignore[union-attr]
-
-    assert await listed(operations) == [claimed, published, dead, first]
-    assert await listed(operations, states=(EventState.DEAD,)) == [dead]
-    assert await listed(operations, states=(EventState.PUBLISHED, EventState.CLAIMED)) == [claimed, published]
-    assert await listed(operations, states=()) == []
-    assert await listed(operations, ids=(first, dead)) == [dead, first]
-    assert await listed(operations, ids=()) == []
-    assert await listed(operations, event_type="order.paid") == [dead]
-    assert await listed(operations, ordering_key="k") == [first]
-    assert await listed(operations, correlation_id=correlation) == [first]
-    assert await listed(operations, since=created) == [claimed, published]
-    assert await listed(operations, until=created) == [dead, first]
-    assert await listed(operations, error_like="too large") == [dead]
-    assert await listed(operations, error_like="%") == []
-
-
-async def test_pages_follow_each_other(operations: PostgresOperations, add: Add) -> None:
-    added = [await add() for _ in range(5)]
-
-    first = await operations.list_outbox(OutboxFilter(limit=2))
-    second = await operations.list_outbox(OutboxFilter(limit=9, before_id=first[-1].id))
-
-    assert [event.id for event in [*first, *second]] == added[::-1]
-
-
 @pytest.mark.parametrize("state", list(EventState))
 @pytest.mark.clause("store-contract: persisted events MUST be retrievable until they reach a terminal state")
 @pytest.mark.clause("store-contract: terminal events MUST remain accessible for inspection")
@@ -293,20 +260,6 @@ async def test_only_terminal_events_of_the_chosen_states_are_replayed(
 
     states = {event.id: event.state for event in await operations.list_outbox(OutboxFilter())}
     assert states == dict.fromkeys(added.values(), "PENDING") | {added[EventState.CLAIMED]: "CLAIMED"}
-
-
-@pytest.mark.fault("S18")
-@pytest.mark.parametrize("change", [{"dry_run": True}, {"cap": 2}])
-async def test_a_dry_run_and_more_than_the_cap_replay_nothing(
-    operations: PostgresOperations, add: Add, pool: asyncpg.Pool, change: dict[str, Any], replay: Replay
-) -> None:
-    for _ in range(3):
-        await add("DEAD")
-    before = await everything(pool)
-
-    assert await replay(OutboxFilter(), **change) == ReplayResult(matched=3, replayed=0)
-    assert await everything(pool) == before
-    assert await operations.audit(limit=1) == []
 
 
 @pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")

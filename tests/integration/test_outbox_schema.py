@@ -85,6 +85,7 @@ async def value(plain: asyncpg.Connection, event_id: uuid.UUID, expression: str)
 
 
 @pytest.mark.clause("event-model: an event MUST include event_id, event_type, payload, state, created_at")
+@pytest.mark.clause("SDS-047: a producer that inserts only the base columns works")
 async def test_a_producer_that_knows_only_the_base_columns_works(plain: asyncpg.Connection) -> None:
     event_id = await add(plain)
     row = await plain.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy.ext import asyncio as sa_asyncio
 
-from sea_mq_worker.producer import Event, InvalidEventError, enqueue, enqueue_sync
+from sea_mq_worker.producer import Event, enqueue, enqueue_sync
 from tests.support.builders import enqueueable as event
 from tests.support.servers import Database
 from tests.support.service_libraries import (
@@ -194,19 +194,6 @@ async def test_a_payload_keeps_its_json(
     assert [row["payload"] for row in await stored(reader)] == [text]
 
 
-@pytest.mark.clause("SDS-047: a producer that inserts only the base columns works")
-async def test_a_plain_insert_does_as_well(reader: asyncpg.Connection) -> None:
-    event_id = uuid.uuid4()
-
-    await reader.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
-        " VALUES ($1, 'order', 'o-1', 'order.created', '{}')",
-        event_id,
-    )
-
-    assert [(row["id"], row["state"]) for row in await stored(reader)] == [(event_id, "PENDING")]
-
-
 @pytest.mark.clause("event-model: event_id MUST be unique within the outbox store")
 async def test_an_event_is_not_enqueued_twice(database: Database, reader: asyncpg.Connection) -> None:
     one = event()
@@ -214,18 +201,6 @@ async def test_an_event_is_not_enqueued_twice(database: Database, reader: asyncp
 
     with pytest.raises(psycopg.errors.UniqueViolation):
         await produce(psycopg_connection, database.dsn, one)
-
-
-@pytest.mark.clause("POL-047-001")
-async def test_a_mistake_is_reported_before_anything_is_sent(
-    database: Database, reader: asyncpg.Connection
-) -> None:
-    with psycopg.connect(database.dsn) as connection:
-        with pytest.raises(InvalidEventError, match="INVALID_OUTBOX"):
-            enqueue_sync(connection, event(), event(event_type=""))
-        enqueue_sync(connection, event(event_type="the.transaction.goes.on"))
-
-    assert [row["event_type"] for row in await stored(reader)] == ["the.transaction.goes.on"]
 
 
 # --- traces

@@ -36,6 +36,14 @@ async def started(connection: NatsConnection, stream: str, mode: Mode = "auto") 
     return publisher
 
 
+async def created(
+    connection: NatsConnection, stream: str, mode: Mode = "auto", **config: Any
+) -> NatsJetStreamPublisher:
+    """Create a stream that allows every mode, and bind a publisher to it."""
+    await create_stream(connection, stream, f"{stream}.>", **{**BATCHES, **config})
+    return await started(connection, stream, mode)
+
+
 async def update(connection: NatsConnection, stream: str, **change: Any) -> None:
     config = (await api(connection, f"STREAM.INFO.{stream}"))["config"]
     await api(connection, f"STREAM.UPDATE.{stream}", config | change)
@@ -66,8 +74,7 @@ async def test_publishing_continues_in_the_successor_of_a_deleted_stream(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
     """P15, P34."""
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode)
     batch = [message(names) for _ in range(5)]
     stored(list(await publisher.publish_batch([message(names)], timeout_seconds=5)))
     await api(connection, f"STREAM.DELETE.{names}")
@@ -105,8 +112,7 @@ async def test_an_acknowledgement_of_another_stream_is_not_believed(
 async def test_answers_that_a_subscriber_makes_up_end_no_call(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode)
     elsewhere = f"{names}-elsewhere"
 
     async def answer(msg: Msg) -> None:
@@ -125,8 +131,7 @@ async def test_a_full_stream_costs_no_event_a_failure(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
     """P16."""
-    await create_stream(connection, names, f"{names}.>", max_msgs=3, discard="new", **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode, max_msgs=3, discard="new")
     batch = [message(names) for _ in range(5)]
 
     outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
@@ -146,8 +151,7 @@ async def test_what_the_stream_finds_too_large_is_refused_alone(
     connection: NatsConnection, names: str, mode: Mode, place: int
 ) -> None:
     """P20, P25: the server's own answer for one row, wherever in the batch it is."""
-    await create_stream(connection, names, f"{names}.>", max_msg_size=1000, **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode, max_msg_size=1000)
     batch = [message(names) for _ in range(50)]
     batch[place] = batch[place]._replace(payload=b"x" * 2000)
 
@@ -170,8 +174,7 @@ async def test_what_the_stream_finds_too_large_is_refused_alone(
 async def test_where_order_is_kept_a_stop_in_one_chunk_stops_the_next(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
-    await create_stream(connection, names, f"{names}.>", max_msg_size=1000, **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode, max_msg_size=1000)
     batch = [message(names) for _ in range(1500)]
     batch[300] = batch[300]._replace(payload=b"x" * 2000)
 
@@ -221,8 +224,7 @@ class TestBrokenLinks:
         self, link: tuple[TcpProxy, NatsConnection], names: str, mode: Mode
     ) -> None:
         proxy, connection = link
-        await create_stream(connection, names, f"{names}.>", **BATCHES)
-        publisher = await started(connection, names, mode)
+        publisher = await created(connection, names, mode)
         batch = [message(names) for _ in range(200)]
         proxy.drop_to_client()
         begun = time.monotonic()
@@ -257,8 +259,7 @@ class TestBrokenLinks:
     ) -> None:
         """P09."""
         proxy, connection = link
-        await create_stream(connection, names, f"{names}.>", **BATCHES)
-        publisher = await started(connection, names, mode)
+        publisher = await created(connection, names, mode)
         proxy.stall()
         begun = time.monotonic()
         for _ in range(4):
@@ -274,8 +275,7 @@ class TestBrokenLinks:
     ) -> None:
         """A task that is cancelled inside nats-py's publish would swallow it and run on."""
         proxy, connection = link
-        await create_stream(connection, names, f"{names}.>", **BATCHES)
-        publisher = await started(connection, names, mode)
+        publisher = await created(connection, names, mode)
         proxy.stall()
         for _ in range(3):
             large = [message(names, b"x" * 500_000) for _ in range(40)]
@@ -313,8 +313,7 @@ async def test_subscribers_see_the_message_exactly_as_it_was_given(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
     """Seen by a plain subscription, once for each message: a publish makes one attempt."""
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode)
     subscription = await connection.client.subscribe(f"{names}.>")
     body = json.dumps({"z": 1, "a": "é\u2028", "n": 10**30}, indent=1).encode()
     own = {"ce-partitionkey": "tenant-7", "X-Own": "a=b; c:d", "x-OWN-2": "ß"}

@@ -12,7 +12,7 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress
 from tests.contract.test_jetstream_publisher import again, message, stored
-from tests.integration.test_publisher_faults import BATCHES, Mode, every_mode, started, update
+from tests.integration.test_publisher_faults import BATCHES, Mode, created, every_mode, started, update
 from tests.support.jetstream import connected, create_stream, store, stored_messages
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually
@@ -66,8 +66,7 @@ async def test_other_writers_in_between_do_not_falsify_a_place(
 async def test_auto_leaves_fast_ingest_while_others_write_in_between(
     connection: NatsConnection, names: str
 ) -> None:
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names)
+    publisher = await created(connection, names)
     await publish(publisher, [message(names) for _ in range(3)])
     assert publisher.keeps_order
 
@@ -82,8 +81,7 @@ async def test_a_known_id_cannot_hide_behind_a_foreign_message(
     connection: NatsConnection, names: str
 ) -> None:
     """P36: one skipped, one foreign, so that the count alone looks right."""
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, "fast")
+    publisher = await created(connection, names, "fast")
     old = [message(names) for _ in range(2)]
     await publish(publisher, old)
     await store(connection, f"{names}.foreign")
@@ -98,8 +96,7 @@ async def test_a_known_id_cannot_hide_behind_a_foreign_message(
 async def test_a_flag_that_is_taken_away_costs_nothing_but_speed(
     connection: NatsConnection, names: str, mode: Mode, flag: str
 ) -> None:
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode)
     await publish(publisher, [message(names) for _ in range(3)])
     await update(connection, names, **{flag: False})
 
@@ -135,8 +132,7 @@ async def test_a_claim_larger_than_every_window_arrives_whole(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
     """More messages than a window or a batch may have, then more bytes."""
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, mode)
+    publisher = await created(connection, names, mode)
 
     many = await publish(publisher, [message(names) for _ in range(2500)])
     assert [outcome.seq for outcome in many] == list(range(1, 2501))
@@ -146,8 +142,7 @@ async def test_a_claim_larger_than_every_window_arrives_whole(
 
 
 async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, names: str) -> None:
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, "fast")
+    publisher = await created(connection, names, "fast")
     batch = [message(names) for _ in range(3500)]
     await publish(publisher, batch)
 
@@ -163,8 +158,7 @@ async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, 
 async def test_a_stream_made_anew_is_searched_from_its_beginning(
     connection: NatsConnection, names: str
 ) -> None:
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    publisher = await started(connection, names, "fast")
+    publisher = await created(connection, names, "fast")
     late = message(names)
     await publish(publisher, [message(names)])
     looked = (await publisher.find([SearchedId(late.id, 60)]))[late.id]
@@ -183,8 +177,7 @@ async def test_a_stream_that_renames_subjects_is_searched_whole(
     connection: NatsConnection, names: str
 ) -> None:
     renaming = {"src": f"{names}.>", "dest": f"renamed.{names}.>"}
-    await create_stream(connection, names, f"{names}.>", subject_transform=renaming, **BATCHES)
-    publisher = await started(connection, names, "pipeline")
+    publisher = await created(connection, names, "pipeline", subject_transform=renaming)
     [one] = batch = [message(names)]
     await publish(publisher, batch)
 

@@ -1,6 +1,5 @@
 """What the comparison with other relays makes of its rounds, and that every description can be used."""
 
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,13 +40,6 @@ def test_a_description_can_be_used(file: Path) -> None:
     )
     assert "b" in arguments
     assert ";" not in statement
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_description_names_what_it_promises_in_known_words(file: Path) -> None:
-    assert set(tomllib.loads(file.read_text())) <= {
-        *("name", "about", "not_promised", "relay", "table", "message", "stream"),
-    }
 
 
 def test_our_own_worker_is_always_there_and_comes_first() -> None:

@@ -28,6 +28,7 @@ def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
     assert first[0] < later
 
 
+@pytest.mark.clause("POL-047-001")
 @pytest.mark.parametrize(
     ("mistake", "reported"),
     [

@@ -100,6 +100,7 @@ async def test_a_replay_that_lost_its_server_continues_where_it_stopped() -> Non
     assert world.tables.finished == {1}
 
 
+@pytest.mark.fault("S18")
 @in_virtual_time
 async def test_a_replay_at_once_changes_nothing_in_a_dry_run_or_above_its_cap() -> None:
     world = World(3)
