@@ -20,7 +20,6 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.executor_settings import environment
 from sea_mq_worker.pipeline.java import java_home
 from sea_mq_worker.pipeline.signals import held
-from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.pipeline.spark_errors import translated
 from sea_mq_worker.pipeline.temporary_folders import temporary_folder
 from sea_mq_worker.resources import install_hint
@@ -95,7 +94,7 @@ def spark_session(
 
 
 def job_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the data sources and with the properties that the jobs depend on.
+    """Return a session with the properties that the jobs depend on.
 
     It is the given session if that has these properties, else another one of the same application, because a
     given session keeps its properties.
@@ -104,8 +103,7 @@ def job_session(spark: SparkSession) -> SparkSession:
         PipelineError: the given session lacks a property, and Spark Connect cannot create another session.
     """
     if any(spark.conf.get(name, None) != value for name, value in _JOB_PROPERTIES.items()):
-        spark = _session_beside(spark)
-    register(spark)
+        return _session_beside(spark)
     return spark
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, PageRange, leaf_of
 from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.pipeline.sources.tables.source import (
     PAGES_PER_PARTITION,
@@ -76,12 +77,12 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
 
 def read_outbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
     """Return events of the snapshot, to be held until the last action; options as of ``source_options``."""
-    return spark.read.format("outbox").options(**source_options(held, OutboxSource, **options)).load()
+    return _read(spark, held, OutboxSource, options)
 
 
 def read_inbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
     """Return messages of the snapshot; otherwise the same as ``read_outbox``."""
-    return spark.read.format("inbox").options(**source_options(held, InboxSource, **options)).load()
+    return _read(spark, held, InboxSource, options)
 
 
 def source_options(
@@ -117,6 +118,13 @@ def source_options(
         options["pages"] = json.dumps([astuple(part) for part in parts])
         options["pagesPerPartition"] = str(pages_per_partition)
     return options
+
+
+def _read(
+    spark: SparkSession, held: Snapshot, source: type[OutboxSource | InboxSource], options: dict[str, Any]
+) -> DataFrame:
+    register(spark)
+    return spark.read.format(source.name()).options(**source_options(held, source, **options)).load()
 
 
 def _sql(column: str, operator: str, value: Any) -> str:

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.session import spark_session
+from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.landing import Lake, lake_at
@@ -27,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     with spark_session("tests", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"}) as session:
+        register(session)
         yield session
 
 

@@ -24,6 +24,7 @@ from sea_mq_worker.pipeline.jobs.report.model import AGES, BacklogCount, Report
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, read_outbox, snapshot
+from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.settings import Settings
 
 _COUNTED = files(__package__).joinpath("figures.sql").read_text(encoding="utf-8")
@@ -139,6 +140,7 @@ def _messages(spark: SparkSession, held: Snapshot, period: Period) -> DataFrame:
 def _letters(spark: SparkSession, held: Snapshot, period: Period, stream: str | None) -> DataFrame:
     """Return dead letters of a stream, or of the inbox: reason, subject, time."""
     if stream:
+        register(spark)
         rows = spark.read.format("jetstream").options(stream=stream, **access_options()).load()
         return rows.select(
             _header("Dlq-Reason").alias("reason"), _header("Dlq-Original-Subject").alias("subject"), "time"
