@@ -15,7 +15,7 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import Verdict
 from tests.pipeline.reconcile_world import World, make_world, without_message_id
 from tests.support.jetstream import connected
 from tests.support.rows import opened

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.pipeline import reconcile
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation
+from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.sources import check_disk
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,7 @@ from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nan
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue, load_receiver
-from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued, Verdict
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot

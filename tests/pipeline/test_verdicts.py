@@ -13,10 +13,10 @@ from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, pack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
-from sea_mq_worker.pipeline.jobs.reconcile.judging import TROUBLE, Inbox, Judge
+from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder, outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import findings_of
+from sea_mq_worker.pipeline.jobs.reconcile.result import findings_of
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SUBJECT = "sea.event.order.paid.v1"
@@ -115,7 +115,7 @@ def judge(
     ]
     found = pa.Table.from_batches(job(iter(packed))).to_pylist()
     keyed = [{name: row[name] for name in PACKED.names} for row in found if row["packed"]]
-    ordered = JudgeOrder(replays, TROUBLE)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
+    ordered = JudgeOrder(replays)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
     troubled = [row for row in found if row["id"]] + [row for batch in ordered for row in batch.to_pylist()]
     return [
         Judged(

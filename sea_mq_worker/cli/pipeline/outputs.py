@@ -8,8 +8,7 @@ from sea_mq_worker.bootstrap.worker.backlog import BacklogCounts
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
 from sea_mq_worker.pipeline.jobs.erase.job import EraseResult
 from sea_mq_worker.pipeline.jobs.land.job import LandResult
-from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Verdict
 from sea_mq_worker.pipeline.jobs.replay.job import ReplayJobResult
 from sea_mq_worker.pipeline.jobs.report.model import Report
 

@@ -20,7 +20,7 @@ from sea_mq_worker.cli.pipeline.support import (
     run_job,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import LOSS, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import LOSS, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,18 +1,14 @@
 """Query the broker about streams and consumers."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo, find_consumer, stream_info
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.operations.broker import broker
-from sea_mq_worker.pipeline.sources.jetstream.state import stored_message
+from sea_mq_worker.pipeline.sources.jetstream.state import query_nats, stored_message
 from sea_mq_worker.settings import ConsumerSettings, Settings
-
-_T = TypeVar("_T")
 
 
 def query_consumers(settings: Settings, consumers: Sequence[ConsumerSettings]) -> list[ConsumerInfo]:
@@ -26,7 +22,7 @@ def query_consumers(settings: Settings, consumers: Sequence[ConsumerSettings]) -
     async def query(connection: NatsConnection) -> list[ConsumerInfo]:
         return [await _consumer(connection, one.stream, one.durable) for one in consumers]
 
-    return _query(settings, query) if consumers else []
+    return query_nats(settings, query) if consumers else []
 
 
 def query_stream(settings: Settings, name: str, since: datetime | None) -> tuple[StreamInfo, int]:
@@ -41,7 +37,7 @@ def query_stream(settings: Settings, name: str, since: datetime | None) -> tuple
         state = await stream_info(connection, name)
         return state, state.first_seq if since is None else await _first_since(connection, state, since)
 
-    return _query(settings, query)
+    return query_nats(settings, query)
 
 
 def may_drop(config: Mapping[str, Any]) -> bool:
@@ -76,11 +72,3 @@ async def _first_since(connection: NatsConnection, state: StreamInfo, since: dat
         else:
             low = int(found["seq"]) + 1
     return low
-
-
-def _query(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
-    async def query() -> _T:
-        async with broker(settings) as connection:
-            return await request(connection)
-
-    return asyncio.run(query())

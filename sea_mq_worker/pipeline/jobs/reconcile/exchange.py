@@ -4,6 +4,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,7 +42,7 @@ class Part:
 def read_parts(spark: SparkSession, parts: Sequence[Part], buckets: int) -> DataFrame:
     """Return the represented rows of all parts, packed by ``id``."""
     tasks = spark.range(0, len(parts), 1, min(max(len(parts), 1), _TASKS_MAX))
-    return tasks.mapInArrow(_ReadParts(parts, buckets), from_arrow_schema(PACKED))
+    return tasks.mapInArrow(partial(_packed, parts, buckets), from_arrow_schema(PACKED))
 
 
 def pack(source: str, rows: pa.Table, key: str, buckets: int) -> pa.RecordBatch:
@@ -68,17 +69,12 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> dict[str, pa.Table]:
     return {source: pa.concat_tables(tables).combine_chunks() for source, tables in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadParts:
-    parts: Sequence[Part]
-    buckets: int
-
-    def __call__(self, batches: Batches) -> Batches:
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                part = self.parts[number]
-                for rows in _tables(part.represent(iter(part.read()))):
-                    yield pack(part.source, rows, "id", self.buckets)
+def _packed(parts: Sequence[Part], buckets: int, batches: Batches) -> Batches:
+    for batch in batches:
+        for number in batch["id"].to_pylist():
+            part = parts[number]
+            for rows in _tables(part.represent(iter(part.read()))):
+                yield pack(part.source, rows, "id", buckets)
 
 
 def _tables(batches: Batches) -> Iterator[pa.Table]:

@@ -17,11 +17,10 @@ from sea_mq_worker.pipeline.jobs.reconcile.judging import FOUND, TROUBLE, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back, restore_signs
 from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import Compared, Reconciliation
+from sea_mq_worker.pipeline.jobs.reconcile.result import Compared, Reconciliation, Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.jobs.reconcile.sources import read_sources
 from sea_mq_worker.pipeline.jobs.reconcile.summary import named, summaries
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 from sea_mq_worker.pipeline.lake import schemas
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.settings import Settings
@@ -84,7 +83,7 @@ def _judged(judge: Judge, packed: DataFrame, held: ExitStack) -> tuple[list[Row]
     groups = found.where("counted IS NOT NULL").groupBy("counted", "source", "hop", "seconds")
     counts = groups.agg(F.sum("rows").alias("rows")).collect()
     keyed = found.where("packed IS NOT NULL").select(*PACKED.names).repartition(judge.buckets, "bucket")
-    ordered = keyed.mapInArrow(JudgeOrder(judge.audit.replays, TROUBLE), from_arrow_schema(TROUBLE))
+    ordered = keyed.mapInArrow(JudgeOrder(judge.audit.replays), from_arrow_schema(TROUBLE))
     troubled = found.where("id IS NOT NULL").select(*TROUBLE.names).unionAll(ordered)
     troubled = troubled.persist(StorageLevel.DISK_ONLY)
     held.callback(troubled.unpersist)

@@ -5,7 +5,7 @@ A task judges all rows of its IDs at once; see ``Rows``.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.broker import may_drop
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, Batches, Column, pack, unpack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
+from sea_mq_worker.pipeline.jobs.reconcile.result import Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.rows import Rows, at, flags, numbers
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
 
 _CLOCK = 60e6
 """Tolerance between the clocks of database and broker, for deciding if a row belongs to an older stream."""
@@ -55,7 +55,7 @@ class Inbox:
     context: str
     consumers: Sequence[ConsumerInfo]
     at: datetime
-    pruned_before: datetime | None = None
+    pruned_before: datetime | None
 
 
 class _Hop(NamedTuple):
@@ -81,8 +81,8 @@ class Judge:
     wanted: ReconcileRequest
     inboxes: Sequence[Inbox]
     streams: Mapping[str, StreamInfo]
-    audit: Audit = field(default_factory=Audit)
-    buckets: int = 1
+    audit: Audit
+    buckets: int
 
     @property
     def hops(self) -> list[str]:

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from sea_mq_worker.pipeline.jobs.reconcile.audit import AuditedReplay, explained, micros
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches, Column, unpack
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.judging import TROUBLE
+from sea_mq_worker.pipeline.jobs.reconcile.result import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class JudgeOrder:
     """
 
     replays: Sequence[AuditedReplay]
-    found: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the events with a finding."""
@@ -37,8 +37,8 @@ class JudgeOrder:
             judged = events.set_column(
                 events.schema.get_field_index("findings"), "findings", pa.array(findings, pa.int32())
             )
-            bad = judged.filter(pa.array(findings > 0)).select(self.found.names)
-            yield from bad.cast(self.found).to_batches()
+            bad = judged.filter(pa.array(findings > 0)).select(TROUBLE.names)
+            yield from bad.cast(TROUBLE).to_batches()
 
     def _moved(self, events: pa.Table) -> list[int]:
         keys = events["ordering_key"].combine_chunks().dictionary_encode().indices.to_numpy()

@@ -6,8 +6,7 @@ import numpy as np
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, HopLatency
-from sea_mq_worker.pipeline.jobs.reconcile.verdicts import Verdict, findings_of
+from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, HopLatency, Verdict, findings_of
 
 _SHARES = (0.5, 0.95, 0.99)
 

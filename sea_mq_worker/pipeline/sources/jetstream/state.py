@@ -40,7 +40,7 @@ def stream_state(settings: Settings, stream: str) -> StreamInfo:
         BrokerUnavailableError: there is no answer now.
         ContractError: the stream is missing, or the settings do not let the pipeline ask.
     """
-    return _query(settings, lambda connection: stream_info(connection, stream))
+    return query_nats(settings, lambda connection: stream_info(connection, stream))
 
 
 def message_time(settings: Settings, stream: str, seq: int) -> datetime | None:
@@ -55,7 +55,7 @@ def message_time(settings: Settings, stream: str, seq: int) -> datetime | None:
         message = await stored_message(connection, stream, {"seq": seq})
         return None if message is None else datetime.fromisoformat(message["time"])
 
-    return _query(settings, query)
+    return query_nats(settings, query)
 
 
 async def stored_message(
@@ -162,7 +162,9 @@ async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
         await connection.close()
 
 
-def _query(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
+def query_nats(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
+    """Return the answer to a request by a connection of its own; raises as ``connected`` does."""
+
     async def query() -> _T:
         async with connected(settings) as connection:
             return await request(connection)
