@@ -132,16 +132,17 @@ class Judge:
             for consumer in inbox.consumers:
                 covered = _covers(consumer, rows.copies["subject"], rows.seq, rows.time)
                 covered &= rows.is_in(consumer.stream)
-                is_expected = rows.any(covered)
+                copy = rows.first(covered)
+                is_expected = copy >= 0
                 if consumer.stream == own.name:
                     sent_at = micros(pc.coalesce(event["published_at"], event["created_at"]))
                     is_missing = _covers(consumer, event["sent_as"], numbers(event["stream_seq"]), sent_at)
                     is_expected = is_judged & (is_expected | ((first < 0) & is_missing))
                 findings = self._inbox_verdict(
-                    rows, inbox, consumer, received=received, verdict=verdict, first=rows.first(covered)
+                    rows, inbox, consumer, received=received, verdict=verdict, first=copy
                 )
                 taken = rows.first(covered & (rows.seq == numbers(received["stream_seq"])[rows.who]))
-                copy = np.where(taken < 0, rows.first(covered), taken)
+                copy = np.where(taken < 0, copy, taken)
                 seconds = (micros(received["processed_at"]) - at(rows.time, copy)) / 1e6
                 is_other = rows.differs("content", received["content_hash"])
                 is_altered = rows.any(covered & is_other) & ~rows.any(covered & ~is_other)

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import NullType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
@@ -124,20 +123,20 @@ def _services(
 def _inbox(source: str, moment: Snapshot, since: datetime | None) -> list[Part]:
     columns = ("message_id", *RECEIVED.names[1:])
     options = source_options(moment, InboxSource, columns=columns, where=[("received_at", ">=", since)])
-    return _table(source, InboxSource(options), columns, received)
+    return _table(source, InboxSource(options), received)
 
 
 def _outbox(settings: Settings, moment: Snapshot, wanted: ReconcileRequest) -> list[Part]:
     created: list[Condition] = [("created_at", ">=", wanted.since), ("created_at", "<", wanted.until)]
     options = source_options(moment, OutboxSource, columns=EVENT_COLUMNS, where=created)
     represent = EventFingerprints(settings.context, settings.source, in_table=True)
-    return _table("outbox", OutboxSource(options), EVENT_COLUMNS, represent)
+    return _table("outbox", OutboxSource(options), represent)
 
 
 def _table(
-    source: str, table: DataSource, columns: Sequence[str], represent: Callable[[Batches], Batches]
+    source: str, table: InboxSource | OutboxSource, represent: Callable[[Batches], Batches]
 ) -> list[Part]:
-    reader = table.reader(StructType([StructField(name, NullType()) for name in columns]))
+    reader = table.reader(None)
     return [Part(source, partial(reader.read, pages), represent) for pages in reader.partitions()]
 
 

@@ -114,10 +114,10 @@ class _TableSource(DataSource):
         """Return the columns that the options choose."""
         return ", ".join(f"{name} {kind}" for name, kind in self._columns().items())
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType | None) -> TableReader:
         """Return the reader; a schema given by the caller is refused."""
         columns = self._columns()
-        if schema.names != list(columns):
+        if schema and schema.names != list(columns):
             raise ValueError("choose columns by the option 'columns', not by a schema")
         return TableReader(self.table, columns, self.options)
 
