@@ -10,7 +10,8 @@ import uvloop
 
 from benchmarks.backlogs import BACKLOGS
 from benchmarks.comparison import WORK
-from benchmarks.report import WORKER, Progress, Round, document, machine, tables, write
+from benchmarks.report import WORKER, Progress, Round, document, machine, write
+from benchmarks.results import of_workloads, on_terminal
 from benchmarks.stage import open_stage
 from benchmarks.sweep import RATES
 from benchmarks.workloads import Workload, long_workloads, network_workloads, workloads
@@ -53,7 +54,7 @@ def main() -> None:
         write({"machine": about, "workloads": document(results)}, options.json)
 
     results = uvloop.run(measure(chosen, rounds=options.rounds, keep=keep))
-    print(tables(document(results)))
+    print(*on_terminal(of_workloads(document(results))), sep="\n")
 
 
 def options_parser() -> argparse.ArgumentParser:

@@ -73,29 +73,6 @@ def times(ours: Mapping[int, Measured], theirs: Mapping[int, Measured]) -> list[
     return [median(ratios), min(ratios), max(ratios)] if ratios else []
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """Format the medians, the fastest first, with failures and omissions below."""
-    rows = [["workload", "relay", "events/s", "ours is", *PROGRAMS, "p50 ms", "p99 ms"]]
-    for workload, lanes in report["relays"].items():
-        for name, lane in fastest_first(lanes):
-            ratio = f"{lane['ours_is_times'][0]:.2f} x" if lane["ours_is_times"] else "-"
-            costs = [f"{lane['cpu_seconds_per_100000'][program]:.1f}" for program in PROGRAMS]
-            latency = [
-                f"{lane['latency_ms'][each]:.1f}" if lane["latency_ms"] else "-" for each in ("p50", "p99")
-            ]
-            rows.append([workload, name, f"{lane['rate']:,.0f}", ratio, *costs, *latency])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    lines.append("CPU seconds of relay, postgres and nats per 100,000 events")
-    return "\n".join([*lines, *notes(report)])
-
-
 def fastest_first(lanes: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the lanes that have a rate."""
     measured = [(name, lane) for name, lane in lanes.items() if "rate" in lane]

@@ -1,7 +1,7 @@
 """The figures in docs/proof/benchmarks, and a picture of each set of them; there need not be all."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,14 @@ from benchmarks.pictures import (
     takeovers,
 )
 from benchmarks.pipeline_figures import growth
-from benchmarks.report import WORKER, at_share
-from benchmarks.sweep import by_rate
+from benchmarks.report import WORKER, at_share, by_subject
 
 FOLDER = Path(__file__).parents[1] / "docs" / "proof" / "benchmarks"
 SWEEP = "steady rate sweep"
-_OWN_FILES = ("worker", "sweep", "conditions", "workers", "backlogs", "inboxes", "long", "churn", "looks")
-_PEER_FILES = ("peers", "peers-steady")
+OWN_FILES = ("worker", "sweep", "conditions", "workers", "backlogs", "inboxes", "long", "churn", "looks")
+PEER_FILES = ("peers", "peers-steady")
+TAKEOVER_FILES = ("takeover",)
+PIPELINE_FILES = ("pipeline",)
 _DRAINS = ("drain, no keys", "drain, 10 to a key")
 _INBOXES = ("inbox, FastAPI", "inbox, bare handler", "inbox, FastStream")
 
@@ -44,51 +45,32 @@ class Picture:
         return self.draw(self.figures())
 
 
-def own_reports() -> list[Any]:
-    """Return the reports of ``python -m benchmarks``."""
-    return _loaded(*_OWN_FILES)
-
-
-def peer_reports() -> list[Any]:
-    """Return the reports of ``python -m benchmarks.peers``."""
-    return _loaded(*_PEER_FILES)
-
-
-def takeover_reports() -> list[Any]:
-    """Return the report of ``python -m benchmarks.takeover``."""
-    return _loaded("takeover")
-
-
-def pipeline_reports() -> list[Any]:
-    """Return the report of ``python -m benchmarks.pipeline``."""
-    return _loaded("pipeline")
-
-
-def _sizes_of_the_pipeline() -> Mapping[str, Any]:
-    return {size: found for report in pipeline_reports() for size, found in report["sizes"].items()}
-
-
-def _loaded(*names: str) -> list[Any]:
+def reports(names: Iterable[str]) -> list[Any]:
+    """Return the reports in the files of these names, of those that are there."""
     files = [FOLDER / f"{name}.json" for name in names]
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
+def _sizes_of_the_pipeline() -> Mapping[str, Any]:
+    return {size: found for report in reports(PIPELINE_FILES) for size, found in report["sizes"].items()}
+
+
 def _workloads(*names: str) -> dict[str, Any]:
-    every = {name: found for report in own_reports() for name, found in report["workloads"].items()}
+    every = {name: found for report in reports(OWN_FILES) for name, found in report["workloads"].items()}
     return {name: every[name] for name in names if name in every}
 
 
 def _swept_rates() -> Mapping[str, Any]:
     found = _workloads(SWEEP)
-    return by_rate(found[SWEEP]["median"][WORKER]["more"]) if found else {}
+    return by_subject(found[SWEEP]["median"][WORKER]["more"]) if found else {}
 
 
 def _relays(*workloads: str) -> Mapping[str, Any]:
-    every = {name: lanes for report in peer_reports() for name, lanes in report["relays"].items()}
+    every = {name: lanes for report in reports(PEER_FILES) for name, lanes in report["relays"].items()}
     return {name: every[name] for name in workloads if name in every}
 
 
-def seconds_after_kills() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+def seconds_after_kills(report: Mapping[str, Any]) -> dict[str, Mapping[str, Mapping[str, float]]]:
     """Return number and percentiles of the seconds after kills, by way and by what is measured."""
     return {
         way: {
@@ -96,9 +78,12 @@ def seconds_after_kills() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
             for name, s in kills["seconds"].items()
             if s
         }
-        for report in takeover_reports()
         for way, kills in report["ways"].items()
     }
+
+
+def _published_kills() -> Mapping[str, Any]:
+    return {way: s for report in reports(TAKEOVER_FILES) for way, s in seconds_after_kills(report).items()}
 
 
 OWN_PICTURES = {
@@ -160,7 +145,7 @@ PEER_PICTURES = {
 }
 TAKEOVER_PICTURES = {
     "takeover": Picture(
-        caption="Seconds after a kill until work moves again", figures=seconds_after_kills, draw=takeovers
+        caption="Seconds after a kill until work moves again", figures=_published_kills, draw=takeovers
     ),
 }
 PIPELINE_PICTURES = {

@@ -22,13 +22,14 @@ SELECT count(processed_at) AS done,
 
 
 async def inbox(
-    stage: Stage, *, count: int, handler_url: str, in_flight: int = 0, batch_url: str = ""
+    stage: Stage, *, count: int, bare: bool = False, in_flight: int = 0, batches: bool = False
 ) -> dict[str, Figure]:
-    """Hand messages to the handler; beside it a load generator, with as many requests at once.
+    """Hand messages to the sample handler or the bare one; beside it a load generator does the same.
 
-    ``in_flight`` is the durable's max_ack_pending (0: as shipped), ``batch_url`` where the handler takes
-    batches (empty: single calls).
+    ``in_flight`` is the durable's max_ack_pending (0: as shipped); ``batches``: the handler takes batches.
     """
+    handler_url = f"{(stage.bare if bare else stage.handler).url}/handle"
+    batch_url = f"{stage.handler.url}/handle-batch" if batches else ""
     async with stage.run() as run:
         if in_flight:
             config = (await run.stream.consumer_info(*CONSUMER)).config

@@ -27,7 +27,7 @@ async def inbox_peer(stage: Stage, *, count: int, work: Path) -> dict[str, Figur
     """
     description = Description.load(RELAYS / f"{_NAME}.toml")
     await asyncio.to_thread(install, description, work / _NAME)
-    worker = await inbox(stage, count=count, handler_url=f"{stage.handler.url}/handle")
+    worker = await inbox(stage, count=count)
     async with stage.run() as run:
         python = work / _NAME / "venv" / "bin" / "python"
         program = KeptProcess(

@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections.abc import Mapping
 from statistics import median
 
 from benchmarks.counters import Cost, Figure
@@ -42,16 +41,6 @@ async def looks(stage: Stage, *, published: int, times: int) -> dict[str, Figure
                 more |= {f"{name}: {measure}": figure for measure, figure in found}
             cost = Cost.between(before, await run.read(time.process_time()))
     return {"worker": Figure(count=count, rate=count / cost.wall_seconds, cost=cost, more=more)}
-
-
-def by_question(more: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """Return each query's figures by the measure's name."""
-    found: dict[str, dict[str, float]] = {}
-    for key, value in more.items():
-        question, asked, measure = key.rpartition(": ")
-        if asked:
-            found.setdefault(question, {})[measure] = value
-    return found
 
 
 async def _look(run: Run, question: Question, times: int) -> tuple[list[float], float]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison import KEYED, OURS, RELAYS, STEADY, UNKEYED, WORK, Comparison, Lane, table
+from benchmarks.comparison import KEYED, OURS, RELAYS, STEADY, UNKEYED, WORK, Comparison, Lane
 from benchmarks.peer_run import Measured, PeerError
 from benchmarks.peer_workloads import drain, steady
 from benchmarks.report import Progress, machine, say, write
+from benchmarks.results import of_comparison, on_terminal
 from kit.description import Description, DescriptionError
 from kit.guarantees import Guarantee
 from kit.process import CommandError
@@ -161,7 +162,7 @@ def main() -> None:
         timeout_seconds=options.timeout,
         keep=keep,
     )
-    print(table(asyncio.run(comparing).document()))
+    print(*on_terminal(of_comparison(asyncio.run(comparing).document())), sep="\n")
 
 
 def _parser() -> argparse.ArgumentParser:

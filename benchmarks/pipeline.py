@@ -18,6 +18,7 @@ from benchmarks.pipeline_figures import LAND, NEW_MESSAGES, SECOND_BATCH, Round,
 from benchmarks.pipeline_job import Job
 from benchmarks.report import Progress, machine, write
 from benchmarks.stage import Run, open_stage
+from sea_mq_worker.cli import table_format
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 _PACKAGES = ("pyspark", "pyarrow", "deltalake")
@@ -45,8 +46,8 @@ def main() -> None:
             results.append(asyncio.run(measure(count, options.job or _USUAL, random_ids=random_ids)))
             write({"machine": about, "ids": options.ids, "sizes": document(rounds)}, options.json)
             progress.tell(f"round {number}, {count:,} events")
-    for row in table(document(rounds)):
-        print(" | ".join(row))
+    head, *rows = table(document(rounds))
+    print(*table_format.table(head, rows, width=None), sep="\n")
 
 
 def _options() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Medians of the rounds, as tables and as JSON, and the progress of a run."""
+"""Medians of the rounds as JSON, and the progress of a run."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -52,6 +52,16 @@ def write(report: Mapping[str, Any], file: Path) -> None:
 def at_share(seconds: Sequence[float], share: float) -> float:
     """Return a percentile: the value below which ``share`` of all are."""
     return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
+
+
+def by_subject(more: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """Return the figures of each subject by the measure's name; their keys are ``subject: measure``."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in more.items():
+        subject, is_of_one, measure = key.rpartition(": ")
+        if is_of_one:
+            found.setdefault(subject, {})[measure] = value
+    return found
 
 
 def document(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
@@ -110,35 +120,3 @@ def _median(results: Sequence[Round], program: str) -> dict[str, Any]:
         "peak_bytes": of(lambda figure: figure.peak_bytes),
         "more": {name: of(lambda figure, name=name: figure.more[name]) for name in results[0][program].more},
     }
-
-
-def tables(workloads: Mapping[str, Any]) -> str:
-    """Format the medians: first the figures of all workloads, then those of single ones."""
-    medians = {name: results["median"] for name, results in workloads.items()}
-    names = [name for programs in medians.values() for found in programs.values() for name in found["more"]]
-    width = max(map(len, names), default=0)
-    own = [
-        f"{workload:24}{name:{width}}{value:>12,.2f}"
-        for workload, programs in medians.items()
-        for found in programs.values()
-        for name, value in found["more"].items()
-    ]
-    return "\n".join([*_common(medians), *([""] if own else []), *own])
-
-
-def _common(medians: Mapping[str, Mapping[str, Any]]) -> Iterable[str]:
-    yield f"{'':73}CPU seconds per 100,000{'':17}statements  WAL bytes   peak"
-    yield (
-        f"{'workload':24}{'program':30}{'rate/s':>9}{'ratio':>7}   "
-        + "".join(f"{name:>10}" for name in PROGRAMS)
-        + f"{'per 1,000':>12}{'each':>11}{'MB':>7}"
-    )
-    for workload, programs in medians.items():
-        for number, (program, found) in enumerate(programs.items()):
-            peak = f"{found['peak_bytes'] / 1e6:,.0f}" if found["peak_bytes"] else "-"
-            ratio = "" if program == WORKER else f"{found['worker_ratio']:.2f}"
-            yield (
-                f"{workload if number == 0 else '':24}{program:30}{found['rate']:>9,.0f}{ratio:>7}   "
-                + "".join(f"{found['cpu_seconds_per_100000'][name]:>10.1f}" for name in PROGRAMS)
-                + f"{found['statements_per_1000']:>12.1f}{found['wal_bytes_each']:>11,.0f}{peak:>7}"
-            )

@@ -1,4 +1,4 @@
-"""Texts of the figures in docs/proof/benchmarks, for ``python -m tools.docs``."""
+"""The figures as text: for documents by ``python -m tools.docs``, and aligned for a terminal."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,23 +10,24 @@ from benchmarks.comparison import OURS, STEADY, fastest_first, notes, soonest_fi
 from benchmarks.comparison import PROGRAMS as RELAY_PROGRAMS
 from benchmarks.counters import PROGRAMS
 from benchmarks.figures import (
+    OWN_FILES,
     OWN_PICTURES,
+    PEER_FILES,
     PEER_PICTURES,
+    PIPELINE_FILES,
     PIPELINE_PICTURES,
     SWEEP,
+    TAKEOVER_FILES,
     TAKEOVER_PICTURES,
     images,
-    own_reports,
-    peer_reports,
-    pipeline_reports,
+    reports,
     seconds_after_kills,
-    takeover_reports,
 )
-from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED, by_question
+from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED
 from benchmarks.pipeline_figures import table
-from benchmarks.report import WORKER
+from benchmarks.report import WORKER, by_subject
 from benchmarks.sweep import MEASURES as SWEEP_MEASURES
-from benchmarks.sweep import by_rate
+from sea_mq_worker.cli import table_format
 
 _LOOKS = "looks"
 _PAGES_MANY = 100
@@ -37,26 +38,36 @@ _SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= 
 
 def of_the_worker() -> str:
     """Return the section of docs/proof/benchmarks.md with the worker's figures."""
-    return _text(_own(own_reports()))
+    return _text(_own(reports(OWN_FILES)))
 
 
 def of_relays() -> str:
     """Return the section of docs/proof/benchmarks-peers.md with all relays' figures."""
-    return _text(_peers(peer_reports()))
+    return _text(_peers(reports(PEER_FILES)))
 
 
 def of_takeovers() -> str:
     """Return the section of docs/proof/failover.md with what kills of workers cost."""
-    return _text(line for report in takeover_reports() for line in _takeovers(report))
+    return _text(line for report in reports(TAKEOVER_FILES) for line in _takeovers(report))
 
 
 def of_the_pipeline() -> str:
     """Return the section of docs/proof/benchmarks-pipeline.md with the figures of the jobs."""
-    return _text(line for report in pipeline_reports() for line in _pipeline(report))
+    return _text(line for report in reports(PIPELINE_FILES) for line in _pipeline(report))
 
 
 def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+def on_terminal(lines: Iterable[str]) -> Iterator[str]:
+    """Align the tables among the lines."""
+    for in_table, part in groupby(lines, lambda line: line.startswith("|")):
+        if in_table:
+            head, _, *rows = (line[2:-2].split(" | ") for line in part)
+            yield from table_format.table(head, rows, width=None)
+        else:
+            yield from part
 
 
 def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -69,19 +80,22 @@ def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield _measured_on(report["machine"], rounds, earlier)
         earlier = report["machine"]
         yield ""
-        looks = report["workloads"].get(_LOOKS)
-        swept = report["workloads"].get(SWEEP)
-        own = {_LOOKS, SWEEP}
-        others = {name: found for name, found in report["workloads"].items() if name not in own}
-        if swept:
-            yield from _swept(swept["median"][WORKER]["more"])
-        if others:
-            yield from _medians(others)
-            yield from _more(others)
-        if others and looks:
-            yield ""
-        if looks:
-            yield from _looks(looks["median"][WORKER]["more"])
+        yield from of_workloads(report["workloads"])
+
+
+def of_workloads(workloads: Mapping[str, Any]) -> Iterator[str]:
+    """Return the lines of a report by ``python -m benchmarks``."""
+    looks, swept = workloads.get(_LOOKS), workloads.get(SWEEP)
+    others = {name: found for name, found in workloads.items() if name not in {_LOOKS, SWEEP}}
+    if swept:
+        yield from _swept(swept["median"][WORKER]["more"])
+    if others:
+        yield from _medians(others)
+        yield from _more(others)
+    if others and looks:
+        yield ""
+    if looks:
+        yield from _looks(looks["median"][WORKER]["more"])
 
 
 def _measured_on(
@@ -153,7 +167,7 @@ def _looks(more: Mapping[str, float]) -> Iterator[str]:
     yield ""
     yield from _head("asked", *_LOOK_MEASURES)
     others = []
-    for question, found in by_question(more).items():
+    for question, found in by_subject(more).items():
         if found["pages"] < _PAGES_MANY:
             others.append(found)
         else:
@@ -168,7 +182,7 @@ def _swept(more: Mapping[str, float]) -> Iterator[str]:
     yield "Steady rate sweep, of one event:"
     yield ""
     yield from _head("rate", *SWEEP_MEASURES)
-    for rate, found in by_rate(more).items():
+    for rate, found in by_subject(more).items():
         yield _row(
             rate, *(f"{found[m]:,.0f}" if found[m] >= 100 else f"{found[m]:.3g}" for m in SWEEP_MEASURES)
         )
@@ -183,14 +197,20 @@ def _peers(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield ""
         yield _measured_on(report["machine"], rounds, reports[number - 1]["machine"] if number else None)
         yield ""
-        if drains := {name: lanes for name, lanes in relays.items() if name != STEADY}:
-            yield from _drained(drains)
-        if STEADY in relays:
-            yield from [""] if drains else []
-            yield from _steady(relays[STEADY])
-        if remarks := notes(report):
-            yield ""
-            yield from (f"- {note}" for note in remarks)
+        yield from of_comparison(report)
+
+
+def of_comparison(report: Mapping[str, Any]) -> Iterator[str]:
+    """Return the lines of a report by ``python -m benchmarks.peers``."""
+    relays = report["relays"]
+    if drains := {name: lanes for name, lanes in relays.items() if name != STEADY}:
+        yield from _drained(drains)
+    if STEADY in relays:
+        yield from [""] if drains else []
+        yield from _steady(relays[STEADY])
+    if remarks := notes(report):
+        yield ""
+        yield from (f"- {note}" for note in remarks)
 
 
 def _drained(relays: Mapping[str, Any]) -> Iterator[str]:
@@ -228,8 +248,13 @@ def _takeovers(report: Mapping[str, Any]) -> Iterator[str]:
     yield from images(TAKEOVER_PICTURES)
     yield _measured_on(report["machine"])
     yield ""
+    yield from of_kills(report)
+
+
+def of_kills(report: Mapping[str, Any]) -> Iterator[str]:
+    """Return the lines of a report by ``python -m benchmarks.takeover``."""
     yield from _head("after the kill", "seconds until they move or are done", "kills", "p50", "p99", "worst")
-    for way, measured in seconds_after_kills().items():
+    for way, measured in seconds_after_kills(report).items():
         for name, s in measured.items():
             yield _row(way, name, f"{s['kills']}", *(f"{s[each]:.2f}" for each in ("p50", "p99", "worst")))
     yield ""

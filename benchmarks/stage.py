@@ -149,11 +149,15 @@ class Run:
         return Figure(count=count, rate=count / cost.wall_seconds, cost=cost)
 
     @asynccontextmanager
-    async def worker(self, settings: Mapping[str, str]) -> AsyncIterator["Worker"]:
-        """Start a worker, which is ready then, and stop it in the end."""
-        process = WorkerProcess(self.stage.folder / "worker", settings={**self.settings, **settings})
-        async with process:
-            yield Worker(run=self, process=process)
+    async def worker(self, settings: Mapping[str, str], *, count: int = 1) -> AsyncIterator["Worker"]:
+        """Start a worker, or ``count`` of them, which are ready then, and stop them in the end."""
+        folder, given = self.stage.folder, {**self.settings, **settings}
+        async with AsyncExitStack() as stack:
+            processes = [
+                await stack.enter_async_context(WorkerProcess(folder / f"worker{n}", settings=given))
+                for n in range(count)
+            ]
+            yield Worker(run=self, processes=processes)
 
     async def work(self, settings: Mapping[str, str], is_done: Callable[[], Awaitable[bool]]) -> None:
         """Start a worker, let it work until done, and stop it."""
@@ -163,28 +167,28 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker that is ready, as a process of its own."""
+    """A worker that is ready, or several, each as a process of its own."""
 
     run: Run
-    process: WorkerProcess
+    processes: Sequence[WorkerProcess]
 
     async def read(self) -> Reading:
         """Read all counters."""
-        return await self.run.read(cpu_seconds(self.process.pid))
+        return await self.run.read(sum(cpu_seconds(each.pid) for each in self.processes))
 
     def peak_bytes(self) -> int:
-        """Most memory that it has had so far."""
-        return peak_bytes(self.process.pid)
+        """Most memory that one process has had so far."""
+        return max(peak_bytes(each.pid) for each in self.processes)
 
     def resident_bytes(self) -> int:
-        """Memory that it has now."""
-        return resident_bytes(self.process.pid)
+        """Memory that all processes have now."""
+        return sum(resident_bytes(each.pid) for each in self.processes)
 
     async def until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
         """Let it work until done; the servers are asked, which wake nobody here."""
         while not await is_done():
-            if not self.process.running:
-                raise RuntimeError(f"the worker ended; see {self.process.log}")
+            if ended := [str(each.log) for each in self.processes if not each.running]:
+                raise RuntimeError(f"a worker ended; see {', '.join(ended)}")
             await asyncio.sleep(_LOOK_SECONDS)
 
 

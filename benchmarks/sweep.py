@@ -1,6 +1,6 @@
 """Workload: the cost and the latency of an event at a steady rate, from rate to rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from benchmarks.counters import PROGRAMS, Cost, Figure
 from benchmarks.stage import Stage
@@ -37,15 +37,6 @@ async def sweep(
     peak_bytes = max(each.peak_bytes for each in found)
     rate = count / cost.wall_seconds
     return {"worker": Figure(count=count, rate=rate, cost=cost, peak_bytes=peak_bytes, more=more)}
-
-
-def by_rate(more: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
-    """Return each rate's figures by the measure's name."""
-    found: dict[str, dict[str, float]] = {}
-    for key, value in more.items():
-        rate, _, measure = key.partition(": ")
-        found.setdefault(rate, {})[measure] = value
-    return found
 
 
 def _of(figure: Figure) -> dict[str, float]:

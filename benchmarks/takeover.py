@@ -22,7 +22,8 @@ from typing import Any
 
 import asyncpg
 
-from benchmarks.report import Progress, at_share, machine, write
+from benchmarks.report import Progress, machine, write
+from benchmarks.results import of_kills, on_terminal
 from kit.audit import out_of_order
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
@@ -233,21 +234,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     found = asyncio.run(measure_ways(options.kills))
-    write(
-        {"machine": machine(), "ways": {way: dataclasses.asdict(kills) for way, kills in found.items()}},
-        options.json,
-    )
-    for way, kills in found.items():
-        for name, seconds in kills.seconds.items():
-            if seconds:
-                print(
-                    f"{way}, {name}: {len(seconds)} kills, p50 {at_share(seconds, 0.5):.2f} s,"
-                    f" p99 {at_share(seconds, 0.99):.2f} s, worst {max(seconds):.2f} s"
-                )
-        print(
-            f"{way}: lost {kills.lost}, doubled {kills.doubled}, out of order {kills.out_of_order},"
-            f" repeated calls {kills.repeated_calls}"
-        )
+    report = {"machine": machine(), "ways": {way: dataclasses.asdict(kills) for way, kills in found.items()}}
+    write(report, options.json)
+    print(*on_terminal(of_kills(report)), sep="\n")
     return int(not all(kills.harmless for kills in found.values()))
 
 

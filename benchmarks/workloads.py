@@ -2,9 +2,10 @@
 
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
-from benchmarks.backlogs import backlogs
+from benchmarks.backlogs import backlogs, workers
 from benchmarks.churn import churn
 from benchmarks.conditions import conditions
 from benchmarks.counters import Figure
@@ -17,7 +18,6 @@ from benchmarks.memory import memory
 from benchmarks.stage import Stage
 from benchmarks.steady import steady
 from benchmarks.sweep import sweep
-from benchmarks.workers import workers
 
 Workload: TypeAlias = Callable[[Stage], Awaitable[dict[str, Figure]]]
 """One round: the figures of each program."""
@@ -25,52 +25,36 @@ Workload: TypeAlias = Callable[[Stage], Awaitable[dict[str, Figure]]]
 
 def workloads(options: Namespace) -> Mapping[str, Workload]:
     """Return the workloads of every run."""
+    o = options
     return {
-        "drain, no keys": lambda stage: drain(stage, count=options.events, per_key=0),
-        "drain, 10 to a key": lambda stage: drain(stage, count=options.events, per_key=10),
-        "steady rate": lambda stage: steady(
-            stage, per_second=options.rate, seconds=options.seconds, idle_seconds=options.idle
-        ),
-        "inbox, FastAPI": lambda stage: inbox(
-            stage, count=options.messages, handler_url=f"{stage.handler.url}/handle"
-        ),
-        "inbox, 200 in flight": lambda stage: inbox(
-            stage, count=options.messages, handler_url=f"{stage.handler.url}/handle", in_flight=200
-        ),
-        "inbox, batches": lambda stage: inbox(
-            stage,
-            count=options.messages,
-            handler_url=f"{stage.handler.url}/handle",
-            in_flight=200,
-            batch_url=f"{stage.handler.url}/handle-batch",
-        ),
-        "inbox, bare handler": lambda stage: inbox(
-            stage, count=options.messages, handler_url=f"{stage.bare.url}/handle"
-        ),
+        "drain, no keys": partial(drain, count=o.events, per_key=0),
+        "drain, 10 to a key": partial(drain, count=o.events, per_key=10),
+        "steady rate": partial(steady, per_second=o.rate, seconds=o.seconds, idle_seconds=o.idle),
+        "inbox, FastAPI": partial(inbox, count=o.messages),
+        "inbox, 200 in flight": partial(inbox, count=o.messages, in_flight=200),
+        "inbox, batches": partial(inbox, count=o.messages, in_flight=200, batches=True),
+        "inbox, bare handler": partial(inbox, count=o.messages, bare=True),
     }
 
 
 def long_workloads(options: Namespace) -> Mapping[str, Workload]:
     """Return the workloads that take minutes, for ``--all``."""
+    o = options
     return {
-        "steady rate sweep": lambda stage: sweep(
-            stage, rates=options.rates, seconds=options.seconds, idle_seconds=0.0
-        ),
-        "drain, history": lambda stage: history(stage, count=options.events, published=options.history),
-        "drain, conditions": lambda stage: conditions(stage, count=options.events),
-        "backlogs, no keys": lambda stage: backlogs(stage, counts=options.backlogs, per_key=0),
-        "backlogs, 10 to a key": lambda stage: backlogs(stage, counts=options.backlogs, per_key=10),
-        "looks": lambda stage: looks(stage, published=options.history, times=options.looks),
-        "memory": lambda stage: memory(stage, count=options.memory),
-        "workers, no keys": lambda stage: workers(stage, count=options.events, per_key=0),
-        "workers, 10 to a key": lambda stage: workers(stage, count=options.events, per_key=10),
-        "churn": lambda stage: churn(
-            stage, count=options.events, cycles=max(1, options.churn // options.events)
-        ),
+        "steady rate sweep": partial(sweep, rates=o.rates, seconds=o.seconds, idle_seconds=0.0),
+        "drain, history": partial(history, count=o.events, published=o.history),
+        "drain, conditions": partial(conditions, count=o.events),
+        "backlogs, no keys": partial(backlogs, counts=o.backlogs, per_key=0),
+        "backlogs, 10 to a key": partial(backlogs, counts=o.backlogs, per_key=10),
+        "looks": partial(looks, published=o.history, times=o.looks),
+        "memory": partial(memory, count=o.memory),
+        "workers, no keys": partial(workers, count=o.events, per_key=0),
+        "workers, 10 to a key": partial(workers, count=o.events, per_key=10),
+        "churn": partial(churn, count=o.events, cycles=max(1, o.churn // o.events)),
     }
 
 
 def network_workloads(options: Namespace) -> Mapping[str, Workload]:
     """Return the workloads that install programs of others, for ``--workload``."""
     work = options.work.expanduser().resolve()
-    return {"inbox, FastStream": lambda stage: inbox_peer(stage, count=options.messages, work=work)}
+    return {"inbox, FastStream": partial(inbox_peer, count=options.messages, work=work)}
