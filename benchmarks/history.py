@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import asyncpg
-
 from benchmarks.counters import Figure
 from benchmarks.drain import OUTBOX_ALONE, drain_with
 from benchmarks.past import DATABASE, publish_past
 from benchmarks.stage import Run, Stage
+from tests.support.servers import database_connection
 
 
 async def history(stage: Stage, *, count: int, published: int) -> dict[str, Figure]:
@@ -27,13 +26,12 @@ async def history(stage: Stage, *, count: int, published: int) -> dict[str, Figu
 @asynccontextmanager
 async def _old_snapshot(run: Run) -> AsyncIterator[None]:
     """Hold an old snapshot, as a dump does: PostgreSQL must keep all dead row versions."""
-    reader = await asyncpg.connect(run.settings["SEA_MQ_DATABASE_URL"])
-    try:
-        async with reader.transaction(isolation="repeatable_read", readonly=True):
-            await reader.execute("SELECT FROM outbox_events LIMIT 1")
-            yield
-    finally:
-        await reader.close()
+    async with (
+        database_connection(run.settings["SEA_MQ_DATABASE_URL"]) as reader,
+        reader.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        await reader.execute("SELECT FROM outbox_events LIMIT 1")
+        yield
 
 
 async def _drain(run: Run, count: int) -> Figure:

@@ -5,9 +5,8 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import asyncpg
-
 from benchmarks.stage import Run
+from tests.support.servers import database_connection
 
 DATABASE = "history"
 """Name of the database that all rounds and workloads with millions of rows share."""
@@ -88,12 +87,9 @@ async def unfinished_events(run: Run) -> AsyncIterator[None]:
 
 async def _as_they_are(run: Run, statement: str, *args: object) -> None:
     """Disable triggers, which refuse finished inserts and deletion of open events; constraints hold."""
-    connection = await asyncpg.connect(run.settings["SEA_MQ_DATABASE_URL"])
-    try:
-        await connection.execute("SET session_replication_role = replica")
+    url, settings = run.settings["SEA_MQ_DATABASE_URL"], {"session_replication_role": "replica"}
+    async with database_connection(url, server_settings=settings) as connection:
         await connection.execute(statement, *args)
-    finally:
-        await connection.close()
 
 
 async def _settle(run: Run, table: str) -> None:

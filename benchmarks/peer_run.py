@@ -21,6 +21,7 @@ from kit.process import KeptProcess
 from kit.provision import STREAM, create_database, prepared_relays, put_stream
 from kit.streams import Message
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from tests.support.servers import database_connection
 
 _POSTGRES = {"wal_level": "logical"}
 _LOOK_SECONDS = 0.02
@@ -147,8 +148,7 @@ async def peer_run(description: Description, *, work: Path) -> AsyncIterator[Pee
         await put_stream(broker.url, description, "CREATE", {})
         dsn = await create_database(postgres, description.table.create)
         relay, _ = await prepared_relays(description, folder, work, database_url=dsn, nats_url=broker.url)
-        database = await asyncpg.connect(dsn)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(database_connection(dsn))
         client = await nats.connect(broker.url)
         stack.push_async_callback(client.close)
         yield PeerRun(

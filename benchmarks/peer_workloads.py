@@ -15,6 +15,7 @@ from benchmarks.peer_run import Measured, PeerError, PeerRun, peer_run, per_1000
 from kit.audit import at, identity
 from kit.description import Description
 from kit.ledger import Event
+from tests.support.servers import database_connection
 
 _KEYS_AT_ONCE = 10
 _PER_TRANSACTION = 100
@@ -121,9 +122,9 @@ async def _produce(run: PeerRun, events: Sequence[Event], per_second: int) -> Ma
                 sent[event.id] = at_commit
 
     async with AsyncExitStack() as stack:
-        connections = [await asyncpg.connect(run.dsn) for _ in range(_PRODUCERS)]
-        for connection in connections:
-            stack.push_async_callback(connection.close)
+        connections = [
+            await stack.enter_async_context(database_connection(run.dsn)) for _ in range(_PRODUCERS)
+        ]
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for connection in connections:

@@ -1,13 +1,14 @@
 """The servers that the measured programs run on. Linux only."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 import nats
@@ -15,13 +16,13 @@ from nats.js import JetStreamContext
 
 from benchmarks.cluster import cluster
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
-from benchmarks.handlers import BareHandler
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from sea_mq_worker.operations.broker import apply_topology, defined_streams
 from sea_mq_worker.operations.database import migrate_schema
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
+from tests.support.servers import database_connection
 
 _STREAM_BYTES = 2**30
 _LOOK_SECONDS = 0.1
@@ -32,6 +33,18 @@ SELECT (SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements
          WHERE dbid = (SELECT oid FROM pg_database WHERE datname = $1)) AS statements,
        pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal_bytes
 """
+
+
+class BareHandler(SampleHandler):
+    """``bare.py`` in place of the sample handler."""
+
+    name: ClassVar[str] = "bare"
+
+    def _command(self) -> list[str]:
+        return ["bare", str(self.port)]
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self._source)}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +77,7 @@ class Stage:
         self.runs += 1
         database = keep or f"run_{self.runs}"
         async with AsyncExitStack() as stack:
-            server = await asyncpg.connect(self.postgres.dsn)
-            stack.push_async_callback(server.close)
+            server = await stack.enter_async_context(database_connection(self.postgres.dsn))
             if not await server.fetchval("SELECT true FROM pg_database WHERE datname = $1", database):
                 await server.execute(f"CREATE DATABASE {database}")
             if not keep:
@@ -81,8 +93,7 @@ class Stage:
                 await stream.delete_stream(existing.config.name or "")
             await apply_topology(own, streams=defined_streams(own))
             await migrate_schema(own)
-            connection = await asyncpg.connect(self.postgres.dsn_for(database))
-            stack.push_async_callback(connection.close)
+            connection = await stack.enter_async_context(database_connection(self.postgres.dsn_for(database)))
             await server.execute(f"SELECT {_STATISTICS}_reset()")  # or it would forget some for lack of room
             await server.execute("CHECKPOINT")
             yield Run(
@@ -209,13 +220,10 @@ async def open_stage(
         brokers = await stack.enter_async_context(cluster(folder, servers=replicas, config=nats_config))
         handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
         await stack.enter_async_context(handler)
-        bare = await stack.enter_async_context(BareHandler(folder / "bare"))
+        bare = await stack.enter_async_context(BareHandler(folder / "bare", source=Path(__file__).parent))
         yield Stage(folder=folder, postgres=postgres, brokers=brokers, handler=handler, bare=bare)
 
 
 async def _count_statements(postgres: EmbeddedPostgres) -> None:
-    server = await asyncpg.connect(postgres.dsn)
-    try:
+    async with database_connection(postgres.dsn) as server:
         await server.execute(f"CREATE EXTENSION {_STATISTICS}")
-    finally:
-        await server.close()

@@ -15,6 +15,7 @@ from benchmarks.drain import STREAM
 from benchmarks.stage import Run, Stage, Worker
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.producer import Event, enqueue
+from tests.support.servers import database_connection
 
 _PRODUCERS = 16
 _TRANSACTIONS_PER_SECOND = 1_000
@@ -93,9 +94,7 @@ async def _produce(run: Run, count: int, per_second: int) -> Production:
     production = Production()
     dsn = run.settings["SEA_MQ_DATABASE_URL"]
     async with contextlib.AsyncExitStack() as stack:
-        connections = [await asyncpg.connect(dsn) for _ in range(_PRODUCERS)]
-        for connection in connections:
-            stack.push_async_callback(connection.close)
+        connections = [await stack.enter_async_context(database_connection(dsn)) for _ in range(_PRODUCERS)]
         watching = asyncio.create_task(_watch(run, production))
         together = max(1, per_second // _TRANSACTIONS_PER_SECOND)
         numbers = _groups(count, together)

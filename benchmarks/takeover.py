@@ -20,8 +20,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import asyncpg
-
 from benchmarks.report import Progress, machine, write
 from benchmarks.results import of_kills, on_terminal
 from kit.audit import out_of_order
@@ -29,6 +27,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.handlers import Call
 from tests.support.jetstream import SECOND, consumer_info
+from tests.support.servers import database_connection
 from tests.support.site import Site, site
 from tests.support.waiting import eventually
 
@@ -108,8 +107,7 @@ async def kill_workers(made: Site, count: int, *, standby: bool, progress: Progr
     found = Kills()
     made.handler.default = partial(_slow_effect, made)
     async with AsyncExitStack() as stack:
-        watch = await asyncpg.connect(made.dsn)
-        stack.push_async_callback(watch.close)
+        watch = await stack.enter_async_context(database_connection(made.dsn))
         sent = await stack.enter_async_context(_traffic(made))
         at = dataclasses.replace(made, database=watch)
         names = [f"w{number}" for number in range(count + 1 + standby)]
@@ -211,9 +209,8 @@ async def measure_ways(count: int) -> dict[str, Kills]:
         async with EmbeddedPostgres(folder / "postgres") as postgres, EmbeddedNats(folder / "nats") as broker:
             for number, (way, standby) in enumerate(WAYS.items()):
                 context = f"takeover{number}"
-                server = await asyncpg.connect(postgres.dsn)
-                await server.execute(f"CREATE DATABASE {context}")
-                await server.close()
+                async with database_connection(postgres.dsn) as server:
+                    await server.execute(f"CREATE DATABASE {context}")
                 dsn = postgres.dsn_for(context)
                 await migrate(dsn)
                 own = folder / context

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import asyncpg
-
 from kit.description import Table
+from tests.support.servers import database_connection
 
 SUBJECT = "kit.event.made.v1"
 SUBJECTS = "kit.event.>"
@@ -66,44 +65,29 @@ class Ledger:
         A key has one transaction at a time, so that its order is certain. A late transaction inserts its rows
         first and commits after transactions that began later.
         """
-        connection = await asyncpg.connect(self.dsn)
-        late: list[asyncio.Task[None]] = []
-        try:
+        async with database_connection(self.dsn) as connection, asyncio.TaskGroup() as late:
             left = count
             while left > 0:
                 size = min(left, self.chance.randint(1, 6))
                 left -= size
                 kind = self.chance.random()
                 if kind < 0.1:
-                    late.append(asyncio.create_task(self._late(size)))
+                    late.create_task(self._late(size))
                 else:
                     await self._transaction(connection, size, commit=kind > 0.2)
                     left += size if kind <= 0.2 else 0
                 await asyncio.sleep(self.chance.random() * 0.01)
-            await asyncio.gather(*late)
-        finally:
-            for task in late:
-                task.cancel()
-            await connection.close()
 
     async def poison(self, bytes_: int) -> None:
         """Commit an event that is too large to be sent."""
-        connection = await asyncpg.connect(self.dsn)
-        try:
-            async with connection.transaction():
-                await self._insert(connection, key=None, committed=True, poison=bytes_)
-        finally:
-            await connection.close()
+        async with database_connection(self.dsn) as connection:
+            await self._insert(connection, key=None, committed=True, poison=bytes_)
 
     async def _late(self, size: int) -> None:
-        connection = await asyncpg.connect(self.dsn)
-        try:
-            async with connection.transaction():
-                for _ in range(size):
-                    await self._insert(connection, key=None, committed=True)
-                await asyncio.sleep(_LATE_SECONDS)
-        finally:
-            await connection.close()
+        async with database_connection(self.dsn) as connection, connection.transaction():
+            for _ in range(size):
+                await self._insert(connection, key=None, committed=True)
+            await asyncio.sleep(_LATE_SECONDS)
 
     async def _transaction(self, connection: Any, size: int, *, commit: bool) -> None:
         transaction = connection.transaction()

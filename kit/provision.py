@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg
 import nats
 from nats.errors import Error as NatsError
 
@@ -18,6 +17,7 @@ from kit.description import Description, filled
 from kit.ledger import SUBJECTS
 from kit.process import KeptProcess, run_command
 from sea_mq_worker.embedded import EmbeddedPostgres
+from tests.support.servers import database_connection
 
 STREAM = "KIT_EVENTS"
 _DATABASE = "kit"
@@ -48,13 +48,10 @@ def install(description: Description, work: Path) -> None:
 async def create_database(server: EmbeddedPostgres, create: str) -> str:
     """Create the relay's database, run the description's SQL in it, and return its URL."""
     dsn = server.dsn_for(_DATABASE)
-    connection = await asyncpg.connect(server.dsn)
-    await connection.execute(f"CREATE DATABASE {_DATABASE}")
-    await connection.close()
-    if create:
-        connection = await asyncpg.connect(dsn)
+    async with database_connection(server.dsn) as connection:
+        await connection.execute(f"CREATE DATABASE {_DATABASE}")
+    async with database_connection(dsn) as connection:
         await connection.execute(create)
-        await connection.close()
     return dsn
 
 

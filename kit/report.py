@@ -7,17 +7,10 @@ from typing import Any
 from kit.audit import Finding
 from kit.description import Description
 from kit.faults import FAULTS
-from kit.guarantees import TEXTS, Guarantee
+from kit.guarantees import Guarantee
+from sea_mq_worker.cli import table_format
 
-_COLUMNS = {
-    "lost": "lost",
-    "given_up": "given up",
-    "stuck": "stuck",
-    "copies": "copies",
-    "disordered": "disorder",
-    "altered": "altered",
-    "phantoms": "phantoms",
-}
+_COUNTED = ("lost", "given_up", "stuck", "copies", "disordered", "altered", "phantoms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,27 +119,24 @@ class Result:
 
 def table(result: Result) -> str:
     """Format the counts of each fault, and the verdicts."""
-    head = ["fault", "events", *_COLUMNS.values(), "ended itself", "recovered in"]
-    rows = [head]
-    for name, finding in result.findings.items():
-        counts = [len(getattr(finding, kind)) for kind in _COLUMNS]
-        seconds = "not" if name in result.restarts else f"{result.seconds[name]:.1f} s"
-        rows.append(
-            [
-                FAULTS[name].text,
-                str(finding.events),
-                *(str(count or "") for count in counts),
-                str(len(result.ends[name]) or ""),
-                seconds,
-            ]
+    names = (kind.replace("_", " ") for kind in _COUNTED)
+    head = ["fault", "events", *names, "ended itself", "recovered in"]
+    rows = [
+        (
+            FAULTS[name].text,
+            finding.events,
+            *(len(getattr(finding, kind)) or "" for kind in _COUNTED),
+            len(result.ends[name]) or "",
+            "not" if name in result.restarts else f"{result.seconds[name]:.1f} s",
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines += ["", f"{result.description.name}: {result.description.about}".rstrip(": "), ""]
+        for name, finding in result.findings.items()
+    ]
+    about = f"{result.description.name}: {result.description.about}".rstrip(": ")
+    lines = [*table_format.table(head, rows, width=None), "", about, ""]
     for verdict in result.verdicts():
         kept = {None: "not tested", True: "kept", False: "BROKEN"}[verdict.kept]
         if not verdict.promised:
             kept = {"BROKEN": "not promised, not kept", "kept": "kept, not promised"}.get(kept, kept)
         evidence = f" ({verdict.evidence})" if verdict.evidence else ""
-        lines.append(f"{kept:24}{TEXTS[verdict.guarantee]}{evidence}")
+        lines.append(f"{kept:24}{verdict.guarantee.promise}{evidence}")
     return "\n".join(line.rstrip() for line in lines)

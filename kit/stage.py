@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
 from kit.audit import at, identity
 from kit.description import Description
 from kit.ledger import Ledger
@@ -20,6 +18,7 @@ from kit.streams import Message, stored
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.jetstream import connected
 from tests.support.proxy import TcpProxy, proxied
+from tests.support.servers import database_connection
 
 MESSAGE_BYTES_MAX = 64 * 1024
 _LOOK_SECONDS = 0.1
@@ -105,11 +104,8 @@ class Stage:
     async def _ids(self, query: str) -> set[str] | None:
         if not query:
             return None
-        connection = await asyncpg.connect(self.dsn)
-        try:
+        async with database_connection(self.dsn) as connection:
             return {str(row[0]) for row in await connection.fetch(query)}
-        finally:
-            await connection.close()
 
 
 @asynccontextmanager

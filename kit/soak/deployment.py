@@ -25,7 +25,7 @@ from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import SECOND, connected
 from tests.support.proxy import TcpProxy, proxied
-from tests.support.servers import QUICK
+from tests.support.servers import QUICK, database_connection
 from tests.support.site import FAST, FAST_CONSUMER
 from tests.support.worker import Deployment, apply_streams, deployment
 
@@ -117,9 +117,8 @@ async def stage(folder: Path, *, seed: int, bug: str = "") -> AsyncIterator[Stag
         postgres = await stack.enter_async_context(EmbeddedPostgres(home / "postgres", settings=QUICK))
         nats = await stack.enter_async_context(EmbeddedNats(home / "nats", config=config))
         await migrate(postgres.dsn)
-        connection = await asyncpg.connect(postgres.dsn)
-        await change_log.install(connection, password=SECRET)
-        await connection.close()
+        async with database_connection(postgres.dsn) as connection:
+            await change_log.install(connection, password=SECRET)
         handler = await stack.enter_async_context(handler_server(service.take))
         broker = await stack.enter_async_context(connected(nats.url, user="admin", password=SECRET))
         to_producers, producer_url = await stack.enter_async_context(proxied(postgres.dsn))

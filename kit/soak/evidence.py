@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import asyncpg
-
 from kit.process import Life
 from kit.soak.chaos import Injected
 from kit.soak.deployment import CONTEXT, Stage
@@ -14,6 +12,7 @@ from kit.soak.transactions import Transaction, read
 from kit.soak.watch import Sample, Watch
 from kit.streams import Message, stored
 from tests.support.jetstream import consumer_info
+from tests.support.servers import database_connection
 
 
 @dataclass(kw_only=True)
@@ -51,14 +50,11 @@ async def gather(
 ) -> Evidence:
     """Gather all evidence."""
     target = stage.direct
-    connection = await asyncpg.connect(stage.postgres.dsn)
-    try:
+    async with database_connection(stage.postgres.dsn) as connection:
         outbox = await connection.fetch("SELECT * FROM outbox_events ORDER BY seq")
         inbox = await connection.fetch("SELECT * FROM inbox_messages")
         outbox_log = await connection.fetch("SELECT * FROM soak.outbox_log ORDER BY n")
         inbox_log = await connection.fetch("SELECT * FROM soak.inbox_log ORDER BY n")
-    finally:
-        await connection.close()
     return Evidence(
         ledger=read(stage.ledger),
         outbox={str(row["id"]): row for row in outbox},

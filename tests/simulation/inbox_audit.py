@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.inbound import InvalidMessage, content_hash, parse_message, storage_id
-from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, Receipt
+from sea_mq_worker.domain.inbox_results import Lease, Leased, Receipt
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
 from sea_mq_worker.testing.inbox import InboxRow
@@ -198,8 +198,3 @@ class InboxAudit:
             case _:
                 envelope = parse_message(message)
                 return isinstance(envelope, InvalidMessage) and envelope.reason == reason
-
-
-def leases_of(failures: Sequence[FailedHandling]) -> list[Lease]:
-    """Return the leases of endings without an effect."""
-    return [failure.lease for failure in failures]

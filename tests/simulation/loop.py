@@ -52,9 +52,6 @@ class SeededLoop(VirtualLoop):
         """Let a worker go on with all that came in meanwhile."""
         self._ready.extend(self._held.pop(worker, ()))
 
-    def is_frozen(self, worker: int) -> bool:
-        return worker in self._held
-
     def in_world(self, callback: Callable[[], object], *, after: float = 0.0) -> None:
         """Call back as the world, whoever asks for it."""
         self.call_later(after, callback, context=_WORLD)

@@ -1,16 +1,17 @@
 """What operators do: replay events, redrive dead letters with the redriver that the command line uses."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.domain.read_models import ActionOutcome, Redrive
 from sea_mq_worker.operations.redrive import Redriver
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
+from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords, InMemoryDeadLetters
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.postgres import PostgresServers
 from tests.simulation.postgres_wires import PostgresTables, inbox_wire
+from tests.simulation.servers import run_now
 from tests.simulation.wires import HandlerWire, Line
 
 _LEASE = 8.0
@@ -61,25 +62,19 @@ class Operator:
 
 
 class _Tables:
-    """PostgresOperations, as far as a redrive goes."""
+    """``InMemoryDeadLetterRecords`` over a line, as far as a redrive goes."""
 
     def __init__(self, line: Line, audit: InboxAudit) -> None:
         self._line = line
         self._audit = audit
+        self._twin = InMemoryDeadLetterRecords(table=line.servers.inbox)
 
-    async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> SimpleNamespace:  # noqa: ARG002
-        return await self._line.store("redriven", lambda: self._reopen(str(message_id)))
+    async def redriven(self, message_id: UUID, **who: str) -> Redrive:
+        return await self._line.store("redriven", lambda: self._redriven(message_id, **who))
 
-    def _reopen(self, message_id: str) -> SimpleNamespace:
-        row = self._line.servers.inbox.rows.get(message_id)
-        if row is not None and row.dead_lettered_at is not None and row.processed_at is None:
-            self._audit.effect(self._line.life, "redriven", lambda: _open(row))
-        return SimpleNamespace(open=row is None or row.processed_at is None, action=1)
+    def _redriven(self, message_id: UUID, **who: str) -> Redrive:
+        life, redrive = self._line.life, self._twin.redriven
+        return self._audit.effect(life, "redriven", lambda: run_now(redrive(message_id, **who)))
 
-    async def finish_redrive(self, action: int, outcome: str) -> None:  # noqa: ARG002
-        await self._line.store("finish_redrive", lambda: None)
-
-
-def _open(row: Any) -> None:
-    row.dead_lettered_at = row.dead_letter_begun_at = row.dead_letter_reason = None
-    row.attempts = 0
+    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
+        await self._line.store("finish_redrive", lambda: run_now(self._twin.finish_redrive(action, outcome)))

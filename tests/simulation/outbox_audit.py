@@ -13,12 +13,7 @@ from tests.simulation.servers import Servers
 
 T = TypeVar("T")
 
-PENDING, CLAIMED, PUBLISHED, DEAD = (
-    EventState.PENDING,
-    EventState.CLAIMED,
-    EventState.PUBLISHED,
-    EventState.DEAD,
-)
+PENDING, CLAIMED, PUBLISHED, DEAD = EventState
 _TRANSITIONS = {
     (PENDING, PENDING): {"reap"},
     (PENDING, CLAIMED): {"find_unpublished"},

@@ -12,6 +12,7 @@ from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import Claim
 from sea_mq_worker.domain.inbox_results import Lease
 from sea_mq_worker.domain.read_models import ActionOutcome, Redrive
+from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
@@ -123,9 +124,10 @@ def _calling(name: str, judge: Judge) -> Iterator[None]:
         _CALL.reset(before)
 
 
-def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxWire:
+def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxRepository:
     """Connect somebody to the inbox, the real one or the in-memory one."""
     if isinstance(line.servers, PostgresServers):
-        return PostgresInboxWire(line, audit, worker=worker)
+        return cast("Any", PostgresInboxWire(line, audit, worker=worker))
     session = line.life.session.id if line.life.session is not None else ""
-    return InboxWire(line, InMemoryInbox(table=line.servers.inbox, worker=worker, session=session), audit)
+    inbox = InMemoryInbox(table=line.servers.inbox, worker=worker, session=session)
+    return cast("Any", InboxWire(line, inbox, audit))

@@ -44,7 +44,7 @@ class Report:
     Attributes:
         violations: broken invariants, each begins with its id.
         seen: how often each of SOMETIMES happened.
-        digest: one number for everything that happened, in order.
+        trail: all that happened, in order.
     """
 
     violations: list[str] = field(default_factory=list)

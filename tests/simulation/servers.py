@@ -121,9 +121,6 @@ class CrashingConsumer(InMemoryConsumer):
     def delivered_all(self) -> bool:
         return self._last_seq == self._stream.last_seq
 
-    def deliveries(self, seq: int) -> int:
-        return self._pending[seq].deliveries if seq in self._pending else 0
-
 
 @dataclass(slots=True, kw_only=True)
 class SkewedTable(OutboxTable):

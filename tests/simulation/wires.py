@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.inbox_results import AbandonedDelivery, FailedHandling, InboxEntry, Lease, Receipt
+from sea_mq_worker.domain.inbox_results import FailedHandling, Lease
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import (
     Died,
@@ -21,12 +21,11 @@ from sea_mq_worker.domain.outcomes import (
     Published,
     Reaped,
     Released,
-    Verdict,
 )
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.fault_schedule import FaultSchedule
-from tests.simulation.inbox_audit import InboxAudit, leases_of
+from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.life import Life
 from tests.simulation.loop import SeededLoop
 from tests.simulation.outbox_audit import OutboxAudit
@@ -100,9 +99,7 @@ class Line:
 
     def _run(self, name: str, effect: Callable[[], T], reply: asyncio.Future[T] | None) -> None:
         if reply is not None and not self.arrives():
-            if self.faults.chance(
-                0.5
-            ):  # blocked by a lock, and nobody tells the server that its client is gone
+            if self.faults.chance(0.5):  # blocked by a lock: nobody tells the server that its client is gone
                 self.later(self.faults.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
             else:
                 self.statements -= 1
@@ -149,12 +146,13 @@ class OutboxWire:
         return await self._call("find_unpublished", lambda: self._twin.find_unpublished(**limits))
 
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
-        return await self._settle("mark_published", self._twin.mark_published, claim, verdicts)
+        return await self._call("mark_published", partial(self._twin.mark_published, claim, verdicts), claim)
 
     async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         if any(isinstance(v, Postponed) and v.error.startswith("the replay waits") for v in verdicts):
             self._line.servers.report.saw("replay deferred")
-        return await self._settle("increment_attempts", self._twin.increment_attempts, claim, verdicts)
+        settle = partial(self._twin.increment_attempts, claim, verdicts)
+        return await self._call("increment_attempts", settle, claim)
 
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
         life = self._line.life
@@ -162,7 +160,7 @@ class OutboxWire:
             self._line.servers.report.saw("released on stop")
         if 0.0 <= self._audit.granted(life, verdicts[0].event.id) <= life.frozen_at:
             self._line.servers.report.saw("thawed zombie sent nothing")
-        return await self._settle("release", self._twin.release, claim, verdicts)
+        return await self._call("release", partial(self._twin.release, claim, verdicts), claim)
 
     async def reap(self) -> Reaped:
         reaped = await self._call("reap", self._twin.reap)
@@ -176,15 +174,6 @@ class OutboxWire:
             self._line.servers.report.saw("events taken over")
         return count
 
-    async def _settle(
-        self,
-        name: str,
-        write: Callable[[Claim, Sequence[Any]], Coroutine[Any, Any, frozenset[str]]],
-        claim: Claim,
-        verdicts: Sequence[Verdict],
-    ) -> frozenset[str]:
-        return await self._call(name, lambda: write(claim, verdicts), claim)
-
     async def _call(
         self, name: str, call: Callable[[], Coroutine[Any, Any, T]], claim: Claim | None = None
     ) -> T:
@@ -195,69 +184,25 @@ class OutboxWire:
 
 
 class InboxWire:
-    """InboxRepository over a line."""
+    """InboxRepository over a line: each of its calls is a statement."""
 
     def __init__(self, line: Line, twin: InMemoryInbox, audit: InboxAudit) -> None:
         self._line = line
         self._twin = twin
         self._audit = audit
 
-    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
-        insert = partial(self._twin.insert, entries, lease_seconds=lease_seconds)
-        receipts = await self._call("insert", insert)
-        self._audit.given(receipts)
-        return receipts
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        method = getattr(self._twin, name)
 
-    async def overdue(
-        self,
-        *,
-        stream: str,
-        consumer: str,
-        older_than_seconds: float,
-        lease_seconds: float,
-        after: str,
-        limit: int,
-    ) -> Sequence[InboxEntry]:
-        return await self._call(
-            "overdue",
-            lambda: self._twin.overdue(
-                stream=stream,
-                consumer=consumer,
-                older_than_seconds=older_than_seconds,
-                lease_seconds=lease_seconds,
-                after=after,
-                limit=limit,
-            ),
-        )
+        async def statement(*args: Any, **given: Any) -> Any:
+            answer = await self._call(name, partial(method, *args, **given), _leases_in(args))
+            if name == "insert":
+                self._audit.given(answer)
+            elif name == "take_over" and answer:
+                self._line.servers.report.saw("messages taken over")
+            return answer
 
-    async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
-        return await self._call(
-            "extend", lambda: self._twin.extend(leases, lease_seconds=lease_seconds), leases
-        )
-
-    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
-        return await self._call("mark_processed", lambda: self._twin.mark_processed(leases), leases)
-
-    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
-        return await self._call(
-            "record_error", lambda: self._twin.record_error(failures), leases_of(failures)
-        )
-
-    async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
-        return await self._call(
-            "begin_dead_letter",
-            lambda: self._twin.begin_dead_letter(lease, reason=reason, detail=detail),
-            [lease],
-        )
-
-    async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
-        return await self._call("mark_dead_lettered", lambda: self._twin.mark_dead_lettered(leases), leases)
-
-    async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
-        abandoned = await self._call("take_over", lambda: self._twin.take_over(session))
-        if abandoned:
-            self._line.servers.report.saw("messages taken over")
-        return abandoned
+        return statement
 
     async def _call(
         self, name: str, call: Callable[[], Coroutine[Any, Any, T]], leases: Sequence[Lease] = ()
@@ -266,6 +211,18 @@ class InboxWire:
         return await self._line.store(
             name, lambda: self._audit.effect(life, name, lambda: run_now(call()), leases)
         )
+
+
+def _leases_in(args: Sequence[object]) -> list[Lease]:
+    """Return the leases that the first argument of a statement names."""
+    match args:
+        case [Lease() as lease, *_]:
+            return [lease]
+        case [[*items], *_]:
+            named = (item.lease if isinstance(item, FailedHandling) else item for item in items)
+            return [lease for lease in named if isinstance(lease, Lease)]
+        case _:
+            return []
 
 
 class HandlerWire:

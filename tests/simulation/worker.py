@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -56,6 +56,14 @@ CONCURRENCY = 4
 SLOW_AFTER = 4
 GRACE = 12.0
 _PROBE_MAX_SECONDS = 2.0
+_SOMETIMES: Mapping[type, str] = {
+    CircuitOpened: "gate closed",
+    CircuitClosed: "gate opened",
+    TypeSlowed: "event type slowed",
+    TypeResumed: "event type resumed",
+    MessageGivenBack: "given back without an attempt",
+    MessageSkipped: "redelivery acknowledged without the handler",
+}
 
 
 @lru_cache
@@ -93,19 +101,9 @@ class _Watcher:
     def observe(self, fact: Fact) -> None:
         report = self._line.servers.report
         self._line.tell(str(fact))
+        if seen := _SOMETIMES.get(type(fact)):
+            report.saw(seen)
         match fact:
-            case CircuitOpened():
-                report.saw("gate closed")
-            case TypeSlowed():
-                report.saw("event type slowed")
-            case TypeResumed():
-                report.saw("event type resumed")
-            case MessageGivenBack():
-                report.saw("given back without an attempt")
-            case CircuitClosed():
-                report.saw("gate opened")
-            case MessageSkipped():
-                report.saw("redelivery acknowledged without the handler")
             case MessageDeadLettered(reason="EXHAUSTED"):
                 report.saw("exhausted by attempts")
             case Noticed(event="loop_died", text=text):

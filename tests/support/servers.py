@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -104,12 +105,19 @@ async def scratch_database(
         await _execute(server.dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-async def _execute(dsn: str, statement: str) -> None:
-    connection = await asyncpg.connect(dsn)
+@asynccontextmanager
+async def database_connection(dsn: str, **given: Any) -> AsyncIterator[asyncpg.Connection]:
+    """Connect to a database for the length of a block."""
+    connection = await asyncpg.connect(dsn, **given)
     try:
-        await connection.execute(statement)
+        yield connection
     finally:
         await connection.close()
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    async with database_connection(dsn) as connection:
+        await connection.execute(statement)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
