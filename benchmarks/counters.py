@@ -1,10 +1,12 @@
-"""The costs of a program: CPU time and memory from /proc (Linux only), statements and WAL from PostgreSQL."""
+"""The costs of a program: CPU time and memory (Linux only), statements and WAL from PostgreSQL."""
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 PROGRAMS = ("client", "postgres", "nats", "handler")
 """The programs whose CPU time is counted; the client is the worker, or the loop in its place."""
@@ -66,33 +68,19 @@ class Figure:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process, of its children, and of those that have ended."""
-    ticks = 0
-    for own_pid, _, values in process_stats():
-        if pid in {own_pid, int(values[1])}:
-            ticks += sum(map(int, values[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def process_stats() -> Iterator[tuple[int, str, list[str]]]:
-    """Yield pid, name and the further fields of /proc/PID/stat of every process."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = entry.read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue  # it has just ended
-        yield int(entry.parent.name), name, rest.split()
+    process, found = psutil.Process(pid), 0.0
+    for each in (process, *process.children()):
+        with suppress(psutil.NoSuchProcess):
+            found += sum(each.cpu_times()[:4])
+    return found
 
 
 def peak_bytes(pid: int) -> int:
     """Most resident memory that a process has had so far."""
-    return _status_bytes(pid, "VmHWM")
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process."""
-    return _status_bytes(pid, "VmRSS")
-
-
-def _status_bytes(pid: int, key: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+    return int(psutil.Process(pid).memory_info().rss)

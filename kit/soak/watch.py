@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 
 from kit.soak.deployment import Stage
 
@@ -61,7 +60,7 @@ class Watch:
         for worker in self.stage.workers.values():
             if worker.process.alive:
                 life = worker.process.lives[-1]
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(psutil.Error):
                     self.samples.append(_sample(life.name, life.number, life.pid))
 
     async def _sessions(self, stop: asyncio.Event) -> None:
@@ -86,8 +85,6 @@ class Watch:
 
 
 def _sample(worker: str, life: int, pid: int) -> Sample:
-    proc = Path("/proc") / str(pid)
-    pages = int((proc / "statm").read_text().split()[1])
-    threads = int((proc / "stat").read_text().rpartition(")")[2].split()[17])
-    fds = sum(1 for _ in (proc / "fd").iterdir())
-    return Sample(time.time(), worker, life, pages * os.sysconf("SC_PAGE_SIZE"), fds, threads)
+    process = psutil.Process(pid)
+    rss, fds = process.memory_info().rss, process.num_fds()
+    return Sample(time.time(), worker, life, rss, fds, process.num_threads())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from tests.simulation.plan import Plan, SeededDice, draw_plan, plan_from_json
+from tests.simulation.plan import Plan, draw_plan, plan_from_json
 from tests.simulation.report import SOMETIMES, Report
 from tests.simulation.world import simulate
 
@@ -48,7 +48,7 @@ class Campaign:
 
 def run_seed(seed: int, run: Run = simulate) -> Report:
     """Simulate what a seed draws."""
-    return run(draw_plan(SeededDice(seed)), seed)
+    return run(draw_plan(seed), seed)
 
 
 def run_campaign(
@@ -95,7 +95,7 @@ def case_of(name: str, seeds: Iterable[int], run: Run = simulate) -> Case:
     """Make a small case of seeds that fail: of the plan that fails most easily, whatever the schedule."""
     cases = []
     for seed in itertools.islice(seeds, _CANDIDATES):
-        plan = draw_plan(SeededDice(seed))
+        plan = draw_plan(seed)
         invariant = invariant_of(run(plan, seed))
         cases.append(Case(name, invariant, failing_schedules(plan, invariant, run) or (seed,), plan))
     best = min(cases, key=lambda case: (-len(case.seeds), case.seeds[-1]))

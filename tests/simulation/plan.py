@@ -1,6 +1,5 @@
 """What happens in one simulation, as plain data: who writes what when, what goes wrong, what operators do.
 
-A plan is drawn from dice, which are a seed's or Hypothesis's; the second make a failing plan shrink.
 Times are seconds of virtual time.
 """
 
@@ -9,9 +8,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-from hypothesis import strategies as st
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -123,57 +120,20 @@ def plan_from_json(given: dict[str, Any]) -> Plan:
     return Plan(**(given | {name: tuple(map(make, given[name])) for name, make in parts.items()}))
 
 
-class Dice(Protocol):
-    """Where a plan comes from."""
-
-    def integer(self, low: int, high: int) -> int: ...
-
-    def one_of(self, values: Sequence[T]) -> T: ...
-
-
-class SeededDice:
-    """Dice of a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def integer(self, low: int, high: int) -> int:
-        return self._random.randint(low, high)
-
-    def one_of(self, values: Sequence[T]) -> T:
-        return self._random.choice(values)
-
-
-class _HypothesisDice:
-    def __init__(self, draw: st.DrawFn) -> None:
-        self._draw = draw
-
-    def integer(self, low: int, high: int) -> int:
-        return self._draw(st.integers(low, high))
-
-    def one_of(self, values: Sequence[T]) -> T:
-        return self._draw(st.sampled_from(values))
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    """Draw plans that shrink."""
-    return draw_plan(_HypothesisDice(draw))
-
-
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(seed: int) -> Plan:
     """Draw a plan: one side of the worker or both, few events, few troubles."""
-    side = dice.one_of(("outbound", "outbound", "inbound", "inbound", "both"))
+    dice = random.Random(seed)
+    side = dice.choice(("outbound", "outbound", "inbound", "inbound", "both"))
     transactions = () if side == "inbound" else _some(dice, 1, 5, _transaction)
     messages = () if side == "outbound" else _messages(dice)
     busy = [written.at + written.seconds for written in transactions]
     busy += [message.at for message in messages]
     plan = Plan(
-        workers=dice.one_of((1, 2, 2, 3)),
-        keeps_order=dice.one_of((False, True)),
-        hold_dead_keys=dice.one_of((False, False, True)),
-        tight=dice.one_of((False, False, True)),
-        skew=dice.one_of((0.0, 0.0, 3600.0, -3600.0)),
+        workers=dice.choice((1, 2, 2, 3)),
+        keeps_order=dice.choice((False, True)),
+        hold_dead_keys=dice.choice((False, False, True)),
+        tight=dice.choice((False, False, True)),
+        skew=dice.choice((0.0, 0.0, 3600.0, -3600.0)),
         transactions=transactions,
         messages=messages,
         troubles=_troubles(dice, side, busy),
@@ -182,34 +142,34 @@ def draw_plan(dice: Dice) -> Plan:
     return dataclasses.replace(plan, troubles=plan.troubles + _some(dice, 0, 1, _session_trouble))
 
 
-def _some(dice: Dice, low: int, high: int, make: Callable[[Dice], T]) -> tuple[T, ...]:
-    return tuple(make(dice) for _ in range(dice.integer(low, high)))
+def _some(dice: random.Random, low: int, high: int, make: Callable[[random.Random], T]) -> tuple[T, ...]:
+    return tuple(make(dice) for _ in range(dice.randint(low, high)))
 
 
-def _moment(dice: Dice, end: float = END) -> float:
-    return dice.integer(0, int(end * 10)) / 10
+def _moment(dice: random.Random, end: float = END) -> float:
+    return dice.randint(0, int(end * 10)) / 10
 
 
-def _transaction(dice: Dice) -> Transaction:
+def _transaction(dice: random.Random) -> Transaction:
     return Transaction(
         at=_moment(dice, END / 2),
-        seconds=dice.one_of((0.0, 0.0, 0.0, 0.5, 3.0)),
-        commits=dice.integer(0, 7) > 0,
+        seconds=dice.choice((0.0, 0.0, 0.0, 0.5, 3.0)),
+        commits=dice.randint(0, 7) > 0,
         rows=_some(dice, 1, 4, _row),
     )
 
 
-def _row(dice: Dice) -> Row:
+def _row(dice: random.Random) -> Row:
     return Row(
-        key=dice.one_of((None, "a", "a", "b")),
-        flaw=dice.one_of(FLAWS_OF_ROWS),
-        delay=dice.one_of((0.0, 0.0, 0.0, 5.0)),
+        key=dice.choice((None, "a", "a", "b")),
+        flaw=dice.choice(FLAWS_OF_ROWS),
+        delay=dice.choice((0.0, 0.0, 0.0, 5.0)),
     )
 
 
-def _messages(dice: Dice) -> tuple[Message, ...]:
+def _messages(dice: random.Random) -> tuple[Message, ...]:
     """At most as many messages that always fail as do not look like a sick handler; a rejection ends."""
-    drawn = _some(dice, 1, dice.one_of((6, 6, 12)), _message)
+    drawn = _some(dice, 1, dice.choice((6, 6, 12)), _message)
     stubborn = [message for message in drawn if message.stubborn and message.answers[-1] != "422"]
     return tuple(
         dataclasses.replace(message, stubborn=False) if message in stubborn[2:] else message
@@ -217,41 +177,41 @@ def _messages(dice: Dice) -> tuple[Message, ...]:
     )
 
 
-def _message(dice: Dice) -> Message:
-    answers = _some(dice, 0, 2, lambda dice: dice.one_of(ANSWERS))
-    stubborn = bool(answers) and answers[-1] in {"500", "422", "404"} and dice.integer(0, 2) == 0
+def _message(dice: random.Random) -> Message:
+    answers = _some(dice, 0, 2, lambda dice: dice.choice(ANSWERS))
+    stubborn = bool(answers) and answers[-1] in {"500", "422", "404"} and dice.randint(0, 2) == 0
     return Message(
-        at=_moment(dice, END / 2), flaw=dice.one_of(FLAWS_OF_MESSAGES), answers=answers, stubborn=stubborn
+        at=_moment(dice, END / 2), flaw=dice.choice(FLAWS_OF_MESSAGES), answers=answers, stubborn=stubborn
     )
 
 
-def _troubles(dice: Dice, side: str, busy: Sequence[float]) -> tuple[Trouble, ...]:
+def _troubles(dice: random.Random, side: str, busy: Sequence[float]) -> tuple[Trouble, ...]:
     """Half of them are of one kind, because some ends take the same thing more than once."""
     kinds = [WORKER_TROUBLES, WORKER_TROUBLES, BROKER_TROUBLES, STORE_TROUBLES, CLOCK_TROUBLES]
     if side != "outbound":
         kinds += [HANDLER_TROUBLES, ACK_TROUBLES]
-    favourite = dice.one_of(dice.one_of(kinds))
+    favourite = dice.choice(dice.choice(kinds))
 
-    def trouble(dice: Dice) -> Trouble:
+    def trouble(dice: random.Random) -> Trouble:
         """Half of them come just when there is something to do."""
-        kind = favourite if dice.integer(0, 1) else dice.one_of(dice.one_of(kinds))
+        kind = favourite if dice.randint(0, 1) else dice.choice(dice.choice(kinds))
         lengths = (0.3, 2.0, 8.0, 10.0, *([LONG] if kind in MAY_BE_LONG else []))
         return Trouble(
             kind=kind,
-            at=dice.one_of((_moment(dice), dice.one_of(busy) + dice.integer(0, 6) / 20)),
-            seconds=dice.one_of(lengths),
-            worker=dice.integer(0, 2),
+            at=dice.choice((_moment(dice), dice.choice(busy) + dice.randint(0, 6) / 20)),
+            seconds=dice.choice(lengths),
+            worker=dice.randint(0, 2),
         )
 
     return _some(dice, 0, 5, trouble)
 
 
-def _session_trouble(dice: Dice) -> Trouble:
+def _session_trouble(dice: random.Random) -> Trouble:
     """Long enough, at times, that another worker takes over."""
-    seconds = dice.one_of((0.1, 2.0, 8.0))
-    return Trouble(kind="session lost", at=_moment(dice), seconds=seconds, worker=dice.integer(0, 2))
+    seconds = dice.choice((0.1, 2.0, 8.0))
+    return Trouble(kind="session lost", at=_moment(dice), seconds=seconds, worker=dice.randint(0, 2))
 
 
-def _action(dice: Dice, side: str) -> Action:
+def _action(dice: random.Random, side: str) -> Action:
     kinds = {"outbound": ("replay",), "inbound": ("redrive",)}.get(side, ("replay", "redrive"))
-    return Action(kind=dice.one_of(kinds), at=_moment(dice) + 2.0, nth=dice.integer(0, 3))
+    return Action(kind=dice.choice(kinds), at=_moment(dice) + 2.0, nth=dice.randint(0, 3))

@@ -5,16 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.simulation.campaign import CASES, load_case, run_campaign, run_seed
-from tests.simulation.plan import Plan, plan_from_json, plans
+from tests.simulation.plan import draw_plan, plan_from_json
 from tests.simulation.world import simulate
 
-SEEDS = range(250)
-MORE_SEEDS = range(250, 1500)
-EXAMPLES = 80
+SEEDS = range(300)
+MORE_SEEDS = range(300, 1500)
 
 
 @pytest.mark.slow
@@ -29,25 +26,9 @@ def test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur() -> N
     assert campaign.missing() == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(plans(), st.integers(0, 2**20))
-def test_every_plan_keeps_all_promises(plan: Plan, seed: int) -> None:
-    report = simulate(plan, seed)
-    assert report.violations == [], "\n".join(report.trail)
-
-
-@given(plans())
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
-def test_a_plan_survives_being_stored(plan: Plan) -> None:
-    assert plan_from_json(plan.to_json()) == plan
+def test_a_plan_survives_being_stored() -> None:
+    plans = [draw_plan(seed) for seed in range(20)]
+    assert [plan_from_json(plan.to_json()) for plan in plans] == plans
 
 
 @pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
