@@ -31,8 +31,8 @@ async def inbox_peer(stage: Stage, *, count: int, work: Path) -> dict[str, Figur
     async with stage.run() as run:
         python = work / _NAME / "venv" / "bin" / "python"
         program = KeptProcess(
-            "faststream",
-            [str(python), str(RELAYS / _NAME / "inbox.py")],
+            name="faststream",
+            command=[str(python), str(RELAYS / _NAME / "inbox.py")],
             environment={**os.environ, **_environment(run)},
             folder=stage.folder,
             logs=stage.folder,

@@ -43,26 +43,18 @@ class Life:
         return f"{self.name}-{self.number}"
 
 
+@dataclass(kw_only=True, eq=False)
 class KeptProcess:
     """One instance. Its process has its own process group, so that signals reach its children."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        folder: Path,
-        logs: Path,
-    ) -> None:
-        self.name = name
-        self.lives: list[Life] = []
-        self._command = command
-        self._environment = environment
-        self._folder = folder
-        self._logs = logs
-        self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    logs: Path
+    lives: list[Life] = field(default_factory=list, init=False)
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _keeper: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -132,12 +124,12 @@ class KeptProcess:
 
     async def _launch(self) -> None:
         number = len(self.lives)
-        log = self._logs / f"{self.name}-{number}.log"
+        log = self.logs / f"{self.name}-{number}.log"
         with log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env=self._environment,
-                cwd=self._folder,
+                *self.command,
+                env=self.environment,
+                cwd=self.folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -50,8 +50,9 @@ async def create_database(server: EmbeddedPostgres, create: str) -> str:
     dsn = server.dsn_for(_DATABASE)
     async with database_connection(server.dsn) as connection:
         await connection.execute(f"CREATE DATABASE {_DATABASE}")
-    async with database_connection(dsn) as connection:
-        await connection.execute(create)
+    if create:
+        async with database_connection(dsn) as connection:
+            await connection.execute(create)
     return dsn
 
 
@@ -107,11 +108,10 @@ async def prepared_relays(
         if instance == "1":
             for command in relay.prepare:
                 await run_command(filled(command, places), environment=environment, folder=description.folder)
-        started = filled(relay.command, places)
         relays.append(
             KeptProcess(
-                f"relay-{instance}",
-                started,
+                name=f"relay-{instance}",
+                command=filled(relay.command, places),
                 environment=environment,
                 folder=description.folder,
                 logs=folder,

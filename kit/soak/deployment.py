@@ -162,8 +162,13 @@ async def _worker(stack: AsyncExitStack, made: Stage, name: str, bug: str) -> Wo
         "SOAK_PLANTED_BUG": bug,
         "SOAK_CLOCK_SKEW": str(_SKEWS.get(name, 0)),
     }
-    command = [sys.executable, "-m", "sea_mq_worker"]
-    process = KeptProcess(name, command, environment=environment, folder=_ROOT, logs=made.folder)
+    process = KeptProcess(
+        name=name,
+        command=[sys.executable, "-m", "sea_mq_worker"],
+        environment=environment,
+        folder=_ROOT,
+        logs=made.folder,
+    )
     return Worker(process, {side: proxy for side, (proxy, _) in ends.items()})
 
 

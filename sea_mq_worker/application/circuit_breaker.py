@@ -22,14 +22,17 @@ The waits are drawn with full jitter; the ones shown are their upper bounds.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
+from typing import TypeVar
 
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
-from sea_mq_worker.domain.errors import ContractError, DependencyError
+from sea_mq_worker.domain.errors import ContractError, DependencyError, FinalError, RowsRefusedError
 from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.observer import Observer
+
+_T = TypeVar("_T")
 
 _PROBE_GROWTH = 8
 _PROBE_GROWTHS_MAX = 4
@@ -180,3 +183,33 @@ class CircuitBreaker:
         with contextlib.suppress(TimeoutError, StoppedError):
             async with asyncio.timeout(seconds):
                 await cancel_on_stop(stop, self._changed.wait())
+
+
+async def call_when_available(
+    call: Callable[[], Awaitable[_T]], *, breaker: CircuitBreaker, stop: asyncio.Event
+) -> _T:
+    """Repeat an idempotent call until it succeeds, waiting at the dependency's circuit in between.
+
+    Raises:
+        StoppedError: the worker stopped while the dependency was away or broke its contract.
+        RowsRefusedError: PostgreSQL is available and refuses a row.
+        FinalError: this process cannot continue, however long it waits.
+    """
+    while await breaker.enter(stop) is not Permit.STOPPED:
+        try:
+            result = await call()
+        except RowsRefusedError:
+            breaker.record_success()
+            raise
+        except FinalError:
+            breaker.release()
+            raise
+        except DependencyError as error:
+            breaker.record_exception(error)
+        except BaseException:
+            breaker.release()  # a cancelled probe must not block the probes of other callers
+            raise
+        else:
+            breaker.record_success()
+            return result
+    raise StoppedError(breaker.reason)

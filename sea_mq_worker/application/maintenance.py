@@ -5,8 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.row_isolation import report_refused
 from sea_mq_worker.application.waiting import StoppedError, sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError

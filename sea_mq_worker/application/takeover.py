@@ -2,13 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from sea_mq_worker.application.row_isolation import report_refused
-from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.application.waiting import (
+    IMMEDIATE_REDELIVERY_SECONDS,
+    StoppedError,
+    cancel_on_stop,
+    sleep_or_stop,
+)
 from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
 from sea_mq_worker.domain.facts import WorkerTakenOver
+from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.sessions import OtherSession, WorkerSessions
 
@@ -76,3 +84,31 @@ class Takeover:
         await self.sessions.forget(session)
         if count:
             self.observer.observe(WorkerTakenOver(worker=session.worker, side=session.side, count=count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedDeliveries:
+    """Takes over the messages of a worker that has ended.
+
+    A message that was fetched and not recorded yet is in no row: the server delivers it again after ack_wait.
+
+    Attributes:
+        consumers: consumers of this worker by stream and name; other deliveries wait for their ack_wait.
+        backoff: delay of a message that has ended more than one worker, or failed before. It separates a
+            message that kills its worker from those that were in flight with it.
+    """
+
+    inbox: InboxRepository
+    consumers: Mapping[tuple[str, str], JetStreamConsumer]
+    backoff: Backoff
+
+    async def take_over(self, session: str) -> int:
+        """End the leases of a session that is gone, then request redelivery; return the number of leases."""
+        abandoned = await self.inbox.take_over(session)
+        for one in abandoned:
+            consumer = self.consumers.get((one.stream, one.consumer))
+            if consumer is not None and one.reply:
+                again = one.attempts > 1
+                delay = self.backoff.delay_seconds(one.attempts) if again else IMMEDIATE_REDELIVERY_SECONDS
+                await consumer.give_back(one.reply, delay_seconds=delay)
+        return len(abandoned)

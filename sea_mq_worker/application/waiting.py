@@ -40,3 +40,23 @@ async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
     if waiting.cancelled():
         raise StoppedError
     return waiting.result()
+
+
+class PollingWakeup:
+    """Wakeup by polling alone, where notifications cannot work and in tests."""
+
+    announces = False
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """End the current waits."""
+        self._woken.set()
+        self._woken = asyncio.Event()
+
+    async def wait(self, *, timeout_seconds: float) -> None:
+        """Return after the time-out or when woken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._woken.wait()

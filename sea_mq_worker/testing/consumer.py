@@ -71,7 +71,8 @@ class InMemoryConsumer:
         """Deliveries of exhausted messages by stream sequence; the fake of exhausted messages reads them."""
         self.became_exhausted = asyncio.Event()
         self._stream = stream
-        self._name = name
+        self.name = name
+        self.stream = stream.name
         self._clock = clock
         self._max_deliver = max_deliver
         self._max_ack_pending = max_ack_pending
@@ -79,16 +80,6 @@ class InMemoryConsumer:
         self._last_seq = 0
         self._pending: dict[int, _Pending] = {}
         self._changed = asyncio.Event()
-
-    @property
-    def name(self) -> str:
-        """The durable's name."""
-        return self._name
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self._stream.name
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for due messages and return them; none after ``wait_seconds``."""
@@ -140,23 +131,23 @@ class InMemoryConsumer:
     def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
         """Return a message of the stream, as a delivery if it was delivered; None: it is dropped."""
         message = self._stream.message(seq)
-        reply = f"{self._name}.{deliveries}.{seq}" if deliveries else ""
-        return message and message._replace(consumer=self._name, deliveries=deliveries, reply=reply)
+        reply = f"{self.name}.{deliveries}.{seq}" if deliveries else ""
+        return message and message._replace(consumer=self.name, deliveries=deliveries, reply=reply)
 
     def delivery(self, seq: int) -> ConsumerDelivery:
         """Return the progress with a message, as far as the server reports it."""
         if seq > self._last_seq:
             before = seq - self._last_seq - 1
-            return ConsumerDelivery(consumer=self._name, reading=DeliveryState.TO_COME, before=before)
+            return ConsumerDelivery(consumer=self.name, reading=DeliveryState.TO_COME, before=before)
         is_done = seq < min(self._pending, default=self._last_seq + 1)
         reading = DeliveryState.DONE if is_done else DeliveryState.DELIVERED
-        return ConsumerDelivery(consumer=self._name, reading=reading, before=0)
+        return ConsumerDelivery(consumer=self.name, reading=reading, before=0)
 
     def state(self) -> ConsumerState:
         """Return the backlog."""
         return ConsumerState(
             stream=self._stream.name,
-            durable=self._name,
+            durable=self.name,
             pending=len(self._stream.entries(after_seq=self._last_seq)),
             ack_pending=len(self._pending),
             ack_pending_max=self._max_ack_pending,

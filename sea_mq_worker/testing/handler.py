@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
@@ -55,6 +55,7 @@ def obliging(_request: HandlerRequest, _call: int) -> Behaviour:
     return Respond()
 
 
+@dataclass(eq=False)
 class InMemoryHandler:
     """Behaves as ``script`` chooses; ``script`` may be replaced at any time.
 
@@ -64,19 +65,13 @@ class InMemoryHandler:
         requests: all requests, in order.
     """
 
-    def __init__(
-        self,
-        script: Script = obliging,
-        *,
-        timeout_seconds: float = 30.0,
-        accept_statuses: frozenset[int] = ACCEPT_STATUSES,
-    ) -> None:
-        self.script = script
-        self.effects: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-        self.requests: list[HandlerRequest] = []
-        self._timeout_seconds = timeout_seconds
-        self._accept_statuses = accept_statuses
+    script: Script = obliging
+    _: KW_ONLY
+    timeout_seconds: float = 30.0
+    accept_statuses: frozenset[int] = ACCEPT_STATUSES
+    effects: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    requests: list[HandlerRequest] = field(default_factory=list)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Behave as the script chooses; see ports/handler.py."""
@@ -86,11 +81,11 @@ class InMemoryHandler:
         self.calls[request.message_id] += 1
         self.requests.append(request)
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(self.timeout_seconds):
                 return await self._behave(request, behaviour)
         except TimeoutError:
             return Retry(
-                f"the handler gave no whole answer within {self._timeout_seconds:g} s", answered=False
+                f"the handler gave no whole answer within {self.timeout_seconds:g} s", answered=False
             )
 
     async def _behave(
@@ -117,11 +112,10 @@ class InMemoryHandler:
         if status in _SUCCESS and not self._take(request):
             status = _ALREADY
         return result_for_status(
-            status, accept_statuses=self._accept_statuses, after_seconds=answer.retry_after_seconds
+            status, accept_statuses=self.accept_statuses, after_seconds=answer.retry_after_seconds
         )
 
     def _take(self, request: HandlerRequest) -> bool:
-        known = request.message_id in self.effects
-        if not known:
-            self.effects[request.message_id] = 1
-        return not known
+        is_new = request.message_id not in self.effects
+        self.effects[request.message_id] = 1
+        return is_new

@@ -63,17 +63,17 @@ class InboxTable:
     """Sessions of workers that live."""
 
 
+@dataclass(kw_only=True, eq=False)
 class InMemoryInbox:
     """An ``InboxTable`` as a worker sees it; see ``ports.inbox.InboxRepository``."""
 
-    def __init__(self, *, table: InboxTable, worker: str, session: str = "") -> None:
-        """Use ``table``; tokens contain ``worker``."""
-        self._table = table
-        self._token_prefix = f"{worker}#{session}"
+    table: InboxTable
+    worker: str
+    session: str = ""
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051)."""
-        token = f"{self._token_prefix}{next(self._table.tokens):08x}"
+        token = f"{self.worker}#{self.session}{next(self.table.tokens):08x}"
         receipts = {
             entry.message_id: self._insert_one(entry, token, lease_seconds) for entry in deduplicate(entries)
         }
@@ -90,9 +90,9 @@ class InMemoryInbox:
         limit: int,
     ) -> Sequence[InboxEntry]:
         """Return unsettled messages without a lease; see ``ports.inbox.InboxRepository``."""
-        now = self._table.clock()
-        rows = sorted(self._table.rows.values(), key=_age)
-        behind = _age(self._table.rows[after]) if after in self._table.rows else (0.0, "")
+        now = self.table.clock()
+        rows = sorted(self.table.rows.values(), key=_age)
+        behind = _age(self.table.rows[after]) if after in self.table.rows else (0.0, "")
         found = [
             row.entry
             for row in rows
@@ -107,7 +107,7 @@ class InMemoryInbox:
 
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
         """Let leases end ``lease_seconds`` from now."""
-        ends = self._table.clock() + lease_seconds
+        ends = self.table.clock() + lease_seconds
         held = list(self._held(leases))
         for row in held:
             row.locked_until = ends
@@ -117,7 +117,7 @@ class InMemoryInbox:
         """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
         held = list(self._held(leases))
         for row in held:
-            row.processed_at = max(self._table.clock(), row.received_at)
+            row.processed_at = max(self.table.clock(), row.received_at)
             row.last_error = None
             row.unlock()
         return _ids(held)
@@ -140,24 +140,24 @@ class InMemoryInbox:
             row.dead_letter_reason = reason
             row.last_error = f"{reason}: {detail}"[:_ERROR_CHARS_MAX]
             if row.dead_letter_begun_at is None:
-                row.dead_letter_begun_at = self._table.clock()
+                row.dead_letter_begun_at = self.table.clock()
         return _ids(held)
 
     async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
         """Set ``dead_lettered_at`` where ``begin_dead_letter`` came before (CMD-052)."""
         held = [row for row in self._held(leases) if row.dead_letter_begun_at is not None]
         for row in held:
-            row.dead_lettered_at = self._table.clock()
+            row.dead_lettered_at = self.table.clock()
             row.unlock()
         return _ids(held)
 
     async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
         """End the leases of a session, unless its worker lives."""
-        if session in self._table.held_sessions:
+        if session in self.table.held_sessions:
             return []
         left = [
             row
-            for row in self._table.rows.values()
+            for row in self.table.rows.values()
             if row.locked_by is not None
             and not row.settled
             and row.locked_by.rpartition("#")[2][:-_TOKEN_DIGITS] == session
@@ -170,9 +170,9 @@ class InMemoryInbox:
         ]
 
     def _insert_one(self, entry: InboxEntry, token: str, lease_seconds: float) -> Receipt:
-        now = self._table.clock()
+        now = self.table.clock()
         fresh = InboxRow(entry=entry, received_at=now, content_hash=entry.content_hash)
-        row = self._table.rows.setdefault(entry.message_id, fresh)
+        row = self.table.rows.setdefault(entry.message_id, fresh)
         if row.content_hash not in {None, entry.content_hash}:
             return ContentConflict()
         if row.settled:
@@ -191,7 +191,7 @@ class InMemoryInbox:
 
     def _held(self, leases: Iterable[Lease]) -> Iterator[InboxRow]:
         for lease in leases:
-            row = self._table.rows.get(lease.message_id)
+            row = self.table.rows.get(lease.message_id)
             if row is not None and row.locked_by == lease.token and not row.settled:
                 yield row
 

@@ -127,34 +127,25 @@ def matches(row: OutboxRow, which: OutboxFilter) -> bool:
     )
 
 
+@dataclass(kw_only=True, eq=False)
 class InMemoryOutbox:
-    """One lane of an ``OutboxTable`` as a publisher sees it; see ``ports.outbox.OutboxRepository``."""
+    """One lane of an ``OutboxTable`` as a publisher sees it; see ``ports.outbox.OutboxRepository``.
 
-    def __init__(
-        self,
-        *,
-        table: OutboxTable,
-        worker: str,
-        lease_seconds: float,
-        ordered: bool,
-        hold_dead_keys: bool,
-        failures_max: int,
-        random: Callable[[], float],
-        delay_max_seconds: float = 31_536_000.0,
-        run_max: int = 100,
-        session: str = "",
-    ) -> None:
-        """Serve a lane of ``table``; ``random`` draws the delays after leases that ran out."""
-        self._table = table
-        self._owner_prefix = f"{worker}#{session}"
-        self._lease_seconds = lease_seconds
-        self._ordered = ordered
-        self._hold_dead_keys = hold_dead_keys
-        self._failures_max = failures_max
-        self._random = random
-        self._delay_max_seconds = delay_max_seconds
-        self._run_max = run_max
-        self._retries_first = False
+    Attributes:
+        random: draws the delays after leases that ran out.
+    """
+
+    table: OutboxTable
+    worker: str
+    lease_seconds: float
+    ordered: bool
+    hold_dead_keys: bool
+    failures_max: int
+    random: Callable[[], float]
+    delay_max_seconds: float = 31_536_000.0
+    run_max: int = 100
+    session: str = ""
+    _retries_first: bool = False
 
     async def find_unpublished(
         self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
@@ -167,11 +158,11 @@ class InMemoryOutbox:
         chosen = list(itertools.compress(looked, fitting))
         if not chosen:
             return NOTHING_CLAIMED
-        owner = f"{self._owner_prefix}{next(self._table.claims):08x}"
+        owner = f"{self.worker}#{self.session}{next(self.table.claims):08x}"
         cut = len(chosen) < len(looked)
         return Claim(
             token=owner,
-            at=EPOCH + timedelta(seconds=self._table.clock()),
+            at=EPOCH + timedelta(seconds=self.table.clock()),
             events=tuple(
                 self._lease(row, owner, withheld=row.bytes > event_bytes_max)
                 for row in sorted(chosen, key=lambda row: row.seq)
@@ -195,8 +186,8 @@ class InMemoryOutbox:
 
     async def reap(self) -> Reaped:
         """End leases, of both lanes, and waits that only a clock set back makes long."""
-        now = self._table.clock()
-        wrong = [row for row in self._table.rows.values() if self._is_wrong(row, now)]
+        now = self.table.clock()
+        wrong = [row for row in self.table.rows.values() if self._is_wrong(row, now)]
         leases = [row for row in wrong if row.state is EventState.CLAIMED]
         for row in wrong:
             if row.claimed_at is not None and row.claimed_at <= now:
@@ -208,12 +199,12 @@ class InMemoryOutbox:
 
     async def take_over(self, session: str) -> int:
         """End the leases of a session, of both lanes, unless its worker lives."""
-        if session in self._table.held_sessions:
+        if session in self.table.held_sessions:
             return 0
-        now = self._table.clock()
+        now = self.table.clock()
         left = [
             row
-            for row in self._table.rows.values()
+            for row in self.table.rows.values()
             if row.claimed_by is not None and _session(row.claimed_by) == session
         ]
         for row in left:
@@ -224,36 +215,36 @@ class InMemoryOutbox:
 
     def _is_wrong(self, row: OutboxRow, now: float) -> bool:
         if row.claimed_at is not None:
-            return abs(now - row.claimed_at) > self._lease_seconds
+            return abs(now - row.claimed_at) > self.lease_seconds
         if row.state is not EventState.PENDING or row.available_at <= now:
             return False
         if row.error is None:
             return row.created_at > now and row.available_at <= row.created_at + _NOT_YET_SECONDS
         tried_ahead = row.first_attempt_at is not None and row.first_attempt_at > now
-        return tried_ahead or row.available_at > now + self._delay_max_seconds
+        return tried_ahead or row.available_at > now + self.delay_max_seconds
 
     def _looked_at(self, batch_max: int) -> list[OutboxRow]:
         """Return what there are places for, in the order in which it takes up the claim's bytes."""
-        candidates = sorted(self._runs(), key=lambda row: row.seq) if self._ordered else self._due()
+        candidates = sorted(self._runs(), key=lambda row: row.seq) if self.ordered else self._due()
         self._retries_first = not self._retries_first
         kept = batch_max // 4 or int(self._retries_first)
         retried = [row for row in candidates if row.error is not None]
         fresh = [row for row in candidates if row.error is None][: batch_max - min(kept, len(retried))]
         retried = retried[: batch_max - len(fresh)]
-        if self._ordered:
+        if self.ordered:
             return sorted(self._unbroken(fresh + retried), key=lambda row: row.seq)
         placed = [(nth + (nth - 1) // 3, row) for nth, row in enumerate(fresh, start=1)]
         placed += [(4 * nth - 4 * self._retries_first, row) for nth, row in enumerate(retried, start=1)]
         return [row for _, row in sorted(placed, key=lambda at: at[0])]
 
     def _lane(self) -> Iterable[OutboxRow]:
-        return (row for row in self._table.rows.values() if (row.ordering_key is not None) == self._ordered)
+        return (row for row in self.table.rows.values() if (row.ordering_key is not None) == self.ordered)
 
     def _due(self) -> list[OutboxRow]:
         return sorted(filter(self._ready, self._lane()), key=lambda row: (row.available_at, row.seq))
 
     def _ready(self, row: OutboxRow) -> bool:
-        return row.state is EventState.PENDING and row.available_at <= self._table.clock()
+        return row.state is EventState.PENDING and row.available_at <= self.table.clock()
 
     def _runs(self) -> Iterable[OutboxRow]:
         """Give each key's events from its head on, up to one that is not ready, or has failed before."""
@@ -265,9 +256,9 @@ class InMemoryOutbox:
     def _run(self, rows: Iterable[OutboxRow]) -> Iterable[OutboxRow]:
         length = 0
         for row in rows:
-            if row.state is EventState.DEAD and not self._hold_dead_keys:
+            if row.state is EventState.DEAD and not self.hold_dead_keys:
                 continue
-            if not self._ready(row) or length == self._run_max:
+            if not self._ready(row) or length == self.run_max:
                 return
             yield row
             length += 1
@@ -287,7 +278,7 @@ class InMemoryOutbox:
         return kept
 
     def _lease(self, row: OutboxRow, owner: str, *, withheld: bool) -> ClaimedEvent:
-        now = self._table.clock()
+        now = self.table.clock()
         row.state = EventState.CLAIMED
         row.claimed_at, row.claimed_by = now, owner
         row.attempts += 1
@@ -316,7 +307,7 @@ class InMemoryOutbox:
         )
 
     def _settle(self, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
-        rows = self._table.rows
+        rows = self.table.rows
         tokens = {event.id: part.token for part in claim.parts for event in part.events}
         leased = [
             verdict
@@ -329,7 +320,7 @@ class InMemoryOutbox:
         return frozenset(verdict.event.id for verdict in leased)
 
     def _change(self, row: OutboxRow, verdict: Verdict) -> None:
-        now = self._table.clock()
+        now = self.table.clock()
         match verdict:
             case Published(_, stored):
                 row.state, row.published_at, row.error = EventState.PUBLISHED, now, None
@@ -353,10 +344,10 @@ class InMemoryOutbox:
         claimed_at = now if row.claimed_at is None else row.claimed_at
         owner = (row.claimed_by or "").rpartition("#")[0]
         row.failures += 1
-        row.state = EventState.DEAD if row.failures >= self._failures_max else EventState.PENDING
+        row.state = EventState.DEAD if row.failures >= self.failures_max else EventState.PENDING
         row.error = f"the lease of {owner} ran out after {now - claimed_at:.1f} s"
         bound = min(2.0 ** min(row.failures, _REAP_DOUBLINGS_MAX), _REAP_DELAY_MAX_SECONDS)
-        row.available_at = now + self._random() * bound
+        row.available_at = now + self.random() * bound
         row.claimed_at = row.claimed_by = None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
@@ -49,46 +50,30 @@ def every(count: int, fault: Fault) -> Callable[[OutboundMessage], Fault]:
     return choose
 
 
+@dataclass(kw_only=True, eq=False)
 class InMemoryPublisher:
     """Publishes to one stream; JetStreamPublisher's rules hold.
 
-    Args:
+    Attributes:
         faults: asked for each message as it is sent.
         keeps_order: behave as the batched modes do, which store nothing behind what was not stored.
-        max_payload: see the attribute.
-
-    Attributes:
         connected: set to False for an outage.
         find_max: messages that a search reads before its time is over; None: all.
         max_payload: bytes of headers and body that the server takes.
     """
 
-    def __init__(
-        self,
-        *,
-        stream: InMemoryStream,
-        clock: Callable[[], float],
-        faults: Callable[[OutboundMessage], Fault] = no_fault,
-        keeps_order: bool = False,
-        max_payload: int = 1024 * 1024,
-    ) -> None:
-        self.connected = True
-        self.find_max: int | None = None
-        self.faults = faults
-        self._stream = stream
-        self._clock = clock
-        self._keeps_order = keeps_order
-        self.max_payload = max_payload
-
-    @property
-    def keeps_order(self) -> bool:
-        """Nothing of a batch is stored behind a message of it that was not."""
-        return self._keeps_order
+    stream: InMemoryStream
+    clock: Callable[[], float]
+    faults: Callable[[OutboundMessage], Fault] = no_fault
+    keeps_order: bool = False
+    max_payload: int = 1024 * 1024
+    connected: bool = True
+    find_max: int | None = None
 
     @property
     def duplicate_window_seconds(self) -> float:
         """How long the stream remembers a message id."""
-        return self._stream.duplicate_window_seconds
+        return self.stream.duplicate_window_seconds
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Make one attempt for one message."""
@@ -108,7 +93,7 @@ class InMemoryPublisher:
         outcomes: list[PublishOutcome] = []
         for message in messages:
             outcomes.append(self._send(message))
-            if self._keeps_order and not isinstance(outcomes[-1], Stored):
+            if self.keeps_order and not isinstance(outcomes[-1], Stored):
                 break
         return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
 
@@ -124,12 +109,12 @@ class InMemoryPublisher:
         return {each.id: self._look(each) for each in wanted}
 
     def _look(self, wanted: SearchedId) -> SearchResult:
-        looked = wanted.looked or SearchProgress(self._stream.name, 0, 0)
-        until = looked.until or self._stream.last_seq
-        start = self._clock() - wanted.since_seconds
+        looked = wanted.looked or SearchProgress(self.stream.name, 0, 0)
+        until = looked.until or self.stream.last_seq
+        start = self.clock() - wanted.since_seconds
         behind = [
             entry
-            for entry in self._stream.entries(after_seq=looked.through)
+            for entry in self.stream.entries(after_seq=looked.through)
             if entry.stored_at >= start and entry.seq <= until
         ]
         read = behind[: self.find_max]
@@ -139,7 +124,7 @@ class InMemoryPublisher:
             if entry.headers.get(MSG_ID) == wanted.id and entry.seq != wanted.other_than
         ]
         if copies:
-            return Stored(self._stream.name, copies[-1], duplicate=True)
+            return Stored(self.stream.name, copies[-1], duplicate=True)
         return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
     def _send(self, message: OutboundMessage) -> PublishOutcome:
@@ -170,13 +155,13 @@ class InMemoryPublisher:
 
     def _store(self, message: OutboundMessage) -> PublishOutcome:
         try:
-            stored = self._stream.store(message.subject, message.payload, message.headers)
+            stored = self.stream.store(message.subject, message.payload, message.headers)
         except StreamFullError:
             return Unknown("maximum messages exceeded")
-        known = self._stream.get(stored.seq) if stored.duplicate and not message.repeated else None
+        known = self.stream.get(stored.seq) if stored.duplicate and not message.repeated else None
         if known and not is_same_message(message, known.payload, known.headers):
             return Rejected(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
-        earlier = self._stream.get(stored.seq) if stored.seq == message.earlier_seq else None
+        earlier = self.stream.get(stored.seq) if stored.seq == message.earlier_seq else None
         if stored.duplicate and earlier:
-            return stored._replace(seconds_ago=self._clock() - earlier.stored_at)
+            return stored._replace(seconds_ago=self.clock() - earlier.stored_at)
         return stored

@@ -6,7 +6,7 @@ that were purged since, and is built anew from the stored messages when the serv
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sea_mq_worker.domain.headers import MSG_ID
@@ -30,32 +30,25 @@ class StreamFullError(Exception):
     """The stream holds ``messages_max`` messages and refuses more (discard policy ``new``)."""
 
 
+@dataclass(kw_only=True, eq=False)
 class InMemoryStream:
     """Messages in order of their sequence, for as long as this object lives.
 
-    Args:
+    Attributes:
         name: as acknowledgements give it.
         clock: seconds; only differences count.
         duplicate_window_seconds: how long a message id is remembered.
         messages_max: how many messages are held before new ones are refused; 0 for no limit.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        clock: Callable[[], float],
-        duplicate_window_seconds: float = 3600.0,
-        messages_max: int = 0,
-    ) -> None:
-        self.name = name
-        self.duplicate_window_seconds = duplicate_window_seconds
-        self.messages_max = messages_max
-        self.last_seq = 0
-        self._clock = clock
-        self._entries: dict[int, StreamEntry] = {}
-        self._known: dict[str, tuple[int, float]] = {}
-        self._grown = asyncio.Event()
+    name: str
+    clock: Callable[[], float]
+    duplicate_window_seconds: float = 3600.0
+    messages_max: int = 0
+    last_seq: int = 0
+    _entries: dict[int, StreamEntry] = field(default_factory=dict)
+    _known: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Stored:
         """Store a message, or say which sequence its id has already.
@@ -70,7 +63,7 @@ class InMemoryStream:
         if 0 < self.messages_max <= len(self._entries):
             raise StreamFullError(self.name)
         self.last_seq += 1
-        now = self._clock()
+        now = self.clock()
         self._entries[self.last_seq] = StreamEntry(
             seq=self.last_seq, subject=subject, payload=payload, headers=dict(headers), stored_at=now
         )
@@ -125,7 +118,7 @@ class InMemoryStream:
 
     def _forget(self) -> None:
         """Drop ids whose window is over; insertion order is order of age."""
-        horizon = self._clock() - self.duplicate_window_seconds
+        horizon = self.clock() - self.duplicate_window_seconds
         for message_id, (_, stored_at) in list(self._known.items()):
             if stored_at > horizon:
                 return

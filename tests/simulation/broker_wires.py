@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,58 +26,50 @@ T = TypeVar("T")
 _ACK_SECONDS = 0.01
 
 
+@dataclass(kw_only=True, eq=False)
 class PublisherWire:
     """JetStreamPublisher over a line.
 
-    Args:
+    Attributes:
         twin: the server's side, with the stream's window and limits.
         audit: of the outbox, if these are its events.
         timeout_seconds: of a single publish.
     """
 
-    def __init__(
-        self,
-        line: Line,
-        twin: InMemoryPublisher,
-        *,
-        keeps_order: bool,
-        timeout_seconds: float,
-        audit: OutboxAudit | None = None,
-    ) -> None:
-        self.keeps_order = keeps_order
-        self._line = line
-        self._twin = twin
-        self._audit = audit
-        self._timeout_seconds = timeout_seconds
+    line: Line
+    twin: InMemoryPublisher
+    keeps_order: bool = False
+    timeout_seconds: float
+    audit: OutboxAudit | None = None
 
     @property
     def connected(self) -> bool:
-        return not self._line.faults.broker_is_down
+        return not self.line.faults.broker_is_down
 
     @property
     def duplicate_window_seconds(self) -> float:
-        return self._twin.duplicate_window_seconds
+        return self.twin.duplicate_window_seconds
 
     @property
     def max_payload(self) -> int:
-        return self._twin.max_payload
+        return self.twin.max_payload
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         message = OutboundMessage(
             id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
         )
-        return (await self.publish_batch([message], timeout_seconds=self._timeout_seconds))[0]
+        return (await self.publish_batch([message], timeout_seconds=self.timeout_seconds))[0]
 
     async def publish_batch(
         self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
     ) -> Sequence[PublishOutcome]:
-        line = self._line
+        line = self.line
         if timeout_seconds <= 0:
             return [Unsent("the deadline passed before its turn")] * len(messages)
         if not self.connected:
             return [Unsent("not connected")] * len(messages)
-        if self._audit is not None:
-            self._audit.sending(line.life, messages)
+        if self.audit is not None:
+            self.audit.sending(line.life, messages)
         answers: list[PublishOutcome] = [_SILENT] * len(messages)
         reply: asyncio.Future[Sequence[PublishOutcome]] = line.loop.create_future()
         travel = line.faults.latency()
@@ -92,7 +85,7 @@ class PublisherWire:
         answers: list[PublishOutcome],
         reply: asyncio.Future[Sequence[PublishOutcome]],
     ) -> None:
-        line = self._line
+        line = self.line
         if not self.connected or not line.arrives():
             return
         for place, message in enumerate(messages):
@@ -105,27 +98,27 @@ class PublisherWire:
                 answers[place] = outcome
             if self.keeps_order and not isinstance(outcome, Stored):
                 answers[place + 1 :] = [_BEHIND] * (len(messages) - place - 1)
-                if self._audit is not None:
-                    self._audit.held_back(messages[place + 1 :])
+                if self.audit is not None:
+                    self.audit.held_back(messages[place + 1 :])
                 break
         if not any(outcome is _SILENT for outcome in answers):
             line.later(line.faults.latency(), lambda: answer(reply, answers))
 
     def _store(self, message: OutboundMessage) -> PublishOutcome:
-        line = self._line
-        outcome = self._twin._send(message)
+        line = self.line
+        outcome = self.twin._send(message)
         line.tell(f"publish {message.id[:12]} -> {outcome}")
-        if isinstance(outcome, FailedTransiently | Rejected) and self._audit is not None:
-            self._audit.answered(message.headers.get("ce-id", ""))
+        if isinstance(outcome, FailedTransiently | Rejected) and self.audit is not None:
+            self.audit.answered(message.headers.get("ce-id", ""))
         if isinstance(outcome, Stored) and outcome.duplicate:
-            of_event = self._audit is not None
+            of_event = self.audit is not None
             line.servers.report.saw(
                 "duplicate answered by the stream" if of_event else "dead letter found again"
             )
         return outcome
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
-        line = self._line
+        line = self.line
         reply: asyncio.Future[Mapping[str, SearchResult]] = line.loop.create_future()
         lost = line.faults.hits("frames lost", line.life) or line.faults.hits("answers lost", line.life)
 
@@ -133,7 +126,7 @@ class PublisherWire:
             if lost or not self.connected:
                 _broken(reply)
             else:
-                found = self._twin.look_for(wanted)
+                found = self.twin.look_for(wanted)
                 line.later(line.faults.latency(), lambda: answer(reply, found))
 
         line.servers.report.saw("doubtful event looked up")

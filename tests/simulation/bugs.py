@@ -71,7 +71,7 @@ def _bug(owner: object, name: str, *, called: str) -> Callable[[Callable[..., An
 @_bug(InMemoryOutbox, "_settle", called="no token in the settlement")
 def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
     """The update names the id alone."""
-    rows = self._table.rows
+    rows = self.table.rows
     leased = [v for v in verdicts if claim.token and rows[v.event.id].state is EventState.CLAIMED]
     for verdict in leased:
         self._change(rows[verdict.event.id], verdict)
@@ -81,9 +81,10 @@ def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict
 @_bug(InMemoryOutbox, "find_unpublished", called="the token is the worker's name")
 async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     claim: Claim = await real(self, **limits)
+    owner = f"{self.worker}#{self.session}"
     for event in claim.events:
-        self._table.rows[event.id].claimed_by = self._owner_prefix
-    return dataclasses.replace(claim, token=self._owner_prefix) if claim.events else claim
+        self.table.rows[event.id].claimed_by = owner
+    return dataclasses.replace(claim, token=owner) if claim.events else claim
 
 
 @_bug(InMemoryOutbox, "_lease", called="attempts are counted after a failure alone")
@@ -111,21 +112,21 @@ def _(real: Any, self: InMemoryOutbox) -> list[OutboxRow]:
 
 @_bug(InMemoryOutbox, "_ready", called="the worker's clock in the statement")
 def _(_real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
-    skew = self._table.skew  # type: ignore[attr-defined]
-    return row.state is EventState.PENDING and row.available_at <= self._table.clock() + skew
+    skew = self.table.skew  # type: ignore[attr-defined]
+    return row.state is EventState.PENDING and row.available_at <= self.table.clock() + skew
 
 
 @_bug(InMemoryOutbox, "_ready", called="a lease that ran out is stolen at once")
 def _(real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
     """CLAIMED -> CLAIMED."""
-    expired = row.claimed_at is not None and row.claimed_at < self._table.clock() - self._lease_seconds
+    expired = row.claimed_at is not None and row.claimed_at < self.table.clock() - self.lease_seconds
     return expired or real(self, row)
 
 
 @_bug(InMemoryOutbox, "reap", called="an event that waits is declared dead")
 async def _(real: Any, self: InMemoryOutbox) -> Reaped:
     """PENDING -> DEAD."""
-    for row in self._table.rows.values():
+    for row in self.table.rows.values():
         if row.state is EventState.PENDING and row.failures > 2:
             row.state = EventState.DEAD
     reaped: Reaped = await real(self)
@@ -142,7 +143,7 @@ async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     """Nothing of the claim is there until it commits; nearest to it where a statement is a transaction."""
     claim: Claim = await real(self, **limits)
     for event in claim.events:
-        row = self._table.rows[event.id]
+        row = self.table.rows[event.id]
         row.attempts -= 1
         row.state, row.claimed_at, row.claimed_by = EventState.PENDING, None, None
     return claim
@@ -201,7 +202,7 @@ def _(_real: Any, _self: RetryPolicy, event: ClaimedEvent, stored: Stored) -> Ve
 
 @_bug(InMemoryInbox, "_insert_one", called="a known message is acknowledged")
 def _(real: Any, self: InMemoryInbox, entry: InboxEntry, *rest: Any) -> Receipt:
-    known = entry.message_id in self._table.rows
+    known = entry.message_id in self.table.rows
     receipt: Receipt = real(self, entry, *rest)
     return AlreadySettled() if known else receipt
 
@@ -274,7 +275,7 @@ def _lock_ignored() -> Iterator[None]:
         return [other._replace(is_gone=True) for other in look(self)]
 
     async def unlocked(self: InMemoryOutbox, session: str) -> int:
-        with mock.patch.object(self._table, "held_sessions", frozenset()):
+        with mock.patch.object(self.table, "held_sessions", frozenset()):
             return await take_over(self, session)
 
     with (

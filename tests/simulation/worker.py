@@ -9,15 +9,14 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 from sea_mq_worker.application.claim_size import MemoryBudget
-from sea_mq_worker.application.inbox.abandoned import AbandonedDeliveries
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.maintenance import LeaseReaper, PeriodicTask
-from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop, Supervisor
-from sea_mq_worker.application.takeover import Takeover
+from sea_mq_worker.application.takeover import AbandonedDeliveries, Takeover
+from sea_mq_worker.application.waiting import PollingWakeup
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbound import _health, _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
@@ -194,8 +193,8 @@ class Assembly:
         publishing = _publishing(
             base,
             PublisherWire(
-                line,
-                line.servers.publisher,
+                line=line,
+                twin=line.servers.publisher,
                 keeps_order=self.plan.keeps_order,
                 timeout_seconds=PUBLISH_TIMEOUT,
                 audit=self.outbox_audit,
@@ -237,7 +236,7 @@ class Assembly:
     def _inbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
         inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
         store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
-        letters = PublisherWire(line, line.servers.burier, keeps_order=False, timeout_seconds=PUBLISH_TIMEOUT)
+        letters = PublisherWire(line=line, twin=line.servers.burier, timeout_seconds=PUBLISH_TIMEOUT)
         dead_letter_publisher = DeadLetterPublisher(
             context="sea",
             inbox=inbox,

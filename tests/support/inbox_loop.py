@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.inbox.in_flight import InFlight
+from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight
 from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder

@@ -20,7 +20,6 @@ SHORT_FOLDERS = {
     "testing": "a fake is as long as its port",
 }
 SHORT_MODULES = {
-    "application/polling.py": "a wakeup of its own, for servers that cannot notify",
     "cli/signals.py": "several commands share it",
     "connections/postgres.py": "one module for each server",
     "domain/error_fingerprint.py": "diagnostics and dead letters use it",

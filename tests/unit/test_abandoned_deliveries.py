@@ -1,6 +1,6 @@
 """Which deliveries of a worker that has ended come again, and when."""
 
-from sea_mq_worker.application.inbox.abandoned import AbandonedDeliveries
+from sea_mq_worker.application.takeover import AbandonedDeliveries
 from sea_mq_worker.domain.inbox_results import InboxEntry
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.consumer import InMemoryConsumer

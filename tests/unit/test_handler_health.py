@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.inbox.resume_requests import ResumeRequests
+from sea_mq_worker.application.inbox.handler_health import ResumeRequests
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.domain.facts import (
     MessageDeadLettered,

@@ -16,7 +16,7 @@ from sea_mq_worker.application.outbox.deferred import DeferredSettlements
 from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
-from sea_mq_worker.application.polling import PollingWakeup
+from sea_mq_worker.application.waiting import PollingWakeup
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.readiness import Readiness
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.observer import RecordingObserver

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.domain.errors import (
     BrokerUnavailableError,
     ContractError,

@@ -23,11 +23,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.in_flight import InFlight
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError
 from sea_mq_worker.domain.facts import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried

@@ -11,16 +11,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.call_slots import CallSlots
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
-from sea_mq_worker.application.inbox.in_flight import InFlight
+from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight
 from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import LOOK_SECONDS, ReadAhead
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.waiting import (
     IMMEDIATE_REDELIVERY_SECONDS,
     StoppedError,

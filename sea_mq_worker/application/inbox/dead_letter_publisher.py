@@ -12,9 +12,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.dedup_window import SEARCH_SLACK_SECONDS, may_be_outside_window
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.row_isolation import report_refused
 from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only, with_new_id
 from sea_mq_worker.domain.errors import BrokerUnavailableError, RowsRefusedError

@@ -1,16 +1,21 @@
 """Distinguishes a failing handler from bad messages, by event type."""
 
+import asyncio
+import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.domain.facts import TypeResumed, TypeSlowed
+from sea_mq_worker.application.waiting import sleep_or_stop
+from sea_mq_worker.domain.errors import ContractError, UnavailableError
+from sea_mq_worker.domain.facts import Noticed, TypeResumed, TypeSlowed
 from sea_mq_worker.domain.outcomes import Poison, Retry
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.domain.throttle import WAIT_MAX_SECONDS, Throttle
+from sea_mq_worker.ports.inbox import Resumptions
 from sea_mq_worker.ports.observer import Observer
 
 OnResumed: TypeAlias = Callable[[str], object]
@@ -188,3 +193,43 @@ class HandlerHealth:
         self.observer.observe(TypeResumed(event_type=event_type, why=why, slow_seconds=seconds))
         for listener in self._listeners:
             listener(event_type)
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumeRequests:
+    """Ends the slow pace of an event type at an operator's request, in every worker.
+
+    The requests are queried only while an event type is slow.
+    """
+
+    resumptions: Resumptions
+    health: HandlerHealth
+    observer: Observer
+    seconds: float
+    _forbidden: bool = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until the worker stops."""
+        while not stop.is_set():
+            await sleep_or_stop(stop, seconds=self.seconds)
+            slow = self.health.slow_seconds()
+            if slow and not self._forbidden:
+                for event_type, seconds_ago in await self._requests(max(slow.values())):
+                    self._resume(event_type, seconds_ago, slow)
+
+    async def _requests(self, within_seconds: float) -> Sequence[tuple[str, float]]:
+        try:
+            return await self.resumptions.resumed(within_seconds=math.ceil(within_seconds))
+        except UnavailableError:
+            return ()
+        except ContractError as error:  # a worker without the right to read the audit still works
+            self._forbidden = True
+            text = f"`inbox resume` does not reach this worker: run sql/roles.sql again ({error})"
+            self.observer.observe(Noticed(event="resume_not_readable", text=text))
+            return ()
+
+    def _resume(self, event_type: str, seconds_ago: float, slow: dict[str, float]) -> None:
+        """Resume the type, or all for an empty one, if it was slow when the operator requested it."""
+        for name, seconds in slow.items():
+            if event_type in {"", name} and seconds_ago < seconds:
+                self.health.resume(name)

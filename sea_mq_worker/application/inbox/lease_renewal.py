@@ -5,9 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.receiving import InFlightMessage
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.row_isolation import RowIsolator
 from sea_mq_worker.domain.errors import DependencyError
 from sea_mq_worker.domain.inbox_results import Lease, Leased

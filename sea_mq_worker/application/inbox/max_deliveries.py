@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.ports.jetstream import ExhaustedMessages
 

@@ -10,8 +10,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.retry_unavailable import call_when_available
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.messages import InboundMessage

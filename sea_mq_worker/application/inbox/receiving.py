@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.inbound import (

@@ -11,8 +11,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.retry_unavailable import call_when_available
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.application.waiting import StoppedError, sleep_or_stop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext

@@ -8,23 +8,21 @@ from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMess
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter, PostgresResumptions
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.abandoned import AbandonedDeliveries
-from sea_mq_worker.application.inbox.call_slots import CallSlots
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
-from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.inbox.in_flight import InFlight
+from sea_mq_worker.application.inbox.handler_health import HandlerHealth, ResumeRequests
+from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight
 from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
 from sea_mq_worker.application.inbox.receiving import InboxRecorder
-from sea_mq_worker.application.inbox.resume_requests import ResumeRequests
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.application.readiness import SLOW_TYPES
 from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.takeover import AbandonedDeliveries
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.missed_messages import missed_message_loop

@@ -20,8 +20,8 @@ from sea_mq_worker.application.outbox.deferred import DeferredSettlements
 from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
 from sea_mq_worker.application.outbox.settlement import Settlement
-from sea_mq_worker.application.polling import PollingWakeup
 from sea_mq_worker.application.supervisor import Loop
+from sea_mq_worker.application.waiting import PollingWakeup
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.lost_events import lost_event_check
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
