@@ -5,7 +5,6 @@ For object stores, the JVM would need an additional library and its own credenti
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
@@ -52,20 +51,11 @@ def read_files(
     if for_tasks:
         files = spark.createDataFrame(pa.table({"path": for_tasks}))
         tasks = files.repartition(min(len(for_tasks), _TASKS_MAX))
-        read = _ReadFiles(uri, table_schema, tuple(columns))
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                dataset = dataset_of(uri, table_schema, batch.column("path").to_pylist())
+                yield from dataset.to_batches(columns=list(columns), batch_size=BATCH_ROWS)
+
         frames.append(tasks.mapInArrow(read, from_arrow_schema(wanted)))
     return reduce(DataFrame.unionAll, frames)
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadFiles:
-    """Reads the files named in its rows; for ``DataFrame.mapInArrow``."""
-
-    uri: str
-    table_schema: TableSchema
-    columns: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            files = dataset_of(self.uri, self.table_schema, batch.column("path").to_pylist())
-            yield from files.to_batches(columns=list(self.columns), batch_size=BATCH_ROWS)

@@ -5,7 +5,10 @@ restore preserves. Names of headers are case-insensitive, and the first of repea
 """
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -58,7 +61,7 @@ def to_silver(bronze: pa.RecordBatch) -> pa.RecordBatch:
         "correlation_id": headers.attribute("correlationid"),
         "causation_id": headers.attribute("causationid"),
         "partition_key": headers.attribute("partitionkey"),
-        "payload": _texts(bronze.column("data")),
+        "payload": _cast(bronze.column("data"), _TEXT, bytes.decode),
         "bytes": pc.binary_length(bronze.column("data")).cast(pa.int64()),
         "context": context,
     }
@@ -127,30 +130,20 @@ def _moments(texts: pa.Array) -> pa.Array:
     """Parse RFC 3339, truncated to microseconds."""
     cut = pc.replace_substring_regex(pc.ascii_upper(texts), _BEYOND_MICROSECONDS, r"\1")
     formed = pc.if_else(pc.match_substring_regex(cut, _MOMENT), cut, _NO_TEXT)
-    try:
-        moments = formed.cast(_TIME)
-    except pa.ArrowInvalid:  # such as the 30th of February
-        moments = pa.array([_moment(text) for text in formed.to_pylist()], _TIME)
+    moments = _cast(formed, _TIME, lambda text: datetime.fromisoformat(text).astimezone(UTC))
     within = pc.and_(pc.greater_equal(moments, _FIRST), pc.less_equal(moments, _LAST))
     return pc.if_else(within, moments, pa.scalar(None, _TIME))
 
 
-def _moment(text: str | None) -> datetime | None:
+def _cast(values: pa.Array, kind: pa.DataType, one: Callable[[Any], object]) -> pa.Array:
+    """Convert values; null: ``one`` refuses it, such as the 30th of February or bytes that are not UTF-8."""
     try:
-        return datetime.fromisoformat(text).astimezone(UTC) if text else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _texts(bodies: pa.Array) -> pa.Array:
-    try:
-        return bodies.cast(_TEXT)
+        return values.cast(kind)
     except pa.ArrowInvalid:
-        return pa.array([_text(body) for body in bodies.to_pylist()], _TEXT)
+        return pa.array([_or_none(one, value) for value in values.to_pylist()], kind)
 
 
-def _text(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
+def _or_none(one: Callable[[Any], object], value: Any) -> object:
+    with suppress(ValueError, OverflowError):
+        return None if value is None else one(value)
+    return None

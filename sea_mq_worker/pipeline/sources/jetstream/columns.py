@@ -39,70 +39,41 @@ def to_batch(stream: str, created: str, frames: Sequence[Frame]) -> pa.RecordBat
     """Build the rows of a batch, in the order of ``frames``."""
     parts = [head.rpartition(ADDED) for head, _ in frames]
     added = pc.split_pattern(_text(pa.array([part[2] for part in parts], pa.binary())), "\r\n")
-    own = pa.array([part[0][_OWN_FROM:] for part in parts], pa.binary())
-    count = len(frames)
+    count, moments = len(frames), _added(added, *_TIME).cast(pa.timestamp("ns", tz="UTC"))
     columns = [
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(created), count),
         _added(added, *_SEQ).cast(pa.int64()),
         _added(added, *_SUBJECT),
-        moments(_added(added, *_TIME)),
-        headers_of(own),
+        moments.cast(_MOMENT, safe=False),
+        _headers(pa.array([part[0][_OWN_FROM:] for part in parts], pa.binary())),
         pa.array([data for _, data in frames], pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def moments(texts: pa.Array) -> pa.Array:
-    """Parse RFC 3339 times, truncated to microseconds."""
-    return texts.cast(pa.timestamp("ns", tz="UTC")).cast(_MOMENT, safe=False)
-
-
-def headers_of(blocks: pa.Array) -> pa.Array:
-    """Split header blocks, whose lines end in CRLF, into lists of key and value."""
-    lines = pc.split_pattern(blocks, b"\r\n")
-    lengths = pc.list_value_length(lines)
-    flat = pc.list_flatten(lines)
-    filled = pc.greater(pc.binary_length(flat), 0)
-    pairs = pc.split_pattern(flat.filter(filled), b":", max_splits=1)
-    if not pc.all(pc.equal(pc.list_value_length(pairs), 2), min_count=0).as_py():
-        return _one_by_one(blocks)
-    keys, values = (_text(pc.list_element(pairs, at)) for at in (0, 1))
-    offsets = _offsets(lengths, filled)
-    fields = pa.StructArray.from_arrays([keys, pc.ascii_trim(values, " \t")], fields=list(_PAIR))
-    return pa.ListArray.from_arrays(offsets, fields, type=SCHEMA.field("headers").type)
 
 
 def _added(lines: pa.Array, line: int, skip: int) -> pa.Array:
     return pc.utf8_slice_codeunits(pc.list_element(lines, line), skip)
 
 
-def _offsets(lengths: pa.Array, filled: pa.Array) -> pa.Array:
-    """Return the number of non-empty lines before each message's first line."""
-    counted = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(filled.cast(pa.int32()))])
-    ends = pc.cumulative_sum(lengths)
-    return pa.concat_arrays([pa.array([0], pa.int32()), counted.take(ends)])
+def _headers(blocks: pa.Array) -> pa.Array:
+    """Split header blocks, whose lines end in CRLF; a line without a colon is a key without a value."""
+    lines = pc.split_pattern(blocks, b"\r\n")
+    flat = pc.list_flatten(lines)
+    filled = pc.greater(pc.binary_length(flat), 0)
+    parts = pc.split_pattern(flat.filter(filled), b":", max_splits=1)
+    pairs = pc.list_slice(parts, 0, 2, return_fixed_size_list=True)  # null: the line has no colon
+    keys, values = _text(pc.list_element(pairs, 0)), _text(pc.fill_null(pc.list_element(pairs, 1), b""))
+    fields = pa.StructArray.from_arrays([keys, pc.ascii_trim(values, " \t")], fields=list(_PAIR))
+    # Number of non-empty lines before each message's first line.
+    zero = pa.array([0], pa.int32())
+    counted = pa.concat_arrays([zero, pc.cumulative_sum(filled.cast(pa.int32()))])
+    offsets = counted.take(pa.concat_arrays([zero, pc.cumulative_sum(pc.list_value_length(lines))]))
+    return pa.ListArray.from_arrays(offsets, fields, type=SCHEMA.field("headers").type)
 
 
 def _text(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([_decoded(value) for value in column.to_pylist()], pa.string())
-
-
-def _decoded(value: bytes) -> str:
-    return value.decode(errors="replace")
-
-
-def _one_by_one(blocks: pa.Array) -> pa.Array:
-    """Parse blocks that have lines without a colon; such a line becomes a key without a value."""
-    return pa.array(
-        [[_pair(line) for line in block.split(b"\r\n") if line] for block in blocks.to_pylist()],
-        SCHEMA.field("headers").type,
-    )
-
-
-def _pair(line: bytes) -> dict[str, str]:
-    key, _, value = line.partition(b":")
-    return {"key": _decoded(key), "value": _decoded(value).strip(" \t")}
+        return pa.array([value.decode(errors="replace") for value in column.to_pylist()], pa.string())
