@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.land.job import LandProgress
+from sea_mq_worker.pipeline.jobs.land.job import LandProgress, write_messages
 from sea_mq_worker.pipeline.jobs.land.loss_checks import current_progress
-from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import ConflictError
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
@@ -214,8 +213,8 @@ def land_bronze_alone(lake: Lake, stream: str, rows: int) -> None:
     bronze, state = lake.table(BRONZE), stream_state(lake.settings, stream)
     place = current_progress(lake.settings, bronze, state, on_loss=pytest.fail)
     options = JetStreamOptions(stream=stream, created=state.created)
-    write = LandMessages(str(lake.folder), options, place.incarnation)
-    files = bronze.files(pa.Table.from_batches(write(range(1, rows + 1)), ENTRIES))
+    written = write_messages(str(lake.folder), options, place.incarnation, (), range(1, rows + 1))
+    files = bronze.files(pa.Table.from_batches(written, ENTRIES))
     bronze.commit(files, *place.landed_to(rows))
     with pytest.raises(ConflictError, match="another run writes to this table"):
         bronze.commit(files, *place.landed_to(rows + 1))

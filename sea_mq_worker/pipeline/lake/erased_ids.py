@@ -4,7 +4,7 @@ The record contains only hashes, so that it does not itself contain what was era
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ def erased_hashes(lake: str) -> frozenset[str]:
     return frozenset(LakeTable(lake, ERASED).peek((), ["id_sha256"])["id_sha256"].to_pylist())
 
 
-def without_erased(rows: pa.RecordBatch, message_ids: pa.Array, hashes: frozenset[str]) -> pa.RecordBatch:
+def without_erased(rows: pa.RecordBatch, message_ids: pa.Array, hashes: Collection[str]) -> pa.RecordBatch:
     """Return the rows whose message IDs are not erased."""
     return rows.filter(pa.array([id_hash(each) not in hashes for each in message_ids.to_pylist()]))
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -28,10 +29,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of, read_files
 from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
-from sea_mq_worker.pipeline.lake.watermarks import ConflictError, Watermark, is_reached
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES, FILE_BYTES_MAX, write_files
-
-__all__ = ["Conditions", "ConflictError", "Files", "LakeTable", "Watermark"]
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
 """(column, operator, value), all of which must match; a value of None sets no condition."""
@@ -43,6 +41,25 @@ _READER_VERSION = 1
 _LOG_RETENTION = "interval 168 hours"
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
+
+
+class ConflictError(PipelineError):
+    """Another run changed the table in the meantime; read its current state before the next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Progress of a writer.
+
+    Attributes:
+        name: name of the watermark.
+        value: value after the commit.
+        after: required value before the commit, 0 if there is none yet; None: any value below ``value``.
+    """
+
+    name: str
+    value: int
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +148,12 @@ class LakeTable:
 
     def peek(self, conditions: Conditions, columns: Sequence[str]) -> pa.Table:
         """Return the matching rows, read in this process."""
-        files = dataset_of(self.uri, self.table_schema, self.paths(conditions))
         expression = pq.filters_to_expression(list(conditions)) if conditions else None
-        return files.to_table(columns=list(columns), filter=expression)
+        return self.dataset(self.paths(conditions)).to_table(columns=list(columns), filter=expression)
+
+    def dataset(self, paths: Sequence[str]) -> pads.Dataset:
+        """Return files of the table, committed or not, by their paths below the table's address."""
+        return dataset_of(self.uri, self.table_schema, paths)
 
     def write(self, frame: DataFrame) -> Files:
         """Write the frame's rows into new files by Spark's tasks; ``commit`` adds them to the table.
@@ -143,12 +163,11 @@ class LakeTable:
         """
         if is_local(self.uri):
             filesystem(self.uri)
-        lake, schema = self.lake, self.table_schema
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return write_files(lake, ((schema, batch) for batch in batches))
+            return write_files(self.lake, ((self.table_schema, batch) for batch in batches))
 
-        columns = frame.select(*schema.schema.names)
+        columns = frame.select(*self.table_schema.schema.names)
         return self.files(columns.mapInArrow(write, from_arrow_schema(ENTRIES)).toArrow())
 
     def files(self, entries: pa.Table) -> Files:
@@ -188,7 +207,7 @@ class LakeTable:
             time.sleep(attempt * _PAUSE_SECONDS)
             table = self.open() or self._create()
             # Every attempt looks at the watermarks of the very version that it builds upon.
-            if is_reached(table, watermarks):
+            if _is_reached(table, watermarks):
                 if not attempt:
                     return False
                 raise ConflictError(
@@ -333,6 +352,26 @@ class LakeTable:
 
     def _sync(self, version: int) -> None:
         make_durable(self.uri, f"_delta_log/{version:020}.json")
+
+
+def _is_reached(table: DeltaTable, watermarks: Sequence[Watermark]) -> bool:
+    """Return whether the first watermark has already reached its value.
+
+    Raises:
+        ConflictError: a watermark has neither the value ``value`` nor the value ``after``.
+    """
+    current = {watermark.name: table.transaction_version(watermark.name) for watermark in watermarks}
+    first = watermarks[0]
+    reached = current[first.name]
+    if reached is not None and (reached == first.value or (first.after is None and reached > first.value)):
+        return True
+    for watermark in watermarks:
+        if watermark.after is not None and (current[watermark.name] or 0) != watermark.after:
+            raise ConflictError(
+                f"{table.table_uri}: watermark {watermark.name!r} is at {current[watermark.name]}, not at "
+                f"{watermark.after}: another run writes to this table; wait for it or stop it, then run again"
+            )
+    return False
 
 
 def _files(table: DeltaTable | None) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.pipeline.jobs.land.silver import SERIAL
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import committed, run_tasks
-from sea_mq_worker.pipeline.lake.read_files import dataset_of
 from sea_mq_worker.pipeline.lake.schemas import GOLD, SILVER
-from sea_mq_worker.pipeline.lake.storage import table_uri
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import write_files
 
@@ -54,7 +53,7 @@ def refresh(
         if not due:
             return 0
         partitions, rows = _partitions(silver, gold, due)
-        count = partial(_count_again, silver.lake, late_seconds)
+        count = partial(_count_again, silver, gold, late_seconds)
         entries = run_tasks(spark, "land: gold", count, partitions, rows=rows)
         touched = [{"context": each.context, "date": each.date} for each in partitions]
         watermarks = [Watermark(each.name, seqs.stop, after=seqs.start) for each, seqs in due.items()]
@@ -90,16 +89,20 @@ def _minute(moment: datetime) -> datetime:
     return moment.replace(second=0, microsecond=0)
 
 
-def _count_again(lake: str, late_seconds: float, partition: _Partition) -> Iterator[pa.RecordBatch]:
+def _count_again(
+    silver: LakeTable, gold: LakeTable, late_seconds: float, partition: _Partition
+) -> Iterator[pa.RecordBatch]:
     """Write gold with the minutes of a partition, counted again, and with all its other minutes."""
-    tables = _minutes(lake, late_seconds, partition)
-    return write_files(lake, ((GOLD, batch) for table in tables for batch in table.to_batches()))
+    minute = pc.field("minute")
+    others = gold.dataset(partition.gold).to_table(
+        filter=(minute < partition.first) | (minute >= partition.behind)
+    )
+    tables = chain([others], _minutes(silver, late_seconds, partition))
+    return write_files(gold.lake, ((GOLD, batch) for table in tables for batch in table.to_batches()))
 
 
-def _minutes(lake: str, late_seconds: float, partition: _Partition) -> Iterator[pa.Table]:
-    others = (pc.field("minute") < partition.first) | (pc.field("minute") >= partition.behind)
-    yield dataset_of(table_uri(lake, GOLD.name), GOLD, partition.gold).to_table(filter=others)
-    events = dataset_of(table_uri(lake, SILVER.name), SILVER, partition.silver)
+def _minutes(silver: LakeTable, late_seconds: float, partition: _Partition) -> Iterator[pa.Table]:
+    events = silver.dataset(partition.silver)
     columns = ["event_type", "occurred_at", "published_at", "bytes"]
     start = partition.first
     while start < partition.behind:  # an hour at a time, to bound memory

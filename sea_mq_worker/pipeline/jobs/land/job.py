@@ -5,9 +5,11 @@ two steps, the next run completes them, also if no new message was stored.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
@@ -15,19 +17,21 @@ from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.job_run import lake_datasets, lineage, stream_datasets
 from sea_mq_worker.pipeline.jobs.land import gold
+from sea_mq_worker.pipeline.jobs.land.event_columns import to_bronze, to_silver
 from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read, current_progress, recorded_progress
-from sea_mq_worker.pipeline.jobs.land.silver import Silver
+from sea_mq_worker.pipeline.jobs.land.silver import Silver, rows_of
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
 from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, THREADS, run_tasks
-from sea_mq_worker.pipeline.jobs.land.write_events import LandMessages
 from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
-from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
+from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes, without_erased
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.storage import check_space
 from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.lake.write_files import TableRows, write_files
 from sea_mq_worker.pipeline.session import job_session, parallelism
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings
 
@@ -162,6 +166,31 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
     return LandResult(streams=tuple(found))
 
 
+def write_messages(
+    lake: str, options: JetStreamOptions, incarnation: str, erased: Collection[str], sequences: range
+) -> Iterator[pa.RecordBatch]:
+    """Write bronze, silver and the index of IDs from messages of a stream; yield the entry of each file.
+
+    Args:
+        lake: the lake's address.
+        options: the stream, and how to read it.
+        incarnation: distinguishes the stream from others with the same name.
+        erased: hashes of message IDs that must not return.
+        sequences: the messages.
+    """
+
+    def rows() -> Iterator[TableRows]:
+        wanted = SequenceRange(options.created or "", sequences[0], sequences[-1])
+        for messages in read_range(options, wanted):
+            bronze = to_bronze(messages, incarnation)
+            if erased:
+                bronze = without_erased(bronze, to_silver(bronze).column("message_id"), erased)
+            yield BRONZE, bronze
+            yield from rows_of(bronze)
+
+    return write_files(lake, rows())
+
+
 def _landed(progress: StreamProgress, *, rows: int, left: int) -> LandedStream:
     incarnation, last = progress.incarnation, progress.landed
     return LandedStream(stream=progress.stream, incarnation=incarnation, rows=rows, last_seq=last, left=left)
@@ -239,7 +268,8 @@ class _LandRun:
         tasks = [sequences[at : at + size] for at in range(0, count, size)]
         # Loss is checked afterwards.
         options = JetStreamOptions(stream=stream, created=state.created, fail_on_data_loss=False, **access)
-        write = LandMessages(self.bronze.lake, options, progress.incarnation, erased_hashes(self.bronze.lake))
+        lake = self.bronze.lake
+        write = partial(write_messages, lake, options, progress.incarnation, erased_hashes(lake))
         description = f"land {stream} {sequences.start}-{last}: bronze and silver"
         entries = run_tasks(self.spark, description, write, tasks, rows=count)
         files = self.bronze.files(entries)

@@ -9,11 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats
+from sea_mq_worker.pipeline.jobs.land.event_columns import to_silver
+from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats, to_ids
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.jobs.land.tasks import committed
-from sea_mq_worker.pipeline.jobs.land.write_events import indexed, refined, rewrite
-from sea_mq_worker.pipeline.lake.read_files import dataset_of
+from sea_mq_worker.pipeline.jobs.land.tasks import committed, rewrite
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
 from sea_mq_worker.pipeline.lake.storage import filesystem
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
@@ -43,7 +42,7 @@ class Silver:
             rest = progress.rows(taken, upto)
             files, matching = self._bronze.entries(rest), pq.filters_to_expression(rest)
             description = f"land {progress.stream} {taken + 1}-{upto}: silver"
-            entries = rewrite(self._spark, description, self._bronze, files, refined, matching=matching)
+            entries = rewrite(self._spark, description, self._bronze, files, rows_of, matching=matching)
             added += self.add(progress, entries, after=taken, upto=upto)
         return added
 
@@ -60,14 +59,14 @@ class Silver:
         if self._ids.open() is None and self._silver.open() is not None:
             reached = self._silver.watermarks()
             files = self._silver.entries()
-            entries = rewrite(self._spark, "land: index of IDs", self._silver, files, indexed)
+            entries = rewrite(self._spark, "land: index of IDs", self._silver, files, _index_of)
             self._ids.commit(self._ids.files(entries), Watermark(SERIAL, reached(SERIAL)))
 
     def _commit(self, progress: StreamProgress, entries: pa.Table, after: int, upto: int) -> int:
         reached = self._silver.watermarks()
         ids, files = self._ids.files(entries), self._silver.files(entries)
         columns = ["high", "low", "seq", "published_at"]
-        keys = dataset_of(self._ids.uri, IDS, ids.paths).to_table(columns=columns)
+        keys = self._ids.dataset(ids.paths).to_table(columns=columns)
         repeats = find_repeats(self._spark, self._ids, keys, reached, self._dedupe_days)
         replaced: set[str] = set()
         if len(repeats):
@@ -86,6 +85,16 @@ class Silver:
         for path in replaced:
             store.delete_file(path)
         return added
+
+
+def rows_of(bronze: pa.RecordBatch) -> list[TableRows]:
+    """Return the rows of silver and of the index of IDs."""
+    silver = to_silver(bronze)
+    return [(SILVER, silver), *_index_of(silver)]
+
+
+def _index_of(silver: pa.RecordBatch) -> list[TableRows]:
+    return [(IDS, to_ids(silver))]
 
 
 def _unchanged(silver: pa.RecordBatch) -> list[TableRows]:

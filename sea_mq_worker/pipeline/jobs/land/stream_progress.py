@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
-from sea_mq_worker.pipeline.lake.watermarks import Watermark
+from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

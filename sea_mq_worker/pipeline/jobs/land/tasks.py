@@ -1,4 +1,4 @@
-"""Run a function over tasks: in threads of this process, or in Spark."""
+"""Run a function over tasks, in threads of this process or in Spark, and commit the result."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,11 +8,12 @@ from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.pipeline.lake.table import ConflictError
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES
+from sea_mq_worker.pipeline.lake.table import ConflictError, LakeTable
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, TableRows, write_files
 from sea_mq_worker.pipeline.session import described
 
 ROWS_IN_PROCESS = 10_000
@@ -58,6 +59,35 @@ def run_tasks(
     results = spark.range(0, count, 1, count).mapInArrow(run, from_arrow_schema(schema))
     with described(spark, description):
         return results.toArrow().cast(schema)
+
+
+def rewrite(
+    spark: SparkSession | None,
+    description: str,
+    table: LakeTable,
+    files: pa.Table,
+    make: Callable[[pa.RecordBatch], Iterable[TableRows]],
+    *,
+    matching: pc.Expression | None = None,
+) -> pa.Table:
+    """Write the rows of any tables that are made from rows of files; return the entries of the new files.
+
+    Args:
+        spark: the session; None: work in this process.
+        description: describes the tasks in Spark's web pages.
+        table: the table that is read.
+        files: path and number of rows of its files.
+        make: makes rows from a batch of the table.
+        matching: the rows that are read; None: all.
+    """
+
+    def write(path: str) -> Iterator[pa.RecordBatch]:
+        found = table.dataset([path]).to_batches(filter=matching)
+        return write_files(table.lake, (rows for batch in found if batch.num_rows for rows in make(batch)))
+
+    return run_tasks(
+        spark, description, write, files["path"].to_pylist(), rows=pc.sum(files["rows"]).as_py() or 0
+    )
 
 
 def committed(attempt: Callable[[], _T]) -> _T:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.event_schemas import schema_validator
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
-from sea_mq_worker.pipeline.jobs.land.write_events import rewrite
+from sea_mq_worker.pipeline.jobs.land.tasks import rewrite
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import OF_MESSAGE, EventSchema, split
 from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, reachable, table_uri

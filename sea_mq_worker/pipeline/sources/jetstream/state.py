@@ -50,12 +50,8 @@ def message_time(settings: Settings, stream: str, seq: int) -> datetime | None:
         BrokerUnavailableError: there is no answer now.
         ContractError: the stream is missing, or the settings do not let the pipeline ask.
     """
-
-    async def query(connection: NatsConnection) -> datetime | None:
-        message = await stored_message(connection, stream, {"seq": seq})
-        return None if message is None else datetime.fromisoformat(message["time"])
-
-    return query_nats(settings, query)
+    message = query_nats(settings, lambda connection: stored_message(connection, stream, {"seq": seq}))
+    return None if message is None else datetime.fromisoformat(message["time"])
 
 
 async def stored_message(
