@@ -13,11 +13,11 @@ from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
+from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.ports.operations import DeadLetterStore
 from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
 from sea_mq_worker.testing.stream import InMemoryStream
-from tests.support.builders import inbound_message
+from tests.support.builders import dead_letter, inbound_message
 from tests.support.jetstream import connected, create_stream, store
 
 EVERY = DeadLetterFilter()
@@ -85,16 +85,8 @@ def source(world: World, body: bytes = b'{"vibe": 1.00}', seq: int = 7) -> Inbou
 
 
 def letter(world: World, number: int = 1, reason: Reason = Reason.REJECTED) -> OutboundMessage:
-    message = source(world)
-    letter = DeadLetter(
-        message_id=f"0c2f3b8e-0000-4000-8000-{number:012}",
-        original_subject=message.subject,
-        reason=reason,
-        attempts=3,
-        detail="the handler answered 422",
-        source=message,
-    )
-    return dead_letter_message(letter, context=world.name)
+    given = {"message_id": f"0c2f3b8e-0000-4000-8000-{number:012}", "reason": reason}
+    return dead_letter_message(dead_letter(source(world), **given), context=world.name)
 
 
 async def put(world: World, letter: OutboundMessage) -> DeadLetterEntry:

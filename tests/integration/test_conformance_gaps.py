@@ -7,10 +7,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.outcomes import Postponed
+from sea_mq_worker.ports.outbox import OutboxRepository
 from tests.support.builders import claimed_event
+from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 
@@ -21,10 +22,8 @@ async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
         yield made
 
 
-def relay(pool: asyncpg.Pool) -> PostgresOutboxAdapter:
-    return PostgresOutboxAdapter(
-        pool=pool, worker="w", lease_seconds=60, ordered=False, hold_dead_keys=False, failures_max=5
-    )
+def relay(pool: asyncpg.Pool) -> OutboxRepository:
+    return PostgresWorld(pool).relay()
 
 
 @pytest.mark.clause("SDS-047: OutboxEvent's fields")

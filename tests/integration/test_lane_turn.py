@@ -7,9 +7,10 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.ports.outbox import OutboxRepository
+from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -35,16 +36,8 @@ async def turns(pool: asyncpg.Pool) -> AsyncIterator[tuple[PostgresLaneTurn, Pos
     await second.leave()
 
 
-def outbox(pool: asyncpg.Pool, turn: PostgresLaneTurn) -> PostgresOutboxAdapter:
-    return PostgresOutboxAdapter(
-        pool=pool,
-        worker="w",
-        lease_seconds=60.0,
-        ordered=True,
-        hold_dead_keys=False,
-        failures_max=9,
-        lane=turn,
-    )
+def outbox(pool: asyncpg.Pool, turn: PostgresLaneTurn) -> OutboxRepository:
+    return PostgresWorld(pool).relay(ordered=True, lane=turn)
 
 
 async def test_a_killed_workers_lane_is_free_as_soon_as_its_session_ends(

@@ -154,7 +154,7 @@ async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> Non
 )
 async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes) -> None:
     reported: list[str] = []
-    async with _throws_out(error) as url:
+    async with _speaking(error) as url:
         connection = await connect(
             urls=url, name="test", on_event=lambda event, _text: reported.append(event)
         )
@@ -164,49 +164,32 @@ async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes) ->
 
 
 @asynccontextmanager
-async def _throws_out(error: bytes) -> AsyncIterator[str]:
-    """Speak just enough of the protocol to accept a client, and throw the first one out."""
-    errors = [b"-ERR '" + error + b"'\r\n"]
+async def _speaking(*errors: bytes, version: bytes = b'"2.15.0"') -> AsyncIterator[str]:
+    """Speak just enough of the protocol to accept a client, and to throw one out with each error."""
+    left = [b"-ERR '" + error + b"'\r\n" for error in errors]
+    info = b'INFO {"server_id":"x","version":%b,"max_payload":1048576,"headers":true}\r\n' % version
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.15.0","max_payload":1048576,"headers":true}\r\n')
+        writer.write(info)
         while line := await reader.readline():
             if b"PING" in line:
-                writer.write(b"PONG\r\n" + (errors.pop() if errors else b""))
+                writer.write(b"PONG\r\n" + (left.pop() if left else b""))
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_a_server_that_is_too_old_is_named_with_the_oldest_that_will_do() -> None:
     with pytest.raises(ContractError, match=r"nats-server 2\.9\.25 is too old .* 2\.10 or newer"):
-        await _connect_to(b'"2.9.25"')
+        async with _speaking(version=b'"2.9.25"') as url, connected(url):
+            pass
 
 
 @pytest.mark.parametrize("version", [b'""', b'"v3"', b'"next"'])
 async def test_a_server_whose_version_cannot_be_read_is_taken_for_the_oldest(version: bytes) -> None:
-    assert await _connect_to(version) == (2, 10, 0)
-
-
-async def _connect_to(version: bytes) -> tuple[int, int, int]:
-    """Connect to a server that names this version; return what the connection makes of it."""
-
-    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(
-            b'INFO {"server_id":"x","version":%b,"max_payload":1048576,"headers":true}\r\n' % version
-        )
-        while b"PING" not in await reader.readline():
-            pass
-        writer.write(b"PONG\r\n")
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(welcome, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with connected(f"nats://127.0.0.1:{port}") as connection:
-            return connection.server_version
+    async with _speaking(version=version) as url, connected(url) as connection:
+        assert connection.server_version == (2, 10, 0)
 
 
 async def test_answers_that_were_denied_are_awaited_again_after_a_reconnect(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.domain.replay_records import ReplayResult
 from sea_mq_worker.operations.replay import feed_replay, replay_matching
+from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event, add_message
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the stream lost them"}
@@ -272,9 +272,7 @@ async def test_replays_keep_the_order_of_their_key(
     await replay(OutboxFilter())
     later_on = "UPDATE outbox_events SET available_at = now() + '1 hour'::interval WHERE id = $1"
     await pool.execute(later_on, earlier)
-    relay = PostgresOutboxAdapter(
-        pool=pool, worker="w", lease_seconds=60, ordered=True, hold_dead_keys=False, failures_max=5
-    )
+    relay = PostgresWorld(pool).relay(ordered=True)
 
     assert (await relay.find_unpublished(batch_max=9)).events == ()
     await pool.execute("UPDATE outbox_events SET available_at = now() WHERE id = $1", earlier)

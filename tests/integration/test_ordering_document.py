@@ -3,10 +3,9 @@
 import re
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.domain.outcomes import Published, Stored
-from tests.integration.test_outbox_claims import relay
+from sea_mq_worker.ports.outbox import OutboxRepository
 from tests.support.documents import ROOT
+from tests.support.outboxes import PostgresWorld, published
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 
@@ -21,10 +20,9 @@ def example() -> tuple[list[list[str]], list[list[int]]]:
     return [list(row) for row in events], [[int(seq) for seq in row.split(",")] for row in claims]
 
 
-async def claimed_and_stored(worker: PostgresOutboxAdapter) -> list[int]:
+async def claimed_and_stored(worker: OutboxRepository) -> list[int]:
     claim = await worker.find_unpublished(batch_max=BATCH)
-    verdicts = [Published(event, Stored("S", event.seq)) for event in claim.events]
-    await worker.mark_published(claim, verdicts)
+    await worker.mark_published(claim, published(claim))
     return [event.seq for event in claim.events]
 
 
@@ -38,7 +36,7 @@ async def test_claims_take_the_runs_that_the_document_shows(database: Database) 
             claimed = "CLAIMED" if "claimed" in state else "PENDING"
             error = "no answer" if "failed" in state else None
             await add_event(pool, claimed, error=error, ordering_key=key, available_at=due)
-        worker = relay(pool, ordered=True)
+        worker = PostgresWorld(pool).relay(ordered=True)
         assert await claimed_and_stored(worker) == expected[0]
         await pool.execute(
             "UPDATE outbox_events SET state = 'PUBLISHED', published_at = now(), claimed_at = NULL,"

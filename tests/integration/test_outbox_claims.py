@@ -10,12 +10,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.queries import load_named, load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
-from sea_mq_worker.domain.events import Claim, ClaimedEvent
+from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
+from sea_mq_worker.ports.outbox import OutboxRepository
+from tests.support.outboxes import PostgresWorld, published
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
@@ -39,14 +40,8 @@ async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
         yield made
 
 
-def relay(pool: asyncpg.Pool, worker: str = "w", **options: Any) -> PostgresOutboxAdapter:
-    given: dict[str, Any] = {
-        "lease_seconds": 60.0,
-        "ordered": False,
-        "hold_dead_keys": False,
-        "failures_max": 1000,
-    }
-    return PostgresOutboxAdapter(pool=pool, worker=worker, **(given | options))
+def relay(pool: asyncpg.Pool, worker: str = "w", **options: Any) -> OutboxRepository:
+    return PostgresWorld(pool, failures_max=1000).relay(worker, **options)
 
 
 async def add(pool: asyncpg.Pool, number: int, *, keys: int = 0) -> None:
@@ -59,24 +54,10 @@ async def add(pool: asyncpg.Pool, number: int, *, keys: int = 0) -> None:
     )
 
 
-def published(claim: Claim) -> list[Published]:
-    return [Published(event, Stored("S", event.seq)) for event in claim.events]
-
-
-class Broker:
-    """Notes what it is sent, in order; knows of no relay."""
-
-    def __init__(self) -> None:
-        self.log: dict[str, list[int]] = defaultdict(list)
-
-    def first_copies(self) -> dict[str, list[int]]:
-        return {key: list(dict.fromkeys(seqs)) for key, seqs in self.log.items()}
-
-
 async def work(
-    adapter: PostgresOutboxAdapter, broker: Broker, chance: random.Random, ended: asyncio.Event
+    adapter: OutboxRepository, log: dict[str, list[int]], chance: random.Random, ended: asyncio.Event
 ) -> None:
-    """Publish runs one event at a time; fail some, and vanish now and then with a claim in hand."""
+    """Log runs one event at a time; fail some, and vanish now and then with a claim in hand."""
     while not ended.is_set():
         claim = await adapter.find_unpublished(batch_max=20)
         stopped: set[str] = set()
@@ -90,7 +71,7 @@ async def work(
                 failed.append(Postponed(event, "no", chance.random() * 0.05, failed=True))
             else:
                 await asyncio.sleep(chance.random() * 0.002)
-                broker.log[key].append(event.seq)
+                log[key].append(event.seq)
                 done.append(Published(event, Stored("S", event.seq)))
         if chance.random() < 0.04:
             continue
@@ -105,7 +86,8 @@ async def work(
 @pytest.mark.clause("store-contract: no event is lost due to concurrent operations")
 async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyncpg.Pool) -> None:
     chance = random.Random(11)
-    broker, ended = Broker(), asyncio.Event()
+    log: dict[str, list[int]] = defaultdict(list)
+    ended = asyncio.Event()
     options: dict[str, Any] = {"ordered": True, "lease_seconds": 1.0, "run_max": 10}
     relays = [relay(pool, f"w{n}", take_turns=n % 2 == 0, **options) for n in range(4)]
 
@@ -125,12 +107,12 @@ async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyn
 
     async with asyncio.TaskGroup() as group:
         for adapter in relays:
-            group.create_task(work(adapter, broker, random.Random(chance.random()), ended))
+            group.create_task(work(adapter, log, random.Random(chance.random()), ended))
         await produce()
         await eventually(all_published, within=40, what="all events published")
         ended.set()
 
-    first = broker.first_copies()
+    first = {key: list(dict.fromkeys(seqs)) for key, seqs in log.items()}
     assert sum(map(len, first.values())) == 1200
     assert all(seqs == sorted(seqs) for seqs in first.values())
 
@@ -151,7 +133,7 @@ async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ord
     await add(pool, 600, keys=40 if ordered else 0)
     claimed: list[str] = []
 
-    async def drain(adapter: PostgresOutboxAdapter) -> None:
+    async def drain(adapter: OutboxRepository) -> None:
         empty = 0
         while empty < 3:
             claim = await adapter.find_unpublished(batch_max=25)

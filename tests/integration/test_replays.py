@@ -8,11 +8,11 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import feed_replay
 from tests.support.jetstream import stored_messages
+from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event
 from tests.support.site import Site
 from tests.support.waiting import eventually
@@ -29,10 +29,8 @@ def replays(pool: asyncpg.Pool) -> PostgresReplays:
 
 async def claim(pool: asyncpg.Pool) -> list[UUID]:
     """Take all that is due, as a worker does."""
-    relay = PostgresOutboxAdapter(
-        pool=pool, worker="w", lease_seconds=60, ordered=False, hold_dead_keys=False, failures_max=5
-    )
-    return [UUID(event.id) for event in (await relay.find_unpublished(batch_max=99)).events]
+    claimed = await PostgresWorld(pool).relay().find_unpublished(batch_max=99)
+    return [UUID(event.id) for event in claimed.events]
 
 
 async def test_new_events_stand_before_the_rest_of_a_replay(

@@ -5,8 +5,9 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
+from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.events import ClaimedEvent
-from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
 from sea_mq_worker.producer import Event
 
 OCCURRED_AT = datetime(2025, 12, 28, 22, 0, tzinfo=UTC)
@@ -45,6 +46,20 @@ def inbound_message(message_id: str | None = None, **given: Any) -> InboundMessa
         "reply": "",
     }
     return InboundMessage(**(defaults | given))
+
+
+def dead_letter(source: InboundMessage | None = None, **given: Any) -> DeadLetter:
+    """Make the dead letter of a message that was rejected."""
+    source = source or inbound_message()
+    defaults: dict[str, Any] = {
+        "message_id": source.headers.get("Nats-Msg-Id", ""),
+        "original_subject": source.subject,
+        "reason": Reason.REJECTED,
+        "attempts": 3,
+        "detail": "the handler answered 422",
+        "source": source,
+    }
+    return DeadLetter(**(defaults | given))
 
 
 def enqueueable(**given: Any) -> Event:

@@ -97,6 +97,10 @@ class World:
     def row(self, message_id: str) -> InboxRow:
         return self.table.rows[message_id]
 
+    def lose(self, message_id: str) -> None:
+        """Lose a row, as a failover to a standby does that lacks the last commits."""
+        del self.table.rows[message_id]
+
     def dead_lettered(self) -> list[tuple[str, str]]:
         """Return message id and reason of each dead letter in the stream."""
         headers = [entry.headers for entry in self.dead_letters.entries()]

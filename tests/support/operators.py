@@ -17,9 +17,8 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message
-from sea_mq_worker.domain.messages import DeadLetter
-from tests.support.builders import inbound_message
+from sea_mq_worker.domain.dead_letters import dead_letter_message
+from tests.support.builders import dead_letter, inbound_message
 from tests.support.jetstream import SECOND, connected, create_stream, store
 from tests.support.rows import opened
 from tests.support.servers import Database
@@ -74,15 +73,7 @@ class World:
         source = inbound_message(
             subject="a.event.b.v1", payload=b'{"vibe": 1.00}', headers={"Nats-Msg-Id": str(message_id)}
         )
-        letter = DeadLetter(
-            message_id=str(message_id),
-            original_subject=source.subject,
-            reason=Reason.REJECTED,
-            attempts=3,
-            detail="the handler answered 422",
-            source=source,
-        )
-        message = dead_letter_message(letter, context=self.name)
+        message = dead_letter_message(dead_letter(source), context=self.name)
         return await store(self.connection, message.subject, message.payload, dict(message.headers))
 
     async def state_of(self, message_id: UUID) -> str:

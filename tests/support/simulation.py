@@ -48,6 +48,15 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     return run
 
 
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Interrupted:
     """A port whose calls raise ``error`` while ``down``, and once after ``loses_answer_of`` took effect."""
 

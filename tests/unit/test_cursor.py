@@ -3,18 +3,11 @@
 from datetime import UTC, datetime, timedelta
 
 from sea_mq_worker.adapters.postgres.claim_cursor import START, ClaimCursor, Position, Scan
+from tests.support.simulation import Clock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEEN: Position = (NOW - timedelta(minutes=1), 7)
 SWEEP_SECONDS = 1.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def read(position: Position = START, *, truncated: bool = False, found_any: bool = False) -> Scan:

@@ -1,25 +1,17 @@
 import pytest
 
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only, original_headers
+from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only, original_headers
 from sea_mq_worker.domain.encoding import validation_error
-from sea_mq_worker.domain.messages import DeadLetter
-from tests.support.builders import inbound_message
+from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
+from tests.support.builders import dead_letter, inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 HEADERS = {"Nats-Msg-Id": ID, "Nats-Expected-Stream": "VIBESPRO_EVENTS", "ce-id": ID, "x-tenant": "a"}
 
 
-def letter(**given: object) -> DeadLetter:
-    source = inbound_message(headers=HEADERS, seq=9, payload=b'{"n": 1.00}')
-    values: dict[str, object] = {
-        "message_id": ID,
-        "original_subject": source.subject,
-        "reason": Reason.REJECTED,
-        "attempts": 3,
-        "detail": "answered\r\n422",
-        "source": source,
-    }
-    return DeadLetter(**(values | given))  # type: ignore[arg-type]
+def letter(source: InboundMessage | None = None, **given: object) -> DeadLetter:
+    source = source or inbound_message(headers=HEADERS, seq=9, payload=b'{"n": 1.00}')
+    return dead_letter(source, **({"message_id": ID, "detail": "answered\r\n422"} | given))
 
 
 @pytest.mark.clause("EVT-047-002")

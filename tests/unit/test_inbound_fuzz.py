@@ -11,8 +11,7 @@ from sea_mq_worker.adapters.http.request_body import request_body
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.encoding import validation_error
 from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
-from sea_mq_worker.domain.messages import DeadLetter, InboundMessage, OutboundMessage
-from tests.support.builders import inbound_message
+from tests.support.builders import dead_letter, inbound_message
 
 MAX_PAYLOAD = 2**20
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -63,16 +62,5 @@ def test_every_message_is_opened_or_refused(
         body = json.loads(b"".join(request_body(envelope.request)))
         assert body["message_id"] == envelope.message_id
         assert datetime.fromisoformat(body["occurred_at"]).tzinfo is not None
-    assert validation_error(_letter(message, envelope.message_id), MAX_PAYLOAD) == ""
-
-
-def _letter(message: InboundMessage, message_id: str) -> OutboundMessage:
-    letter = DeadLetter(
-        message_id=message_id,
-        original_subject=message.subject,
-        reason="REJECTED",
-        attempts=1,
-        detail="\0 \r\n",
-        source=message,
-    )
-    return dead_letter_message(letter, context="sea")
+    letter = dead_letter(message, message_id=envelope.message_id, detail="\0 \r\n")
+    assert validation_error(dead_letter_message(letter, context="sea"), MAX_PAYLOAD) == ""

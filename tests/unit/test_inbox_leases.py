@@ -1,6 +1,7 @@
 """Leases of messages in hand: kept while a call lasts, and what happens when somebody else took over."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,18 +24,28 @@ from tests.support.inboxes import entry
 from tests.support.simulation import Interrupted, in_virtual_time
 
 
+def at_first(change: Callable[[], None], *statuses: int) -> Any:
+    """Change something in the first call; answer by these statuses in turn, then by the last one again."""
+
+    def behave(_request: HandlerRequest, call: int) -> Behaviour:
+        if call == 1:
+            change()
+        return Respond(status=statuses[min(call, len(statuses)) - 1])
+
+    return behave
+
+
+def take_over(world: World, message_id: str) -> None:
+    """Give a message's lease to another worker."""
+    world.row(message_id).locked_by = "w2#9"
+
+
 @pytest.mark.clause("POL-047-004")
 @in_virtual_time
 async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
     world = World()
     message_id = world.send()
-
-    def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
-        if call == 1:
-            world.row(message_id).locked_by = "w2#9"
-        return Respond()
-
-    world.handler.script = taken_over
+    world.handler.script = at_first(lambda: take_over(world, message_id), 200)
     async with world.consuming():
         lost = await world.observer.seen(LeasesLost)
         assert (lost.side, lost.count) == ("inbox", 1)
@@ -91,13 +102,7 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
 async def test_a_result_whose_row_a_failover_lost_is_recorded_again(status: int) -> None:
     world = World()
     message_id = world.send()
-
-    def lose_the_row(_request: HandlerRequest, call: int) -> Behaviour:
-        if call == 1:
-            del world.table.rows[message_id]
-        return Respond(status=status)
-
-    world.handler.script = lose_the_row
+    world.handler.script = at_first(lambda: world.lose(message_id), status)
     async with world.consuming():
         await world.observer.seen(MessageProcessed if status == 200 else MessageDeadLettered, within=1)
     row = world.row(message_id)
@@ -109,13 +114,7 @@ async def test_a_result_whose_row_a_failover_lost_is_recorded_again(status: int)
 async def test_an_error_whose_row_a_failover_lost_is_recorded_again_and_the_message_returned() -> None:
     world = World()
     message_id = world.send()
-
-    def lose_the_row(_request: HandlerRequest, call: int) -> Behaviour:
-        if call == 1:
-            del world.table.rows[message_id]
-        return Respond(status=500 if call == 1 else 200)
-
-    world.handler.script = lose_the_row
+    world.handler.script = at_first(lambda: world.lose(message_id), 500, 200)
     async with world.consuming():
         retried = await world.observer.seen(MessageRetried)
         row = world.row(message_id)
@@ -131,7 +130,7 @@ async def test_a_message_whose_row_is_lost_while_it_waits_is_at_work_again_at_on
     message_id = world.send()
     async with world.consuming():
         await world.observer.seen(CircuitOpened)
-        del world.table.rows[message_id]
+        world.lose(message_id)
         await asyncio.sleep(LEASE)
         world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, within=10)
@@ -176,13 +175,7 @@ async def test_a_lease_that_is_kept_for_hours_does_not_use_up_the_messages_deliv
     world = World()
     message_id = world.send()
     free_at = world.clock() + 2 * 3600.0
-
-    def taken_over(_request: HandlerRequest, call: int) -> Behaviour:
-        if call == 1:
-            world.row(message_id).locked_by = "w2#9"
-        return Respond()
-
-    world.handler.script = taken_over
+    world.handler.script = at_first(lambda: take_over(world, message_id), 200)
     async with world.consuming():
         await world.observer.seen(LeasesLost)
         while world.clock() < free_at:
@@ -211,12 +204,7 @@ async def test_a_long_call_is_kept_alive_and_happens_once() -> None:
 async def test_a_rejected_message_that_somebody_took_over_is_not_dead_lettered() -> None:
     world = World()
     message_id = world.send()
-
-    def taken_over(_request: HandlerRequest, _call: int) -> Behaviour:
-        world.row(message_id).locked_by = "w2#9"
-        return Respond(status=422)
-
-    world.handler.script = taken_over
+    world.handler.script = at_first(lambda: take_over(world, message_id), 422)
     async with world.consuming():
         await world.observer.seen(LeasesLost)
     assert world.dead_lettered() == []

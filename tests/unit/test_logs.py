@@ -25,6 +25,7 @@ from sea_mq_worker.domain.facts import (
 from sea_mq_worker.telemetry.fanout import FanOut
 from sea_mq_worker.telemetry.logs import LOGGER, LogObserver, configure, described
 from sea_mq_worker.testing.observer import RecordingObserver
+from tests.support.simulation import Clock
 
 PUBLISHED = EventPublished(
     outbox_id="550e8400-e29b-41d4-a716-446655440000",
@@ -42,13 +43,6 @@ def postponed(number: int) -> EventPostponed:
     return EventPostponed(
         outbox_id=str(number), event_type="t", error="timeout", delay_seconds=1.0, attempts=number
     )
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

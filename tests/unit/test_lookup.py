@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.dead_letters import Reason, conflict_detail, dead_letter_message
+from sea_mq_worker.domain.dead_letters import conflict_detail, dead_letter_message
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.messages import DeadLetter
 from sea_mq_worker.domain.read_models import Discarded
 from sea_mq_worker.domain.stored_messages import StoredMessage
 from sea_mq_worker.operations.consumed_streams import oldest_of
@@ -25,7 +24,7 @@ from sea_mq_worker.testing.inbox import InboxRow, InboxTable
 from sea_mq_worker.testing.lookup import InMemoryLookupTables, InMemoryStreamInspection
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable
 from sea_mq_worker.testing.stream import InMemoryStream
-from tests.support.builders import inbound_message
+from tests.support.builders import dead_letter, inbound_message
 from tests.support.inboxes import entry
 
 NOW = 1000.0
@@ -107,16 +106,7 @@ class World:
         return self.message(dead_letter_begun_at=NOW, dead_lettered_at=NOW, **noted)
 
     def dead_letter(self, message_id: str) -> int:
-        source = inbound_message(message_id)
-        letter = DeadLetter(
-            message_id=message_id,
-            original_subject=source.subject,
-            reason=Reason.REJECTED,
-            attempts=3,
-            detail="the handler answered 422",
-            source=source,
-        )
-        built = dead_letter_message(letter, context="sea")
+        built = dead_letter_message(dead_letter(inbound_message(message_id)), context="sea")
         return self.letters.store(built.subject, built.payload, built.headers).seq
 
 

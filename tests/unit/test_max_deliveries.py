@@ -13,9 +13,9 @@ from sea_mq_worker.domain.facts import (
     MessageProcessed,
 )
 from sea_mq_worker.domain.inbox_results import Leased
-from sea_mq_worker.domain.messages import DeadLetter
 from sea_mq_worker.testing.handler import Respond
-from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, SUBJECT, World, always
+from tests.support.builders import dead_letter
+from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, World, always
 from tests.support.simulation import in_virtual_time
 
 
@@ -142,14 +142,7 @@ async def test_a_dead_letter_that_a_dead_worker_had_begun_is_found_and_not_repea
     message_id, item = await give_up(world, body=b"{")
     run = await lease(world, item)
     await world.inbox.begin_dead_letter(run.lease, reason="INVALID_PAYLOAD", detail="")
-    letter = DeadLetter(
-        message_id=message_id,
-        original_subject=SUBJECT,
-        reason="INVALID_PAYLOAD",
-        attempts=1,
-        detail="",
-        source=item.message,
-    )
+    letter = dead_letter(item.message, message_id=message_id, reason="INVALID_PAYLOAD")
     message = dead_letter_message(letter, context="sea")
     await world.dlq.publish(message.subject, message.payload, message.headers)
     async with world.consuming():

@@ -38,6 +38,7 @@ from sea_mq_worker.telemetry import metrics as module
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.catalog.metrics import METRICS
 from sea_mq_worker.telemetry.metrics import Backlog, MetricsObserver
+from tests.support.simulation import Clock
 
 
 def published(*, duplicate: bool = False, latency: float = 0.02) -> EventsPublished:
@@ -107,13 +108,6 @@ EXPECTED = {
 class Span:
     trace_id: int
     span_id: int
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

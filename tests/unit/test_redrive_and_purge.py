@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only
+from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.inbound import content_hash
 from sea_mq_worker.domain.inbox_results import Lease
-from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.operations.dead_letters import DeadLetterOutcome, dead_letter_groups
 from sea_mq_worker.operations.purge import Purger
 from sea_mq_worker.operations.redrive import Redriver
@@ -19,7 +18,7 @@ from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords, InMemo
 from sea_mq_worker.testing.handler import InMemoryHandler, LoseResponse, Respond
 from sea_mq_worker.testing.inbox import InboxTable, InMemoryInbox
 from sea_mq_worker.testing.stream import InMemoryStream
-from tests.support.builders import inbound_message
+from tests.support.builders import dead_letter, inbound_message
 from tests.support.inboxes import entry, lease
 from tests.support.simulation import in_virtual_time
 
@@ -68,15 +67,9 @@ class World:
         message = inbound_message()
         stored = self.source.store(message.subject, message.payload, message.headers)
         message = message._replace(seq=stored.seq)
-        letter = DeadLetter(
-            message_id=as_id or message.headers["Nats-Msg-Id"],
-            original_subject=message.subject,
-            reason=Reason.REJECTED,
-            attempts=1,
-            detail=detail,
-            source=message,
-        )
-        built: OutboundMessage = dead_letter_message(letter, context="sea")
+        message_id = as_id or message.headers["Nats-Msg-Id"]
+        letter = dead_letter(message, message_id=message_id, detail=detail)
+        built = dead_letter_message(letter, context="sea")
         built = headers_only(built) if omit_body else built
         worker = InMemoryInbox(table=self.table, worker="worker")
         run = await lease(worker, entry(letter.message_id, content_hash=content_hash(message)))

@@ -21,6 +21,7 @@ from sea_mq_worker.domain.facts import (
     TypeResumed,
     TypeSlowed,
 )
+from tests.support.simulation import Clock
 
 
 def situation(*sides: Side, **given: Any) -> Situation:
@@ -93,14 +94,6 @@ def test_a_pause_names_every_cause_and_the_next_steps() -> None:
         "python -m sea_mq_worker doctor",
         "python -m sea_mq_worker streams check",
     ]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_percentiles_are_those_of_the_last_minute() -> None:
