@@ -5,7 +5,7 @@ from dataclasses import asdict
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.consumer_state import consumer_standing
+from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_standing
 from sea_mq_worker.adapters.postgres.consumer_progress import PostgresStandings
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.consumer_state import consumer_state
+from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_state
 from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview

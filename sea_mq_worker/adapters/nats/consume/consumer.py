@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -24,19 +23,6 @@ _UNEXPECTED_DELAY_SECONDS = 0.1
 _TRANSIENT_STATUSES = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerTerms:
-    """The server's limits of a consumer; the worker checks its own limits against them."""
-
-    ack_wait_seconds: float = 30.0
-    max_deliver: int = -1
-    """-1 for no limit."""
-    max_ack_pending: int = 1000
-    """A very large number if there is no limit."""
-    subjects: tuple[str, ...] = (">",)
-    """Subject filters; ``>`` if the consumer has none."""
-
-
 class NatsJetStreamConsumer:
     """Pulls from one durable consumer.
 
@@ -45,70 +31,47 @@ class NatsJetStreamConsumer:
         stream: the stream's name.
         durable: the consumer's name.
         wait_seconds: how long a fetch waits for the first message.
+
+    Attributes:
+        name: the durable's name.
+        ack_wait_seconds: the server's limit, like the following; before ``start`` its default.
+        max_deliver: -1 for no limit.
+        max_ack_pending: a very large number if there is no limit.
+        subjects: filters; ``>`` if the consumer has none.
     """
 
     def __init__(
         self, *, connection: NatsConnection, stream: str, durable: str, wait_seconds: float = 5.0
     ) -> None:
+        self.name = durable
+        self.stream = stream
+        self.ack_wait_seconds = 30.0
+        self.max_deliver = -1
+        self.max_ack_pending = 1000
+        self.subjects: tuple[str, ...] = (">",)
         self._connection = connection
-        self._stream = stream
-        self._durable = durable
         self._wait_seconds = wait_seconds
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._pulls = PullSubscription(connection, self._next, on_unexpected=self._give_back)
         self._turn = asyncio.Lock()
-        self._terms = ConsumerTerms()
 
-    @property
-    def name(self) -> str:
-        """The durable's name."""
-        return self._durable
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self._stream
-
-    @property
-    def ack_wait_seconds(self) -> float:
-        """As ConsumerTerms has it; before ``start`` the server's default."""
-        return self._terms.ack_wait_seconds
-
-    @property
-    def max_deliver(self) -> int:
-        """As ConsumerTerms has it; before ``start`` the server's default."""
-        return self._terms.max_deliver
-
-    @property
-    def max_ack_pending(self) -> int:
-        """As ConsumerTerms has it; before ``start`` the server's default."""
-        return self._terms.max_ack_pending
-
-    @property
-    def subjects(self) -> tuple[str, ...]:
-        """As ConsumerTerms has it; before ``start`` all."""
-        return self._terms.subjects
-
-    async def start(self) -> ConsumerTerms:
-        """Verify that the consumer exists and fits, and return its terms.
+    async def start(self) -> None:
+        """Verify that the consumer exists and fits, and note its limits.
 
         Raises:
             BrokerUnavailableError: the server did not answer.
             ContractError: it is missing, is no pull consumer with explicit acknowledgement, or is forbidden.
         """
-        info = await consumer_info(self._connection, self._stream, self._durable)
+        info = await consumer_info(self._connection, self.stream, self.name)
         if not info.is_explicit_pull:
             raise ContractError(
                 f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
-                f"`nats consumer rm {self._stream} {self._durable}` and run {STREAMS_APPLY}"
+                f"`nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
             )
-        self._terms = ConsumerTerms(
-            ack_wait_seconds=info.ack_wait_seconds,
-            max_deliver=info.max_deliver,
-            max_ack_pending=info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT,
-            subjects=info.filters or (">",),
-        )
-        return self._terms
+        self.ack_wait_seconds = info.ack_wait_seconds
+        self.max_deliver = info.max_deliver
+        self.max_ack_pending = info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT
+        self.subjects = info.filters or (">",)
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for messages and return those available; none after ``wait_seconds``."""
@@ -147,11 +110,11 @@ class NatsJetStreamConsumer:
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         """Compare with the server's delivered and acknowledged sequences, and read the others back."""
-        return await find_undeliverable(self._connection, self._stream, self._durable, seqs)
+        return await find_undeliverable(self._connection, self.stream, self.name, seqs)
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
         """Read the stream itself while the consumer has reached max_ack_pending."""
-        return await ahead(self._connection, self._stream, self._durable, after_seq, limit)
+        return await ahead(self._connection, self.stream, self.name, after_seq, limit)
 
     async def close(self) -> None:
         """Stop pulling; unexpected messages go back to the server."""
@@ -159,7 +122,7 @@ class NatsJetStreamConsumer:
 
     @property
     def _label(self) -> str:
-        return f"consumer {self._durable} of stream {self._stream}"
+        return f"consumer {self.name} of stream {self.stream}"
 
     async def _send(self, verb: bytes, *replies: str) -> None:
         """Reply, or drop the reply while the connection is down: nats-py would send it much later.

@@ -1,23 +1,16 @@
 """Reads and prunes the dead-letter stream for operators."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
-from types import MappingProxyType
-from typing import Any
+from collections.abc import AsyncIterator
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consume.decoding import stored
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, parse_dead_letter
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
-_NO_MESSAGE = 10037
 _AT_ONCE_MAX = 64
-
-
 _ALL = DeadLetterFilter()
 
 
@@ -60,7 +53,7 @@ class NatsDeadLetters:
         Raises:
             ContractError: there is none.
         """
-        return _entry(await self._get(self._stream, seq))
+        return parse_dead_letter(await self._get(self._stream, seq))
 
     async def remove(self, seq: int) -> None:
         """Delete one entry for good, such as after it was sent again.
@@ -77,8 +70,9 @@ class NatsDeadLetters:
         Raises:
             ContractError: the stream does not have it.
         """
-        found = await self._get(entry.stream, entry.stream_sequence)
-        return stored(found, stream=entry.stream, consumer=entry.consumer, deliveries=entry.attempts)
+        return await self._get(
+            entry.stream, entry.stream_sequence, durable=entry.consumer, deliveries=entry.attempts
+        )
 
     async def _start(self, which: DeadLetterFilter) -> int:
         """Return a sequence below every match by binary search, because times grow with sequences."""
@@ -89,8 +83,8 @@ class NatsDeadLetters:
         while low < high:
             middle = (low + high) // 2
             message = await self._next(middle)
-            if message is not None and datetime.fromisoformat(message["time"]) < which.since:
-                low = message["seq"]
+            if message is not None and message.stored_at < which.since:
+                low = message.seq
             else:
                 high = middle
         return low
@@ -99,39 +93,21 @@ class NatsDeadLetters:
         """Yield the entries after a sequence, skipping gaps of removed messages; read ever more at once."""
         at_once = 1
         while message := await self._next(seq):
-            yield _entry(message)
-            seq, at_once = message["seq"], min(2 * at_once, _AT_ONCE_MAX)
-            several = [self._at(n) for n in range(seq + 1, seq + at_once)]
+            yield parse_dead_letter(message)
+            seq, at_once = message.seq, min(2 * at_once, _AT_ONCE_MAX)
+            places = range(seq + 1, seq + at_once)
+            several = (read_back(self._connection, self._stream, "", place) for place in places)
             for found in await asyncio.gather(*several):
                 if found:
-                    yield _entry(found)
+                    yield parse_dead_letter(found)
             seq += at_once - 1
 
-    async def _next(self, seq: int) -> dict[str, Any] | None:
+    async def _next(self, seq: int) -> InboundMessage | None:
         """Return the first message after ``seq``."""
-        return await self._at(seq + 1, {"next_by_subj": ">"})
+        return await read_back(self._connection, self._stream, "", seq + 1, next_of=">")
 
-    async def _at(self, seq: int, how: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any] | None:
-        try:
-            return await self._ask(self._stream, {"seq": seq, **how})
-        except ApiRefusedError as error:
-            if error.err_code != _NO_MESSAGE:
-                raise
-            return None
-
-    async def _get(self, stream: str, seq: int) -> dict[str, Any]:
-        try:
-            return await self._ask(stream, {"seq": seq})
-        except ApiRefusedError as error:
-            if error.err_code != _NO_MESSAGE:
-                raise
-            raise ContractError(f"stream {stream} has no message {seq} (any more)") from error
-
-    async def _ask(self, stream: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        answer = await api(self._connection, f"STREAM.MSG.GET.{stream}", request)
-        message: dict[str, Any] = answer["message"]
-        return message
-
-
-def _entry(message: Mapping[str, Any]) -> DeadLetterEntry:
-    return parse_dead_letter(stored(message, stream="", consumer="", deliveries=0))
+    async def _get(self, stream: str, seq: int, *, durable: str = "", deliveries: int = 0) -> InboundMessage:
+        found = await read_back(self._connection, stream, durable, seq, deliveries=deliveries)
+        if found is None:
+            raise ContractError(f"stream {stream} has no message {seq} (any more)")
+        return found

@@ -33,6 +33,11 @@ class StreamDefinition:
     config: Mapping[str, Any]
     by_setting: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The stream's name for people."""
+        return f"stream {self.name}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerDefinition:
@@ -41,6 +46,11 @@ class ConsumerDefinition:
     stream: str
     name: str
     config: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The consumer's name for people."""
+        return f"consumer {self.name} of stream {self.stream}"
 
 
 Definition: TypeAlias = StreamDefinition | ConsumerDefinition

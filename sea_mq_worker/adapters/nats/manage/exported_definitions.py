@@ -3,7 +3,7 @@
 Both are JSON: ``kubectl apply -f`` takes a list of resources, and Terraform takes a file ``*.tf.json``.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
@@ -12,70 +12,26 @@ from sea_mq_worker.domain.errors import ContractError
 Format = Literal["nack", "terraform"]
 
 _NANOSECONDS = 10**9
-_NACK_LACKS = {"allow_batched"}
+_STREAM_FIELDS = {
+    *("name", "description", "subjects", "retention", "storage", "discard", "num_replicas"),
+    *("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size", "max_consumers"),
+    *("no_ack", "duplicate_window", "allow_direct", "allow_atomic", "allow_batched"),
+    *("deny_delete", "deny_purge"),
+}
+_CONSUMER_FIELDS = {
+    *("durable_name", "description", "filter_subject", "filter_subjects", "deliver_policy"),
+    *("ack_policy", "ack_wait", "replay_policy", "max_waiting", "max_deliver", "max_ack_pending"),
+    "num_replicas",
+}
+_DURATIONS = {"max_age", "duplicate_window", "ack_wait"}
+_LACKS: Mapping[Format, Collection[str]] = {
+    "nack": {"allow_batched"},
+    "terraform": {"allow_batched", "allow_atomic"},
+}
 """Fields that are left out: a stream without them serves fewer publish modes, and always ``pipeline``."""
-
-
-def _seconds(nanoseconds: int) -> int:
-    return nanoseconds // _NANOSECONDS
-
-
-def _go_duration(nanoseconds: int) -> str:
-    return f"{_seconds(nanoseconds)}s"
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_Fields = Mapping[str, tuple[str, Callable[[Any], Any]]]
-"""By field of the definition: name and conversion in the other format."""
-
-_NACK_STREAM: _Fields = {
-    **{
-        name: (name, _same) for name in ("name", "description", "subjects", "retention", "storage", "discard")
-    },
-    "num_replicas": ("replicas", _same),
-    "max_age": ("maxAge", _go_duration),
-    "max_bytes": ("maxBytes", _same),
-    "max_msgs": ("maxMsgs", _same),
-    "max_msgs_per_subject": ("maxMsgsPerSubject", _same),
-    "max_msg_size": ("maxMsgSize", _same),
-    "max_consumers": ("maxConsumers", _same),
-    "no_ack": ("noAck", _same),
-    "duplicate_window": ("duplicateWindow", _go_duration),
-    "allow_direct": ("allowDirect", _same),
-    "allow_atomic": ("allowAtomicPublish", _same),
-    "deny_delete": ("denyDelete", _same),
-    "deny_purge": ("denyPurge", _same),
-}
-_NACK_CONSUMER: _Fields = {
-    "durable_name": ("durableName", _same),
-    "description": ("description", _same),
-    "filter_subject": ("filterSubject", _same),
-    "filter_subjects": ("filterSubjects", _same),
-    "deliver_policy": ("deliverPolicy", _same),
-    "ack_policy": ("ackPolicy", _same),
-    "ack_wait": ("ackWait", _go_duration),
-    "replay_policy": ("replayPolicy", _same),
-    "max_waiting": ("maxWaiting", _same),
-    "max_deliver": ("maxDeliver", _same),
-    "max_ack_pending": ("maxAckPending", _same),
-    "num_replicas": ("replicas", _same),
-}
-_TERRAFORM_STREAM: _Fields = {
-    **{name: (name, _same) for name in _NACK_STREAM},
-    "num_replicas": ("replicas", _same),
-    "max_age": ("max_age", _seconds),
-    "duplicate_window": ("duplicate_window", _seconds),
-    "no_ack": ("ack", lambda no_ack: not no_ack),
-}
-_TERRAFORM_LACKS = {*_NACK_LACKS, "allow_atomic"}
-_TERRAFORM_CONSUMER: _Fields = {
-    **{name: (name, _same) for name in _NACK_CONSUMER if name != "deliver_policy"},
-    "ack_wait": ("ack_wait", _seconds),
-    "max_deliver": ("max_delivery", _same),
-    "num_replicas": ("replicas", _same),
+_RENAMED: Mapping[Format, Mapping[str, str]] = {
+    "nack": {"num_replicas": "replicas", "allow_atomic": "allowAtomicPublish"},
+    "terraform": {"num_replicas": "replicas", "max_deliver": "max_delivery", "no_ack": "ack"},
 }
 
 
@@ -92,9 +48,9 @@ def _nack(definitions: Collection[Definition]) -> dict[str, Any]:
     items = []
     for each in definitions:
         if isinstance(each, StreamDefinition):
-            kind, spec = "Stream", _converted(each.name, each.config, _NACK_STREAM, _NACK_LACKS)
+            kind, spec = "Stream", _converted(each, each.config, "nack")
         else:
-            kind, spec = "Consumer", _converted(each.name, _of_consumer(each), _NACK_CONSUMER)
+            kind, spec = "Consumer", _converted(each, _of_consumer(each), "nack")
             spec["streamName"] = each.stream
         name = each.name.lower().replace("_", "-")
         resource = {"apiVersion": "jetstream.nats.io/v1beta2", "kind": kind, "metadata": {"name": name}}
@@ -106,7 +62,7 @@ def _terraform(definitions: Collection[Definition]) -> dict[str, Any]:
     streams, consumers = {}, {}
     for each in definitions:
         if isinstance(each, StreamDefinition):
-            streams[each.name] = _converted(each.name, each.config, _TERRAFORM_STREAM, _TERRAFORM_LACKS)
+            streams[each.name] = _converted(each, each.config, "terraform")
         else:
             consumers[each.name] = _terraform_consumer(each, is_own=each.stream in streams)
     resources = {"jetstream_stream": streams, "jetstream_consumer": consumers}
@@ -120,7 +76,7 @@ def _terraform_consumer(consumer: ConsumerDefinition, *, is_own: bool) -> dict[s
     return {
         "stream_id": reference if is_own else f"JETSTREAM_STREAM_{consumer.stream}",
         f"deliver_{policy}": True,
-        **_converted(consumer.name, config, _TERRAFORM_CONSUMER),
+        **_converted(consumer, config, "terraform"),
     }
 
 
@@ -133,10 +89,22 @@ def _of_consumer(consumer: ConsumerDefinition) -> dict[str, Any]:
     }
 
 
-def _converted(
-    owner: str, config: Mapping[str, Any], fields: _Fields, left_out: Collection[str] = ()
-) -> dict[str, Any]:
-    if unknown := sorted(config.keys() - fields.keys() - set(left_out)):
-        raise ContractError(f"{owner}: this format cannot express {', '.join(unknown)}")
-    known = [(fields[name], value) for name, value in config.items() if name not in left_out]
-    return {name: convert(value) for (name, convert), value in known}
+def _converted(owner: Definition, config: Mapping[str, Any], form: Format) -> dict[str, Any]:
+    known = _STREAM_FIELDS if isinstance(owner, StreamDefinition) else _CONSUMER_FIELDS
+    if unknown := sorted(config.keys() - known):
+        raise ContractError(f"{owner.name}: this format cannot express {', '.join(unknown)}")
+    fields = [field for field in config if field not in _LACKS[form]]
+    return {_name(field, form): _value(field, config[field], form) for field in fields}
+
+
+def _name(field: str, form: Format) -> str:
+    first, *others = field.split("_")
+    usual = first + "".join(map(str.title, others)) if form == "nack" else field
+    return _RENAMED[form].get(field, usual)
+
+
+def _value(field: str, value: Any, form: Format) -> Any:
+    if field in _DURATIONS:
+        seconds = value // _NANOSECONDS
+        return f"{seconds}s" if form == "nack" else seconds
+    return not value if (field, form) == ("no_ack", "terraform") else value

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.headers import MSG_ID
 
 RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
 """Command that lists the lost events and publishes them again."""
-_NOT_FOUND = 404
 
 
 async def lost_since(
@@ -39,20 +37,7 @@ async def lost_since(
     if shared:
         return f"{shared} rows name a sequence that a later row names, too"
     for event_id, seq in some:
-        if await is_displaced(connection, stream, seq, event_id):
+        message = await read_back(connection, stream, "", seq)
+        if message is not None and message.headers.get(MSG_ID) != event_id:
             return f"the stream has another message at {seq}, the sequence of event {event_id}"
     return ""
-
-
-async def is_displaced(connection: NatsConnection, stream: str, seq: int, message_id: str) -> bool:
-    """Return whether the stream has another message at a sequence that it acknowledged for this one.
-
-    Raises as ``lost_since``.
-    """
-    try:
-        message = await read_back(connection, stream, "", seq)
-    except ApiRefusedError as error:
-        if error.code != _NOT_FOUND:
-            raise
-        return False
-    return message is not None and message.headers.get(MSG_ID) != message_id

@@ -5,7 +5,6 @@ from datetime import datetime
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.manage.consumer_state import consumer_state
 from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.nats.server_info import (
@@ -13,8 +12,10 @@ from sea_mq_worker.adapters.nats.server_info import (
     consumer_info,
     durable_consumers,
     find_stream,
+    stream_info,
 )
 from sea_mq_worker.domain.inbound import recorded_as, storage_id
+from sea_mq_worker.domain.missed_messages import ConsumerStanding
 from sea_mq_worker.domain.stored_messages import (
     ConsumerDelivery,
     ConsumerState,
@@ -69,6 +70,45 @@ class NatsStreamInspection:
     async def consumer_state(self, stream: str, durable: str) -> ConsumerState:
         """Request the backlog of a consumer."""
         return await consumer_state(self._connection, stream, durable)
+
+
+async def consumer_state(connection: NatsConnection, stream: str, durable: str) -> ConsumerState:
+    """Request a consumer's backlog.
+
+    Raises:
+        BrokerUnavailableError: the server did not answer.
+        ContractError: the consumer does not exist, or the worker has no permission to request it.
+    """
+    info = await consumer_info(connection, stream, durable)
+    return ConsumerState(
+        stream=stream,
+        durable=durable,
+        pending=info.pending,
+        ack_pending=info.ack_pending,
+        ack_pending_max=info.max_ack_pending,
+        redelivered=info.redelivered,
+        paused_seconds=info.paused_seconds,
+    )
+
+
+async def consumer_standing(connection: NatsConnection, stream: str, durable: str) -> ConsumerStanding:
+    """Request a consumer's progress, the stream's first: later removals show in the next comparison.
+
+    Raises as ``consumer_state`` does.
+    """
+    source = await stream_info(connection, stream)
+    info = await consumer_info(connection, stream, durable)
+    return ConsumerStanding(
+        stream_created=source.created,
+        consumer_created=info.created,
+        first_seq=source.first_seq,
+        last_seq=source.last_seq,
+        delivered=info.delivered_seq,
+        deliveries=info.delivered_count,
+        pending=info.pending,
+        takes_all=all(map(info.wants, source.subjects or (">",))),
+        replaces=source.replaces,
+    )
 
 
 def _delivery(info: ConsumerInfo, found: StoredMessage) -> ConsumerDelivery:

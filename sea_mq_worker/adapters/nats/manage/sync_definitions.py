@@ -4,7 +4,7 @@ Configurations stay raw JSON: nats-py's dataclasses drop unknown fields, so an u
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
@@ -54,16 +54,12 @@ async def check(
     return found
 
 
-def _ignore_change(_change: Change) -> None:
-    """Report no change."""
-
-
 async def apply(
     connection: NatsConnection,
     definitions: Sequence[Definition],
     *,
     dry_run: bool = False,
-    on_change: Callable[[Change], None] = _ignore_change,
+    on_change: Callable[[Change], None] = lambda _: None,
 ) -> list[Change]:
     """Create missing and update differing streams and consumers; delete nothing. Idempotent.
 
@@ -85,40 +81,26 @@ async def apply(
                 await _create_or_update(connection, definition, wanted, config)
             except ApiRefusedError as error:
                 raise _refused(error, definition, differences) from error
-        changes.append(_change(definition, differences, is_new=not config))
+        by_setting = definition.by_setting if isinstance(definition, StreamDefinition) else ()
+        changes.append(
+            Change(
+                name=definition.label,
+                action="updated" if config else "created",
+                differences=differences,
+                by_setting=by_setting,
+            )
+        )
         on_change(changes[-1])
     return changes
-
-
-def _change(definition: Definition, differences: tuple[Difference, ...], *, is_new: bool) -> Change:
-    return Change(
-        name=_label(definition),
-        action="created" if is_new else "updated",
-        differences=differences,
-        by_setting=definition.by_setting if isinstance(definition, StreamDefinition) else (),
-    )
-
-
-def _label(definition: Definition) -> str:
-    match definition:
-        case StreamDefinition():
-            return f"stream {definition.name}"
-        case ConsumerDefinition():
-            return f"consumer {definition.name} of stream {definition.stream}"
-        case _:
-            assert_never(definition)
 
 
 async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
     """Return the server's configuration; empty if the stream or consumer does not exist."""
     found: StreamInfo | ConsumerInfo | None
-    match definition:
-        case StreamDefinition():
-            found = await find_stream(connection, definition.name)
-        case ConsumerDefinition():
-            found = await find_consumer(connection, definition.stream, definition.name)
-        case _:
-            assert_never(definition)
+    if isinstance(definition, StreamDefinition):
+        found = await find_stream(connection, definition.name)
+    else:
+        found = await find_consumer(connection, definition.stream, definition.name)
     return _without_reserved(found.config) if found else {}
 
 
@@ -140,7 +122,7 @@ def _without_reserved(config: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(
     definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
 ) -> list[Difference]:
-    name = _label(definition)
+    name = definition.label
     if not found:
         return [Difference(name=name, field=EXISTENCE, wanted="present", found="missing")]
     if isinstance(definition, ConsumerDefinition):
@@ -166,7 +148,7 @@ async def _filters_outside_stream(
 ) -> list[Difference]:
     """Find a filter that matches nothing, which the server accepts silently."""
     subjects = (await stream_info(connection, definition.stream)).subjects
-    name = _label(definition)
+    name = definition.label
     found = []
     for subject in config.get("filter_subjects") or [config.get("filter_subject", ">")]:
         if subject != ">" and not any(covers(pattern, subject) for pattern in subjects):
@@ -185,7 +167,7 @@ async def _advisories_not_kept(
     if await streams_taking(connection, advisory):
         return []
     wanted = f"{advisory} kept by a stream"
-    return [Difference(name=_label(definition), field="advisories", wanted=wanted, found="not kept")]
+    return [Difference(name=definition.label, field="advisories", wanted=wanted, found="not kept")]
 
 
 async def _create_or_update(
@@ -193,27 +175,17 @@ async def _create_or_update(
 ) -> None:
     """Create or update; an update keeps the server's fields that the definition does not name."""
     config = {**found, **wanted}
-    match definition:
-        case StreamDefinition():
-            verb = "UPDATE" if found else "CREATE"
-            await api(connection, f"STREAM.{verb}.{definition.name}", config)
-        case ConsumerDefinition():
-            if found:
-                config["backoff"] = wanted.get("backoff", [])
-            request = {
-                "stream_name": definition.stream,
-                "config": config,
-                "action": "update" if found else "create",
-            }
-            await api(connection, _create_subject(definition, config), request)
-        case _:
-            assert_never(definition)
-
-
-def _create_subject(definition: ConsumerDefinition, config: Mapping[str, Any]) -> str:
+    if isinstance(definition, StreamDefinition):
+        verb = "UPDATE" if found else "CREATE"
+        await api(connection, f"STREAM.{verb}.{definition.name}", config)
+        return
+    if found:
+        config["backoff"] = wanted.get("backoff", [])
+    action = "update" if found else "create"
+    request = {"stream_name": definition.stream, "config": config, "action": action}
     subject = f"CONSUMER.CREATE.{definition.stream}.{definition.name}"
-    filtered = config.get("filter_subject", "")
-    return f"{subject}.{filtered}" if filtered else subject
+    filtered = config.get("filter_subject")
+    await api(connection, f"{subject}.{filtered}" if filtered else subject, request)
 
 
 _STORAGE = (
@@ -247,4 +219,4 @@ def _refused(
     what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differences)
     stream = definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
     fix = _FIXES.get(error.err_code, "").replace("{stream}", stream)
-    return ContractError(f"{_label(definition)} ({what}): {error}{fix}")
+    return ContractError(f"{definition.label} ({what}): {error}{fix}")

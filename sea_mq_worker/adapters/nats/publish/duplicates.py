@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consume.decoding import stored
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.server_info import stream_info
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.headers import is_same_message
@@ -44,8 +44,9 @@ async def judge_duplicates(
     async def read(index: int, seq: int) -> None:
         with contextlib.suppress(WorkerError):
             async with turns:
-                answer = await api(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq})
-            copies[index] = stored(answer["message"], stream=stream, consumer="", deliveries=0)
+                copy = await read_back(connection, stream, "", seq)
+            if copy:
+                copies[index] = copy
 
     now: datetime | None = None
     with contextlib.suppress(TimeoutError, WorkerError):
