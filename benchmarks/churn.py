@@ -36,7 +36,7 @@ async def churn(stage: Stage, *, count: int, cycles: int) -> dict[str, Figure]:
             for name, size in (await _sizes(run)).items():
                 series[f"{name}, MB"].append(size / 1e6)
             async with operations(run.own) as tables:
-                await tables.prune_outbox(began, actor="benchmark", reason="churn")
+                await tables.prune("outbox", began, actor="benchmark", reason="churn")
             await run.stream.purge_stream(STREAM)
         cost = Cost.between(before, await worker.read())
         return {

@@ -58,4 +58,4 @@ class Mark:
 
 @cache
 def _statement(schema: str | None) -> str:
-    return in_schema(load_queries("handled", "mark")["mark"], "handled_messages", schema)
+    return in_schema(load_queries("handled")["mark"], "handled_messages", schema)

@@ -131,7 +131,7 @@ def enqueue_sync(connection: Any, *events: Event, schema: str | None = None) -> 
 
 @cache
 def _statement(schema: str | None) -> str:
-    return in_schema(load_queries("producer", "enqueue")["enqueue"], "outbox_events", schema)
+    return in_schema(load_queries("producer")["enqueue"], "outbox_events", schema)
 
 
 # --- events

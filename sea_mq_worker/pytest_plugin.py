@@ -188,7 +188,7 @@ def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorke
 async def _written(dsn: str) -> list[dict[str, Any]]:
     connection = await asyncpg.connect(dsn)
     try:
-        rows = await connection.fetch(load_queries("testing", "written")["written"])
+        rows = await connection.fetch(load_queries("testing")["written"])
     finally:
         await connection.close()
     return [json.loads(row["event"]) for row in rows]

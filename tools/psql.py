@@ -8,12 +8,12 @@ Parameters are psql variables. One that ``-v`` does not set is NULL, which as a 
 import argparse
 import sys
 
-from sea_mq_worker.adapters.postgres.queries import all_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 
 
 def script(file: str, name: str) -> str:
     """Return a statement, after a line for each parameter that sets it to NULL unless psql has it."""
-    query = dict(all_queries(file))[name]
+    query = load_named(file)[name]
     defaults = [f"\\if :{{?{one}}} \\else \\set {one} NULL \\endif" for one in query.parameters]
     return "\n".join([*defaults, f"{query.text};\n"])
 

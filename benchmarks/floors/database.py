@@ -43,11 +43,7 @@ class _Lane:
         self._bytes_max = settings.outbox_batch_bytes_max
         self._places = asyncio.Semaphore(settings.outbox_batches_max)
         self._ordered = ordered
-        self._sql = load_named(
-            "outbox",
-            *("claim", "claim_ordered", "mark_published", "settle"),
-            *("reap", "reap_ordered", "take_over"),
-        )
+        self._sql = load_named("outbox")
         self._position = _START
         self._keys: set[str] = set()
 

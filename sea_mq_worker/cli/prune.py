@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -101,11 +101,7 @@ async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedT
     results: dict[PrunedTable, Any] = {}
     how = {"actor": request.actor, "reason": request.reason, "cap": request.cap}
     async with operations(settings) as tables:
-        prunes: Mapping[PrunedTable, Callable[..., Awaitable[PruneResult]]] = {
-            PrunedTable.OUTBOX: partial(tables.prune_outbox, on_partition=_print_partition),
-            PrunedTable.INBOX: tables.prune_inbox,
-        }
-        for side in [request.side] if request.side else prunes:
+        for side in [request.side] if request.side else PrunedTable:
             until = request.before if request.deliverable else await _until(settings, side, request.before)
             with _progress(side) as report:
                 if request.dry_run:
@@ -114,7 +110,9 @@ async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedT
                         side, until, should_continue=is_in_time, on_progress=report
                     )
                 else:
-                    results[side] = await prunes[side](until, on_progress=report, **how)
+                    results[side] = await tables.prune(
+                        side, until, on_progress=report, on_partition=_print_partition, **how
+                    )
     return results
 
 

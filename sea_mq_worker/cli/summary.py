@@ -10,7 +10,7 @@ from sea_mq_worker.cli.support import print_json, print_table, query_database
 from sea_mq_worker.domain.read_models import Group
 
 if TYPE_CHECKING:
-    from sea_mq_worker.ports.operations import Listings
+    from sea_mq_worker.operations.database import Tables
 
 READ_MAX = 50_000
 """Cap on rows that a summary reads: the oldest show why a queue grows, and take about a second."""
@@ -30,7 +30,7 @@ class Summary:
 
 
 def print_groups(
-    query: "Callable[[Listings, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
+    query: "Callable[[Tables, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
     """Query the groups and print them."""
     groups = query_database(lambda tables: query(tables, READ_MAX))

@@ -15,7 +15,8 @@ from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
 from sea_mq_worker.cli.table_format import cell, plain, table
 
 if TYPE_CHECKING:
-    from sea_mq_worker.ports.operations import DeadLetterStore, Listings, OperatorTables, Tables
+    from sea_mq_worker.operations.database import Tables
+    from sea_mq_worker.ports.operations import DeadLetterStore
     from sea_mq_worker.settings import Settings
 
 EXIT_FAILED = 1
@@ -82,11 +83,11 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
         abort(str(error), EXIT_FAILED)
 
 
-def query_database(query: "Callable[[Listings], Awaitable[_T]]", *, too_long: str = "") -> _T:
+def query_database(query: "Callable[[Tables], Awaitable[_T]]", *, too_long: str = "") -> _T:
     """Run a query and translate its errors into exit codes; ``too_long`` names a faster query."""
     from sea_mq_worker.domain.errors import StatementTooLongError
 
-    async def run(tables: "Listings") -> _T:
+    async def run(tables: "Tables") -> _T:
         try:
             return await query(tables)
         except StatementTooLongError as error:
@@ -107,7 +108,7 @@ def read_dead_letters(read: "Callable[[DeadLetterStore], Awaitable[_T]]") -> _T:
     return run_command(run, needs=("nats_url",))
 
 
-def change_rows(change: "Callable[[OperatorTables], Awaitable[_T]]") -> _T:
+def change_rows(change: "Callable[[Tables], Awaitable[_T]]") -> _T:
     """Change rows of outbox or inbox and translate errors into exit codes."""
     return run_command(lambda settings: _with_tables(settings, change), needs=("database_url",))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import asyncpg
 
@@ -18,6 +19,9 @@ from sea_mq_worker.adapters.postgres.schema.partitions import (
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.settings import Settings
+
+Tables: TypeAlias = PostgresOperations
+"""Outbox and inbox, as commands query and change them."""
 
 
 async def migrate_schema(settings: Settings) -> Sequence[str]:
@@ -59,7 +63,7 @@ async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyn
 
 
 @asynccontextmanager
-async def operations(settings: Settings) -> AsyncIterator[PostgresOperations]:
+async def operations(settings: Settings) -> AsyncIterator[Tables]:
     """Connect to the tables."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresOperations(pool=pool)

@@ -6,76 +6,20 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
-from sea_mq_worker.domain.filters import AuditFilter, InboxFilter, OutboxFilter
+from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import (
     ActionOutcome,
     Discarded,
     EarlierEvent,
-    Group,
     InboxRecord,
     Match,
-    OperatorAction,
-    OutboxDetail,
     OutboxSummary,
-    Page,
     Redrive,
 )
 from sea_mq_worker.domain.replay_records import Chosen, Replay
 from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
-
-
-class Listings(Protocol):
-    """Reads outbox, inbox and audit for lists; changes nothing."""
-
-    async def outbox_page(self, which: OutboxFilter, *, read_max: int | None = ...) -> Page[OutboxSummary]:
-        """List events, the latest first; read at most ``read_max`` rows (None: no limit)."""
-        ...
-
-    async def inbox_page(self, which: InboxFilter, *, read_max: int | None = ...) -> Page[InboxRecord]:
-        """List messages, the latest first; read at most ``read_max`` rows (None: no limit)."""
-        ...
-
-    async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
-        """Count unfinished events by state, type, key and error, the most frequent first."""
-        ...
-
-    async def inbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
-        """Count unprocessed messages by state, subject, consumer and error, the most frequent first."""
-        ...
-
-    async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
-        """Return one event with its payload; None: no such event."""
-        ...
-
-    async def show_inbox(self, message_id: UUID) -> InboxRecord | None:
-        """Return one message; None: never received, or pruned."""
-        ...
-
-    async def audit(self, which: AuditFilter = ..., *, limit: int) -> Sequence[OperatorAction]:
-        """List what operators did, the latest first."""
-        ...
-
-
-class OperatorTables(Protocol):
-    """Changes rows of outbox and inbox; each change leaves a record in the audit."""
-
-    async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
-        """Mark PENDING events DEAD; return those that were changed."""
-        ...
-
-    async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
-        """Close WAITING messages; return those that were changed."""
-        ...
-
-    async def resume(self, event_type: str, *, actor: str, reason: str) -> int:
-        """End the slow pace of an event type, or of all (empty); return the ID of the audit record."""
-        ...
-
-
-class Tables(Listings, OperatorTables, Protocol):
-    """Reads and changes outbox and inbox."""
 
 
 class LookupTables(Protocol):

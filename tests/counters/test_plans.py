@@ -21,7 +21,7 @@ from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.queries import all_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
@@ -171,7 +171,7 @@ class Statements:
 
     async def _archive(self) -> None:
         """Compare events with digests that are not theirs, and delete none of them."""
-        archive = dict(all_queries("pipeline_archive"))
+        archive = load_named("pipeline_archive")
         rows = await self.owner.fetch(PUBLISHED)
         keys: Sequence[Any] = (
             [row["id"] for row in rows],
@@ -186,9 +186,9 @@ class Statements:
         """Delete what is finished in a range of pages."""
         until = await self.owner.fetchval("SELECT now() + interval '1 minute'")
         desk = PostgresOperations(pool=self.operator)
-        for side, prune in (("outbox", desk.prune_outbox), ("inbox", desk.prune_inbox)):
+        for side in ("outbox", "inbox"):
             before = await self._read()
-            deleted = (await prune(until, cap=1, actor="a", reason="r")).deleted
+            deleted = (await desk.prune(side, until, cap=1, actor="a", reason="r")).deleted
             self.pages[f"prune the {side}"] = (await self._read() - before) / deleted
 
     async def _count(self, what: str, rows: int, statement: Callable[[], Awaitable[Any]]) -> Any:

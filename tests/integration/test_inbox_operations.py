@@ -63,7 +63,7 @@ async def test_only_published_events_older_than_asked_are_pruned(
     kept = [await add_event(pool, state) for state in ("PUBLISHED", "PENDING", "CLAIMED", "DEAD")]
     steps: list[tuple[int, int, int]] = []
 
-    deleted = await operations.prune_outbox(between, **WHO, on_progress=lambda *step: steps.append(step))
+    deleted = await operations.prune("outbox", between, **WHO, on_progress=lambda *step: steps.append(step))
 
     assert deleted == PruneResult(deleted=len(gone), dropped=[])
     assert {row["id"] for row in await pool.fetch("SELECT id FROM outbox_events")} == set(kept)
@@ -88,7 +88,7 @@ async def test_only_processed_and_closed_messages_older_than_asked_are_pruned(
         await add_message(pool, received_at=ago(48)),
     ]
 
-    assert (await operations.prune_inbox(ago(24), **WHO)).deleted == 2
+    assert (await operations.prune("inbox", ago(24), **WHO)).deleted == 2
 
     assert {row["message_id"] for row in await pool.fetch("SELECT * FROM inbox_messages")} == set(kept)
 
@@ -111,10 +111,10 @@ async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
     part = await operations.count_prunable("inbox", soon, should_continue=lambda: next(turns))
     assert (part.pages, part.pages < part.pages_of) == (500, True)
     assert (await operations.count_prunable("inbox", soon, should_continue=lambda: True)).count == 1300
-    first = (await operations.prune_inbox(soon, **WHO, cap=1)).deleted
+    first = (await operations.prune("inbox", soon, **WHO, cap=1)).deleted
     assert 1 <= first == part.count
 
-    rest = await operations.prune_inbox(soon, **WHO, on_progress=lambda *step: steps.append(step))
+    rest = await operations.prune("inbox", soon, **WHO, on_progress=lambda *step: steps.append(step))
 
     assert rest.deleted == 1300 - first
     assert [done for done, _, _ in steps[:2]] == [500, 1000]

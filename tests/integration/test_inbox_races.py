@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.inbox import STATEMENTS
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, LeasedElsewhere
@@ -111,7 +110,7 @@ async def _let_leases_end(pool: asyncpg.Pool, leases: list[Lease]) -> None:
 async def test_a_statement_over_leases_reads_nothing_but_their_rows(world: PostgresWorld) -> None:
     """Not what else is unprocessed, the dead-lettered included, although that index is small as a rule."""
     held = "ARRAY['00000000-0000-0000-0000-000000000000'::uuid], ARRAY['w#1']"
-    sql = load_queries("inbox", *STATEMENTS)
+    sql = load_queries("inbox")
     for name, arguments in [
         ("extend", f"{held}, 60"),
         ("mark_processed", held),

@@ -333,7 +333,7 @@ async def test_a_change_needs_an_actor_and_a_reason(
     with pytest.raises(ValueError, match="an actor and a reason"):
         await operations.mark_dead([event_id], **WHO | who)
     with pytest.raises(ValueError, match="an actor and a reason"):
-        await operations.prune_outbox(FAR_AHEAD, **WHO | who)
+        await operations.prune("outbox", FAR_AHEAD, **WHO | who)
 
     assert await everything(pool) == before
 

@@ -21,7 +21,6 @@ from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
-STATEMENTS = ("claim", "claim_ordered", "mark_published", "settle", "reap", "reap_ordered", "take_over")
 CLAIM_LITERALS = {
     **dict.fromkeys(("limit", "run_max"), "10"),
     **dict.fromkeys(("batch_bytes_max", "event_bytes_max"), "9999"),
@@ -165,11 +164,11 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
     """Also on a table that nobody has analysed."""
     await add(pool, 300)
     await add(pool, 300, keys=30)
-    sql = load_queries("outbox", *STATEMENTS)
+    sql = load_queries("outbox")
     at = "'2000-01-01', 0, '2000-01-01', 0"
     arguments_of = {"reap": f"30, 10, 5, 99, {at}, 60", "reap_ordered": f"30, 10, 5, 99, {at}, 60"}
     for name in ("claim", "claim_ordered"):
-        parameters = load_named("outbox", *STATEMENTS)[name].parameters
+        parameters = load_named("outbox")[name].parameters
         arguments_of[name] = ", ".join(CLAIM_LITERALS.get(one, "false") for one in parameters)
     for name, arguments in arguments_of.items():
         async with pool.acquire() as connection:
@@ -246,7 +245,7 @@ async def test_a_trigger_that_refuses_every_claim_is_reported_with_its_error(poo
 @pytest.mark.parametrize("name", ["claim", "claim_ordered"])
 async def test_a_claim_returns_the_fields_of_an_event_in_their_order(pool: asyncpg.Pool, name: str) -> None:
     async with pool.acquire() as connection:
-        prepared = await connection.prepare(load_queries("outbox", *STATEMENTS)[name])
+        prepared = await connection.prepare(load_queries("outbox")[name])
         names = [attribute.name for attribute in prepared.get_attributes()]
     assert names[names.index("id") :] == list(ClaimedEvent._fields)
 
@@ -328,8 +327,3 @@ async def test_a_missing_table_is_a_broken_contract_that_says_what_to_do(pool: a
     await pool.execute("DROP TABLE outbox_events")
     with pytest.raises(ContractError, match=r"outbox_events.*python -m sea_mq_worker migrate"):
         await relay(pool).find_unpublished(batch_max=1)
-
-
-def test_a_statement_that_is_not_in_the_file_is_found_at_load() -> None:
-    with pytest.raises(LookupError, match="claim"):
-        load_queries("outbox", "claims")

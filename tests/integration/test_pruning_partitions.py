@@ -68,8 +68,12 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
     steps: list[tuple[int, int, int]] = []
 
     counted = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
-    pruned = await operations.prune_outbox(
-        ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=reported.append
+    pruned = await operations.prune(
+        "outbox",
+        ago(30),
+        **WHO,
+        on_progress=lambda *step: steps.append(step),
+        on_partition=reported.append,
     )
 
     assert (counted.count, counted.partitions) == (4, [whole, empty])
@@ -86,7 +90,7 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
     assert action.affected == 4
     assert json.loads(action.selection)["dropped"] == [whole, empty]
     soon = datetime.now(UTC) + timedelta(hours=1)
-    assert (await operations.prune_outbox(soon, **WHO)).deleted == 2
+    assert (await operations.prune("outbox", soon, **WHO)).deleted == 2
     assert await held(pool) == kept - {published_late}
 
 
@@ -99,7 +103,7 @@ async def test_a_cap_drops_no_partition_that_holds_more(
     for _ in range(3):
         await published(pool, days_ago=39)
 
-    pruned = await operations.prune_outbox(ago(30), **WHO, cap=3)
+    pruned = await operations.prune("outbox", ago(30), **WHO, cap=3)
 
     assert pruned.dropped == [DroppedPartition(name=small, events=1)]
     assert pruned.deleted == 4, "a range of pages is deleted whole"
@@ -123,7 +127,7 @@ async def test_what_another_session_drops_meanwhile_is_passed_over(
         with ThreadPoolExecutor() as elsewhere:
             elsewhere.submit(asyncio.run, drop()).result()
 
-    pruned = await operations.prune_outbox(ago(30), **WHO, on_partition=drop_other)
+    pruned = await operations.prune("outbox", ago(30), **WHO, on_partition=drop_other)
 
     assert pruned.deleted == 1
 
@@ -139,7 +143,7 @@ async def test_where_the_lock_would_not_show_what_changed_before_it_events_go_ro
     await pool.expire_connections()
     reported: list[Any] = []
 
-    pruned = await operations.prune_outbox(ago(30), **WHO, on_partition=reported.append)
+    pruned = await operations.prune("outbox", ago(30), **WHO, on_partition=reported.append)
 
     assert pruned == PruneResult(deleted=1, dropped=[])
     assert [(one.name, "must be read committed" in one.reason) for one in reported] == [(part, True)]
@@ -158,4 +162,4 @@ async def test_every_page_of_every_partition_is_looked_at(
     found = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
 
     assert found == Prunable(count=4, pages=2, pages_of=2, partitions=[])
-    assert (await operations.prune_outbox(ago(30), **WHO)).deleted == 4
+    assert (await operations.prune("outbox", ago(30), **WHO)).deleted == 4

@@ -11,7 +11,7 @@ from functools import partial
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres import lane_watch as module
+from sea_mq_worker.adapters.postgres import wakeup as module
 from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
 from tests.support.rows import add_event
 from tests.support.servers import Database

@@ -164,7 +164,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
         await asyncio.to_thread(_to_lake, spark, world, lake, landed=28)
         await pool.execute("DELETE FROM outbox_events")
         pruned = await world.publish(10)
-        await tables.prune_outbox(datetime.now(UTC), actor="ada", reason="old")
+        await tables.prune("outbox", datetime.now(UTC), actor="ada", reason="old")
         here = await world.publish(40)
         async with opened(their_database, hints=OPERATOR_HINTS) as theirs:
             receiver = replace(world, pool=theirs)

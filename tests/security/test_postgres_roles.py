@@ -185,8 +185,8 @@ async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles,
     async with asyncpg.create_pool(roles.dsn("janitor"), min_size=1, max_size=1) as pool:
         await check_version(pool)
         operations = PostgresOperations(pool=pool)
-        assert (await operations.prune_outbox(soon, actor="alice", reason="a test")).deleted == 0
-        assert (await operations.prune_inbox(soon, actor="alice", reason="a test")).deleted == 0
+        assert (await operations.prune("outbox", soon, actor="alice", reason="a test")).deleted == 0
+        assert (await operations.prune("inbox", soon, actor="alice", reason="a test")).deleted == 0
         assert {action.outcome for action in await operations.audit(limit=9)} == {"done"}
         with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
             await pool.execute("DELETE FROM outbox_events")

@@ -10,7 +10,7 @@ import pytest
 
 import sea_mq_worker
 from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.queries import all_queries
+from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
@@ -55,7 +55,7 @@ def statements() -> dict[str, str]:
     """Return every statement of the product: those of ``sql/queries`` and those in modules."""
     found = {}
     for file in sorted((resource_folder("sql") / "queries").glob("*.sql")):
-        found |= {f"{file.stem}.{name}": query.sql for name, query in all_queries(file.stem)}
+        found |= {f"{file.stem}.{name}": query.sql for name, query in load_named(file.stem).items()}
     return found | dict(in_modules())
 
 

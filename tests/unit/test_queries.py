@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from sea_mq_worker.adapters.postgres import queries
-from sea_mq_worker.adapters.postgres.queries import NamedQuery, all_queries, load_named
+from sea_mq_worker.adapters.postgres.queries import NamedQuery, load_named
 from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
 
 FILE = """-- A file.
@@ -21,7 +21,8 @@ SELECT ':key', o.id::text FROM outbox_events o
  WHERE :is_dead AND o.id = ANY (:ids::uuid[]) AND o.ordering_key <> :key
  LIMIT :limit;
 """
-EVERY = [(f"{file}.{name}", query) for file in sorted(queries._FILES) for name, query in all_queries(file)]
+FILES = sorted(queries._FILES)
+EVERY = [(f"{file}.{name}", query) for file in FILES for name, query in load_named(file).items()]
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Filter:
 @pytest.fixture
 def dead(monkeypatch: pytest.MonkeyPatch) -> NamedQuery:
     monkeypatch.setitem(queries._FILES, "example", FILE)  # type: ignore[index]
-    return load_named("example", "dead")["dead"]
+    return load_named("example")["dead"]
 
 
 def test_parameters_are_numbered_by_their_first_use_and_fragments_are_filled_in(dead: NamedQuery) -> None:
@@ -55,6 +56,11 @@ def test_arguments_are_values_by_name_and_else_attributes(dead: NamedQuery) -> N
 def test_a_missing_parameter_is_an_error(dead: NamedQuery) -> None:
     with pytest.raises(AttributeError, match="limit"):
         dead.bind(Filter(key="a", ids=()))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_statement_of_a_file_has_a_name_of_its_own(file: str) -> None:
+    assert len(load_named(file)) == len(re.findall("(?m)^-- name: ", queries._FILES[file]))
 
 
 @pytest.mark.parametrize(("name", "query"), EVERY, ids=[name for name, _ in EVERY])

@@ -23,17 +23,6 @@ from sea_mq_worker.domain.inbox_results import (
     expand_duplicates,
 )
 
-STATEMENTS = (
-    "insert",
-    "overdue",
-    "extend",
-    "mark_processed",
-    "record_error",
-    "begin_dead_letter",
-    "mark_dead_lettered",
-    "take_over",
-)
-
 
 class PostgresInboxAdapter:
     """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
@@ -57,7 +46,7 @@ class PostgresInboxAdapter:
         self._pool = pool
         self._token_prefix = f"{worker}#{session}"
         self._unanswered: dict[tuple[str, ...], str] = {}
-        self._sql = load_queries("inbox", *STATEMENTS)
+        self._sql = load_queries("inbox")
 
     async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051); the primary key decides between workers (POL-047-003)."""
@@ -153,7 +142,7 @@ class PostgresResumptions:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool of the worker's."""
         self._pool = pool
-        self._sql = load_queries("resume", "resumed")
+        self._sql = load_queries("resume")
 
     async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
         """Read what was resumed so lately."""

@@ -1,4 +1,4 @@
-"""KeptConnection: one direct connection to the primary, opened again whenever it is lost."""
+"""KeptConnection: one connection direct to the primary, opened again whenever it is lost."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.direct import close_in_time, connect_direct
 from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 
+_STATEMENT_SECONDS = 5.0
+_CONNECT_SECONDS = 10.0
+_CLOSE_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 30.0
 _CHECK_SECONDS = 1.0
 """Interval at which the connection is checked: the driver does not report every end of a connection."""
@@ -86,7 +89,7 @@ class KeptConnection:
             StoreUnavailableError: PostgreSQL cannot be reached.
             ContractError: this is no direct connection, or ``on_open`` is refused.
         """
-        connection = await connect_direct(self.dsn, self.settings)
+        connection = await _connect_direct(self.dsn, self.settings)
         try:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
@@ -99,7 +102,7 @@ class KeptConnection:
             if self.current is not None:
                 self.current = None
                 self.on_lost()
-            await close_in_time(connection)
+            await _close_in_time(connection)
 
     async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:
         """Beat: a connection that is cut off says nothing by itself, nor does one to a former primary."""
@@ -114,3 +117,38 @@ class KeptConnection:
                 async with self.turn:
                     if not await connection.fetchval(_IS_PRIMARY):
                         return
+
+
+async def _connect_direct(dsn: str, settings: Mapping[str, str]) -> asyncpg.Connection:
+    """Open a connection whose session ends with it.
+
+    Raises:
+        StoreUnavailableError: no primary can be reached.
+        ContractError: a proxy is in between, which may give the session to others.
+    """
+    async with opening(dsn) as address:
+        connection = await asyncpg.connect(
+            **address,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=_STATEMENT_SECONDS,
+            server_settings=dict(settings),
+            target_session_attrs="read-write",
+        )
+    notice_silence(connection)
+    try:
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+    except BaseException:
+        await _close_in_time(connection)
+        raise
+    if pid != connection.get_server_pid():
+        await _close_in_time(connection)
+        raise ContractError("LISTEN and locks need a direct connection, and this one leads through a proxy")
+    return connection
+
+
+async def _close_in_time(connection: asyncpg.Connection) -> None:
+    """Close within bounds; a connection that is lost already, or cut off, is dropped."""
+    try:
+        await connection.close(timeout=_CLOSE_SECONDS)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()

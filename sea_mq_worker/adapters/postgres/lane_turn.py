@@ -42,7 +42,7 @@ class PostgresLaneTurn:
         """
         self._pool = pool
         self._idle_seconds = idle_seconds
-        self._sql = load_queries("lane", "take", "leave")
+        self._sql = load_queries("lane")
         self._connection: Any = None
 
     async def take(self) -> bool:

@@ -22,10 +22,6 @@ from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
 from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
 
-_STATEMENTS = (
-    *("claim", "claim_ordered", "mark_published", "settle"),
-    *("reap", "reap_ordered", "take_over"),
-)
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
@@ -90,7 +86,7 @@ class PostgresOutboxAdapter:
         self._look_max = look_max
         self._take_turns = take_turns
         self._fetch_ordered = lane.fetch if lane else partial(fetch, pool)
-        self._sql = load_named("outbox", *_STATEMENTS)
+        self._sql = load_named("outbox")
         self._fresh = ClaimCursor(clock)
         self._retries = ClaimCursor(clock)
         self._retries_first = False

@@ -10,14 +10,14 @@ variables in the same way: ``python -m tools.psql FILE NAME`` prints a statement
     -- name: dead
     SELECT o.id FROM outbox_events o WHERE :is_dead AND o.ordering_key = :key::text LIMIT :limit;
 
-Of such a file ``load_named(file, "dead")["dead"].bind(key="a", limit=9)`` returns
+Of such a file ``load_named(file)["dead"].bind(key="a", limit=9)`` returns
 
     ("SELECT o.id FROM outbox_events o WHERE NOT o.is_open AND o.published_at IS NULL"
      " AND o.ordering_key = $1::text LIMIT $2", "a", 9)
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sea_mq_worker.resources import resource_folder
@@ -56,30 +56,17 @@ class NamedQuery:
         return (self.sql, *([str(one) for one in a] if isinstance(a, tuple) else a for a in arguments))
 
 
-def load_queries(file: str, *names: str) -> Mapping[str, str]:
-    """Return the statements of ``sql/queries/{file}.sql``, each without its name, comments and semicolon.
-
-    Raises:
-        LookupError: the file does not hold exactly the statements ``names``.
-    """
-    return {name: query.sql for name, query in load_named(file, *names).items()}
+def load_queries(file: str) -> Mapping[str, str]:
+    """Return the statements of ``sql/queries/{file}.sql``, each without its name, comments and semicolon."""
+    return {name: query.sql for name, query in load_named(file).items()}
 
 
-def load_named(file: str, *names: str) -> Mapping[str, NamedQuery]:
-    """Return the same statements with the names of their parameters; raises as ``load_queries``."""
-    found = all_queries(file)
-    held = sorted(name for name, _ in found)
-    if held != sorted(names):
-        raise LookupError(f"sql/queries/{file}.sql holds {held}, not {sorted(names)}")
-    return dict(found)
-
-
-def all_queries(file: str) -> Sequence[tuple[str, NamedQuery]]:
-    """Return every statement of a file with its name."""
+def load_named(file: str) -> Mapping[str, NamedQuery]:
+    """Return the same statements with the names of their parameters."""
     parts = _BLOCK.split(_FILES[file])[1:]
     blocks = [*zip(parts[::3], parts[1::3], map(_without_comments, parts[2::3]), strict=True)]
     fragments = {name: text for kind, name, text in blocks if kind == "fragment"}
-    return [(name, _named(text, fragments)) for kind, name, text in blocks if kind == "name"]
+    return {name: _named(text, fragments) for kind, name, text in blocks if kind == "name"}
 
 
 def _named(text: str, fragments: Mapping[str, str]) -> NamedQuery:

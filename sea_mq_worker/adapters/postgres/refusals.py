@@ -30,7 +30,7 @@ class Refusals:
         self._pool = pool
         self._run_max = run_max
         self._clock = clock
-        self._sql = load_queries("refused", "due", "due_ordered", "try_claim")
+        self._sql = load_queries("refused")
         self._until: dict[str, float] = {}
 
     @property

@@ -74,7 +74,7 @@ class PostgresWorkerSession:
         self._on_event = on_event
         self._clock = clock
         self._refusal = ""
-        self._sql = load_queries("sessions", "begin", "others", "forget")
+        self._sql = load_queries("sessions")
         self._lost_at = _NEVER
         self._change = asyncio.Event()
         self._kept = KeptConnection(

@@ -19,7 +19,7 @@ from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.settings import Settings
 
-_SQL = load_queries("backlog", "counts", "is_deliverable")
+_SQL = load_queries("backlog")
 
 _SOON_SECONDS = 5.0
 """A failed event that is due again within this time is waited for."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.postgres.consumptions import PostgresConsumptions
+from sea_mq_worker.adapters.postgres.checks import PostgresConsumptions
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop

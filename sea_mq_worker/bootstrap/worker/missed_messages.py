@@ -6,7 +6,7 @@ import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_standing
-from sea_mq_worker.adapters.postgres.consumer_progress import PostgresStandings
+from sea_mq_worker.adapters.postgres.checks import PostgresStandings
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop

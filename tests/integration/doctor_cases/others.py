@@ -169,7 +169,7 @@ async def inbox_pruned_early(p: Patient) -> Mend:
     await p.take()
     await add_message(p.pool, processed=True)
     soon = datetime.now(UTC) + timedelta(minutes=1)
-    await PostgresOperations(pool=p.pool).prune_inbox(soon, actor="ann", reason="a test")
+    await PostgresOperations(pool=p.pool).prune("inbox", soon, actor="ann", reason="a test")
 
     async def purge(_finding: Finding) -> None:
         await p.ask(f"STREAM.PURGE.{p.upstream_stream}")

@@ -31,14 +31,9 @@ class PostgresInspection(PostgresLists):
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``, since these statements read much and run rarely."""
         super().__init__(pool=pool)
-        self._depth = load_queries("depth", "outbox_depth", "inbox_depth")
-        self._asked = load_queries(
-            "inspection",
-            *("outbox_depth_capped", "inbox_depth_capped"),
-            *("outbox_summary", "inbox_summary", "discarded", "ids_between", "earlier_of_key"),
-            *("conflicts", "session_is_held"),
-        )
-        self._audit = load_named("audit", "audit")["audit"]
+        self._depth = load_queries("depth")
+        self._asked = load_queries("inspection")
+        self._audit = load_named("audit")["audit"]
 
     async def outbox_depth(self) -> Depth:
         """Return the exact depth of the outbox (QRY-050)."""

@@ -47,11 +47,7 @@ class PostgresLists:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._lists = load_named(
-            "lists",
-            *("list_outbox", "list_outbox_by_id", "unfinished_of_key", "show_outbox"),
-            *("list_inbox", "list_inbox_by_id", "highest_ids"),
-        )
+        self._lists = load_named("lists")
 
     async def outbox_page(
         self, which: OutboxFilter, *, read_max: int | None = READ_MAX

@@ -38,11 +38,7 @@ class PostgresOperations(PostgresInspection):
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``, since these statements read much and run rarely."""
         super().__init__(pool=pool)
-        self._sql = load_queries(
-            "operations",
-            *("begin_action", "finish_action", "make_due", "claim_as_operator", "mark_dead", "discard"),
-            *("redriven", "finish_redrive", "close_messages", "record_purge"),
-        )
+        self._sql = load_queries("operations")
         self._pruning = PostgresPruning(pool=pool)
 
     async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
@@ -111,9 +107,10 @@ class PostgresOperations(PostgresInspection):
         rows = await fetch(self._pool, self._sql["record_purge"], message_id, note, action)
         return bool(rows[0]["may_go"])
 
-    async def prune_outbox(
+    async def prune(
         self,
-        published_before: datetime,
+        side: str,
+        before: datetime,
         *,
         actor: str,
         reason: str,
@@ -121,37 +118,24 @@ class PostgresOperations(PostgresInspection):
         on_progress: OnProgress = ignore_progress,
         on_partition: OnPartition = ignore_progress,
     ) -> PruneResult:
-        """Delete events published before a time. Others stay, whatever their age.
+        """Delete events published, or messages processed or closed, before a time; others stay, however old.
 
-        ``cap``: stop after so many, and at most a range of pages more.
+        A message that is delivered again after its row is gone has its effect again: keep rows of the inbox
+        longer than the streams keep messages.
+
+        Args:
+            side: ``outbox`` or ``inbox``.
+            before: the time.
+            actor: who does it.
+            reason: why.
+            cap: stop after this many rows plus at most a range of pages; no larger partition is dropped.
+            on_progress: called after each range and each partition.
+            on_partition: called for each partition whose time is over, dropped or kept.
         """
-        async with self.recorded("prune_outbox", actor, reason, _before(published_before)) as action:
+        selection = json.dumps({"before": before.isoformat()})
+        async with self.recorded(f"prune_{side}", actor, reason, selection) as action:
             return await self._pruning.prune(
-                "outbox",
-                published_before,
-                action=action,
-                cap=cap,
-                on_progress=on_progress,
-                on_partition=on_partition,
-            )
-
-    async def prune_inbox(
-        self,
-        processed_before: datetime,
-        *,
-        actor: str,
-        reason: str,
-        cap: int | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> PruneResult:
-        """Delete messages processed or closed before a time. Others stay, however old.
-
-        A message that is delivered again after its row is gone has its effect again: keep rows longer than
-        the streams keep messages.
-        """
-        async with self.recorded("prune_inbox", actor, reason, _before(processed_before)) as action:
-            return await self._pruning.prune(
-                "inbox", processed_before, action=action, cap=cap, on_progress=on_progress
+                side, before, action=action, cap=cap, on_progress=on_progress, on_partition=on_partition
             )
 
     async def count_prunable(
@@ -183,10 +167,6 @@ class PostgresOperations(PostgresInspection):
         args = _action_args(action, actor, reason, selection)
         rows = await fetch(self._pool, self._sql["begin_action"], *args)
         return int(rows[0]["id"])
-
-
-def _before(moment: datetime) -> str:
-    return json.dumps({"before": moment.isoformat()})
 
 
 def _action_args(action: str, actor: str, reason: str, selection: str) -> tuple[str, str, str, str]:

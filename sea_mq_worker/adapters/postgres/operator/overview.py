@@ -26,7 +26,7 @@ class PostgresOverview:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``BY_INDEX``."""
         self._pool = pool
-        self._sql = load_queries("page", "overview", "dead_events")
+        self._sql = load_queries("page")
 
     async def overview(self, *, sessions: str) -> Overview:
         """Count reasons, and workers by the application name of a session that each keeps open."""

@@ -61,7 +61,7 @@ class PostgresPruning:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._sql = load_queries("prune", "outbox", "inbox", "count_outbox", "count_inbox")
+        self._sql = load_queries("prune")
 
     async def prune(
         self,
@@ -71,18 +71,9 @@ class PostgresPruning:
         action: int,
         cap: int | None,
         on_progress: OnProgress,
-        on_partition: OnPartition = ignore_progress,
+        on_partition: OnPartition,
     ) -> PruneResult:
-        """Delete rows of ``outbox`` or ``inbox`` that were finished before a time.
-
-        Args:
-            side: the table.
-            before: delete rows published, processed or closed before this time.
-            action: id of the audit's record, which counts the rows.
-            cap: stop after this many rows plus at most a range of pages; no larger partition is dropped.
-            on_progress: called after each range and each partition.
-            on_partition: called for each partition whose time is over, dropped or kept.
-        """
+        """Delete rows and count them in the audit's record ``action``; see ``PostgresOperations.prune``."""
         leaves = await self._leaves(side)
         tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
         dropped: list[DroppedPartition] = []

@@ -31,9 +31,7 @@ class PostgresReplays:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``."""
         self._pool = pool
-        self._sql = load_named(
-            "replay", "choose", "begin_replay", "load_replay", "put_back", "not_taken", "finish_replay"
-        )
+        self._sql = load_named("replay")
 
     async def choose(
         self, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.acknowledged import Acknowledged, acknowledged
+from sea_mq_worker.adapters.postgres.checks import Acknowledged, acknowledged
 from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
@@ -26,12 +26,6 @@ _SETTINGS = (
     *("max_connections", "superuser_reserved_connections", "reserved_connections"),
     "transaction_timeout",
     "server_version",
-)
-_STATEMENTS = (
-    *("identity", "settings", "connections", "transactions", "prepared", "slots"),
-    *("locks", "tables", "indexes", "triggers", "functions", "constraints", "rights"),
-    *("outbox", "failing", "sequence", "action_sequence", "partitions"),
-    *("inbox", "missed", "audit", "inbox_pruned"),
 )
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
@@ -314,7 +308,7 @@ async def table_locks(pool: asyncpg.Pool, *, longer_than_seconds: float) -> Sequ
 
 
 def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str, Any]]]]:
-    sql = load_queries("doctor", *_STATEMENTS)
+    sql = load_queries("doctor")
 
     async def ask(name: str, *args: object) -> Sequence[dict[str, Any]]:
         return [dict(row) for row in await fetch(pool, sql[name], *args)]

@@ -11,7 +11,7 @@ from typing import Any
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 
-_SQL = load_queries("leaves", "leaves", "drop_leaf")
+_SQL = load_queries("leaves")
 
 LEAVES = _SQL["leaves"]
 """The statement that lists leaves; ``$1`` is the table."""

@@ -1,6 +1,6 @@
 """PostgresPartitions: an outbox in daily partitions; see ``ports.partitions.Partitions``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import asyncpg
 
@@ -18,7 +18,7 @@ class PostgresPartitions:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use this pool."""
         self._pool = pool
-        self._sql = _queries()
+        self._sql = load_queries("partitions")
 
     async def exist(self) -> bool:
         """Return whether the outbox has partitions."""
@@ -49,7 +49,7 @@ async def partition_outbox(dsn: str, *, schema: str, actor: str, reason: str) ->
         ContractError: the server is too old, the user does not own the tables, or something is in the way.
     """
     check_accountable(actor, reason)
-    sql = _queries()
+    sql = load_queries("partitions")
     async with owner_session(dsn, schema) as connection:
         await check_version(connection)
         async with connection.transaction():
@@ -58,7 +58,3 @@ async def partition_outbox(dsn: str, *, schema: str, actor: str, reason: str) ->
             await connection.execute(partitioning_script())
             await connection.execute(sql["record"], actor, reason)
     return True
-
-
-def _queries() -> Mapping[str, str]:
-    return load_queries("partitions", "exist", "make", "list", "record")

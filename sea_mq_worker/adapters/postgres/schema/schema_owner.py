@@ -3,7 +3,6 @@
 Two contexts in one outbox or inbox would process each other's rows.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from sea_mq_worker.adapters.postgres.errors import translated
@@ -18,7 +17,7 @@ async def claim_schema(database: Any, context: str) -> None:
         ContractError: the schema is another context's; the text names both, and the remedy.
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
-    sql = _queries()
+    sql = load_queries("context")
     with translated():
         owner = await database.fetchval(sql["owner"])
         if owner is None:
@@ -41,13 +40,9 @@ async def check_rows_visible(database: Any) -> None:
         StoreUnavailableError: PostgreSQL cannot serve now.
     """
     with translated():
-        hidden = [row["name"] for row in await database.fetch(_queries()["hidden"])]
+        hidden = [row["name"] for row in await database.fetch(load_queries("context")["hidden"])]
     if hidden:
         raise ContractError(
             f"row security hides rows of {' and '.join(hidden)} from the worker: run `ALTER TABLE {hidden[0]}"
             " DISABLE ROW LEVEL SECURITY`, or give the worker's role BYPASSRLS"
         )
-
-
-def _queries() -> Mapping[str, str]:
-    return load_queries("context", "owner", "hidden", "take")

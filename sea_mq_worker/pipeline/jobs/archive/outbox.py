@@ -225,6 +225,4 @@ def _lists(keys: pa.Table) -> tuple[list[Any], ...]:
     return tuple(keys.column(name).to_pylist() for name in ("id", "published_at", "digest"))
 
 
-_SQL = load_queries(
-    "pipeline_archive", *("batches", "content", "all_content", "lock", "begin", "finish", "altered", "delete")
-)
+_SQL = load_queries("pipeline_archive")

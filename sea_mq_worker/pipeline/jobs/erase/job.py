@@ -38,7 +38,7 @@ from sea_mq_worker.pipeline.lake.table import check_lake
 from sea_mq_worker.pipeline.sources.jetstream.state import connected
 from sea_mq_worker.settings import Settings
 
-_SQL = load_queries("pipeline_erase", "events", "messages", "delete_messages", "delete_events")
+_SQL = load_queries("pipeline_erase")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

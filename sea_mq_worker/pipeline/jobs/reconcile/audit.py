@@ -67,7 +67,7 @@ class Audit:
 
 def read_audit(moment: Snapshot) -> Audit:
     """Read the operators' actions as of a snapshot."""
-    rows = moment.rows(load_queries("pipeline_reconcile", "actions")["actions"])
+    rows = moment.rows(load_queries("pipeline_reconcile")["actions"])
     actions = [(row["action"], row["at"], json.loads(row["selection"])) for row in rows]
 
     def latest(wanted: str) -> datetime | None:

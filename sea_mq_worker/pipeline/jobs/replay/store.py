@@ -21,9 +21,7 @@ RESTORED = (
 )
 """Columns of a restored event, the parameters of the statement `restore` in order."""
 
-_SQL = load_queries(
-    "pipeline_replay", *("begin", "unfinished", "advance", "requeue", "restore", "count", "finish")
-)
+_SQL = load_queries("pipeline_replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.settings import Settings
 
 _COUNTED = files(__package__).joinpath("figures.sql").read_text(encoding="utf-8")
-_QUERIES = load_queries("pipeline_report", "first", "backlog")
+_QUERIES = load_queries("pipeline_report")
 _LIMITS = {
     "attempts_max": ATTEMPTS_MAX,
     "groups_max": GROUPS_MAX,

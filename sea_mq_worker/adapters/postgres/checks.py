@@ -1,0 +1,99 @@
+"""Rows that the worker's periodic checks read and write; all raise what ``translated`` raises."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+
+import asyncpg
+
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.queries import load_queries
+from sea_mq_worker.domain.consumption import Consumption
+from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages
+
+_PAGES = 200
+_SOME = 3
+_SEEN_SECONDS = 150.0
+"""A worker that has not said for so long what it consumes is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """Stream sequences of the PUBLISHED rows that were read.
+
+    Attributes:
+        greatest: the greatest sequence in a row; 0: there is none.
+        shared: number of rows whose sequence is also in another row.
+        some: id and sequence of a few rows.
+    """
+
+    greatest: int = 0
+    shared: int = 0
+    some: Sequence[tuple[str, int]] = ()
+
+
+async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
+    """Read the latest rows and some others."""
+    sql = load_queries("ghosts")["acknowledged"]
+    [row] = await fetch(pool, sql, stream, _PAGES, _SOME)
+    some = tuple((event_id, int(seq)) for event_id, seq in (one.split() for one in row["some"]))
+    return Acknowledged(greatest=row["greatest"] or 0, shared=row["shared"], some=some)
+
+
+class PostgresStandings:
+    """Remembers looks at consumers over restarts; one of several workers reports a finding."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+        self._sql = load_queries("standings")
+
+    async def last(self, stream: str, durable: str) -> ConsumerStanding | None:
+        """Return the last look at a consumer, or None before the first."""
+        rows = await fetch(self._pool, self._sql["standing"], stream, durable)
+        return ConsumerStanding(**json.loads(rows[0]["standing"])) if rows else None
+
+    async def replace(
+        self,
+        stream: str,
+        durable: str,
+        *,
+        last: ConsumerStanding | None,
+        now: ConsumerStanding,
+        found: MissedMessages | None,
+    ) -> bool:
+        """Put a look in the place of the last one; False: another worker was faster."""
+        first_seq, last_seq, count = astuple(found) if found else (None, None, 0)
+        rows = await fetch(
+            self._pool,
+            self._sql["look"],
+            *(stream, durable, json.dumps(asdict(last)) if last else None, json.dumps(asdict(now))),
+            *(count, first_seq, last_seq),
+        )
+        return bool(rows)
+
+
+class PostgresConsumptions:
+    """Who consumes what with these tables, and for which handler; see ``domain.consumption``."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+        self._sql = load_queries("consumers")
+
+    async def others(self, handler: str) -> Sequence[Consumption]:
+        """Return what workers with another handler consume."""
+        rows = await fetch(self._pool, self._sql["others"], handler, _SEEN_SECONDS)
+        return [Consumption(**dict(row) | {"subjects": tuple(row["subjects"])}) for row in rows]
+
+    async def say(self, own: Sequence[Consumption]) -> None:
+        """Say that this is consumed; for ``_SEEN_SECONDS`` others believe it."""
+        for one in own:
+            await fetch(
+                self._pool, self._sql["consume"], one.stream, one.durable, one.handler, list(one.subjects)
+            )
+
+    async def leave(self, own: Sequence[Consumption]) -> None:
+        """Say that this is not consumed any more, as far as this worker knows."""
+        handlers = {one.handler for one in own}
+        streams, durables = [one.stream for one in own], [one.durable for one in own]
+        for handler in handlers:
+            await fetch(self._pool, self._sql["leave"], streams, durables, handler)
