@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from sea_mq_worker.adapters.http.request_body import request_body
+from sea_mq_worker.adapters.http.wire_format import request_body
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 
 _OK = b"HTTP/1.1 200 "

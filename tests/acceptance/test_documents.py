@@ -24,7 +24,7 @@ from sqlalchemy import MetaData, create_engine, make_url
 from typer.testing import CliRunner
 
 from kit.description import Description
-from sea_mq_worker.adapters.http.batch_answer import read_statuses
+from sea_mq_worker.adapters.http.wire_format import read_statuses
 from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.cli import app
 from sea_mq_worker.producer import enqueue

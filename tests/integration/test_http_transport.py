@@ -40,7 +40,6 @@ async def make() -> AsyncIterator[MakeTransport]:
             "connect_seconds": 1.0,
             "body_bytes_max": 1000,
             "tls": ssl.create_default_context(),
-            "uds": "",
             "forbidden": lambda _address: False,
         }
         made.append(HandlerTransport(httpx2.URL(url), pool, **arguments | changes))

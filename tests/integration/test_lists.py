@@ -10,8 +10,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.operator import listings
-from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
-from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError
+from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists, RowGoneError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
 from sea_mq_worker.domain.read_models import InboxState

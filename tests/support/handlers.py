@@ -201,17 +201,14 @@ async def _read_call(reader: asyncio.StreamReader, connection: int, nth: int) ->
 
 @contextlib.asynccontextmanager
 async def handler_server(
-    default: Behaviour | None = None, *, uds: str = "", tls: ssl.SSLContext | None = None
+    default: Behaviour | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[HandlerServer]:
     """Run a server for one test."""
     server = HandlerServer()
     if default is not None:
         server.default = default
-    if uds:
-        listening = await asyncio.start_unix_server(server.serve, uds)
-    else:
-        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
-        server.port = listening.sockets[0].getsockname()[1]
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    server.port = listening.sockets[0].getsockname()[1]
     server.stop_listening = listening.close
     try:
         yield server

@@ -7,7 +7,7 @@ from datetime import datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sea_mq_worker.adapters.http.request_body import request_body
+from sea_mq_worker.adapters.http.wire_format import request_body
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.encoding import validation_error
 from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message

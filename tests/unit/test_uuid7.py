@@ -4,7 +4,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.operator.pagination import id_bounds
+from sea_mq_worker.adapters.postgres.operator.listings import id_bounds
 from sea_mq_worker.domain.uuid7 import is_uuid7, min_id_at, timestamp_of
 from sea_mq_worker.producer import uuid7
 

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sea_mq_worker.adapters.http.batch_answer import BatchAnswerError, read_statuses
 from sea_mq_worker.adapters.http.client.response import Response
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.adapters.http.request_body import request_body
+from sea_mq_worker.adapters.http.wire_format import BatchAnswerError, read_statuses, request_body
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import BatchFailed, HandlerResult, NotDelivered, Retry
 

@@ -14,8 +14,7 @@ import httpx2
 from sea_mq_worker.adapters.http.client.pool import ConnectionPool
 from sea_mq_worker.adapters.http.client.response import Response
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport, Header
-from sea_mq_worker.adapters.http.problem_details import problem_text
-from sea_mq_worker.adapters.http.request_body import request_body, retry_after_seconds
+from sea_mq_worker.adapters.http.wire_format import problem_text, request_body, retry_after_seconds
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, may_be_one_message, result_for_status
@@ -23,6 +22,11 @@ from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
 
 _TROUBLE_CHARS_MAX = 200
+_RETRY_AFTER_MAX_SECONDS = 300.0
+"""Bound of the wait that a handler may ask for."""
+_KEEPALIVE_SECONDS = 1.5
+"""An idle connection is not used again after this long: less than the keep-alive time-outs of handlers
+(uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing."""
 _STEP_SHARE = 1 / 3
 """Share of the deadline for the wait for a slot, and again for the connect."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -38,13 +42,9 @@ class HttpEventHandler:
         concurrency: how many calls run side by side at most.
         connect_timeout_seconds: until a connection counts as not to be had; at most a third of the deadline.
         accept_statuses: statuses that mean that the effect is there.
-        uds: path of a Unix socket to connect to instead of the URL's host, or empty.
         token: returns the bearer token of a request, or an empty text for none. If the token is unavailable,
             nothing is sent.
         response_bytes_max: an answer's body is not read any further.
-        retry_after_max_seconds: bound of the wait that a handler may ask for.
-        keepalive_seconds: an idle connection is not used again after this long. Keep it below the handler's
-            own keep-alive time-out (uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing.
         verify: trust and client certificates for https; without one, the system's trust store.
         keep_problem: an error names the type and title of an answer's RFC 9457 problem details.
         forbidden: addresses that nothing is sent to, whatever name leads there.
@@ -61,11 +61,8 @@ class HttpEventHandler:
         concurrency: int,
         connect_timeout_seconds: float = 2.0,
         accept_statuses: frozenset[int] = ACCEPT_STATUSES,
-        uds: str = "",
         token: Callable[[], str] = str,
         response_bytes_max: int = 65536,
-        retry_after_max_seconds: float = 300.0,
-        keepalive_seconds: float = 1.5,
         verify: ssl.SSLContext | None = None,
         keep_problem: bool = False,
         forbidden: Callable[[str], bool] = is_metadata_host,
@@ -75,20 +72,18 @@ class HttpEventHandler:
         self._timeout_seconds = timeout_seconds
         self._accept_statuses = accept_statuses
         self._response_bytes_max = response_bytes_max
-        self._retry_after_max_seconds = retry_after_max_seconds
         self._keep_problem = keep_problem
         self._token = token
         self._authorization()
         step_seconds = min(connect_timeout_seconds, timeout_seconds * _STEP_SHARE)
         self._transport = HandlerTransport(
             parsed,
-            ConnectionPool(size=concurrency, wait_seconds=step_seconds, keepalive_seconds=keepalive_seconds),
+            ConnectionPool(size=concurrency, wait_seconds=step_seconds, keepalive_seconds=_KEEPALIVE_SECONDS),
             headers=_constant_headers(parsed),
             deadline_seconds=timeout_seconds,
             connect_seconds=step_seconds,
             body_bytes_max=response_bytes_max,
             tls=verify or _trust(parsed.scheme),
-            uds=uds,
             forbidden=forbidden,
         )
 
@@ -138,7 +133,7 @@ class HttpEventHandler:
         return result_for_status(
             status,
             accept_statuses=self._accept_statuses,
-            after_seconds=min(retry_after, self._retry_after_max_seconds),
+            after_seconds=min(retry_after, _RETRY_AFTER_MAX_SECONDS),
             detail=f" ({problem})" if self._keep_problem and problem else "",
         )
 
@@ -152,9 +147,7 @@ class HttpEventHandler:
         value = headers.get("retry-after", "")
         if not value:
             return 0.0
-        return retry_after_seconds(
-            value, date=headers.get("date", ""), max_seconds=self._retry_after_max_seconds
-        )
+        return retry_after_seconds(value, date=headers.get("date", ""), max_seconds=_RETRY_AFTER_MAX_SECONDS)
 
     def _detail(self, answer: Response) -> str:
         """Return the problem details if they are kept, else the size of the body on the wire."""

@@ -102,22 +102,6 @@ def translated() -> Iterator[None]:
         raise _from_network(error) from error
 
 
-@contextmanager
-def connecting() -> Iterator[None]:
-    """Raise the domain's errors instead of the errors of parsing a DSN and opening a connection.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot be reached or cannot serve now.
-        ContractError: the DSN, the user or the database is wrong.
-    """
-    try:
-        with translated():
-            yield
-    except ValueError:
-        # Its text quotes pieces of the DSN, perhaps of the password.
-        raise ContractError("the PostgreSQL DSN is not valid") from None
-
-
 def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     error.detail = None
     cause = error.__cause__ or error.__context__

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sea_mq_worker.adapters.postgres.errors import NoTlsError, connecting
+from sea_mq_worker.adapters.postgres.errors import NoTlsError, translated
 from sea_mq_worker.domain.addresses import postgres_address, split_password_file
 from sea_mq_worker.domain.errors import ContractError
 
@@ -41,7 +41,7 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
         ContractError: the DSN, the user or the database is wrong, or the server is no PostgreSQL.
     """
     try:
-        with connecting():
+        with translated():
             url, password_file = split_password_file(dsn)
             rest, named = postgres_address(url)
             hosts = [host for host, _ in named]
@@ -50,6 +50,8 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
             if password_file:  # the driver calls it for each connection, so a new password needs no restart
                 arguments["password"] = partial(read_password, password_file)
             yield arguments
+    except ValueError:  # its text quotes pieces of the DSN, perhaps of the password
+        raise ContractError("the PostgreSQL DSN is not valid") from None
     except NoTlsError as error:
         answer = await _answer_to(error.host, error.port)
         if answer in {b"", _NO_TLS}:

@@ -5,6 +5,7 @@ transaction instead, and a statement is prepared and run inside one: five round 
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import asyncpg
@@ -44,15 +45,11 @@ def _connection_class(local: str) -> type[asyncpg.Connection]:
             return LocalTransaction(self, **(defaults | options))
 
         async def fetch(self, query: str, *args: object, **options: Any) -> Any:
-            if self.is_in_transaction():
-                return await super().fetch(query, *args, **options)
-            async with self.transaction():
+            async with nullcontext() if self.is_in_transaction() else self.transaction():
                 return await super().fetch(query, *args, **options)
 
         async def fetchval(self, query: str, *args: object, **options: Any) -> Any:
-            if self.is_in_transaction():
-                return await super().fetchval(query, *args, **options)
-            async with self.transaction():
+            async with nullcontext() if self.is_in_transaction() else self.transaction():
                 return await super().fetchval(query, *args, **options)
 
     return PooledConnection

@@ -117,8 +117,7 @@ class Connection(asyncio.Protocol):
         end = transport.get_extra_info("socket")
         self._arrivals = select.poll()
         self._arrivals.register(end, select.POLLIN)
-        if end.family != socket.AF_UNIX:
-            _enable_keepalive(end)
+        _enable_keepalive(end)
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():

@@ -1,6 +1,6 @@
 """HandlerTransport: many small requests to one URL, with httpx2's URL, TLS context and errors.
 
-It speaks HTTP/1.1 over TCP, TLS or a Unix socket: one write per request, one deadline per exchange, limits
+It speaks HTTP/1.1 over TCP or TLS: one write per request, one deadline per exchange, limits
 per response. httpx2's own transport costs several times as much CPU per request, its request and response
 objects as much again, and it takes unrequested bytes for the next response.
 """
@@ -35,7 +35,6 @@ class HandlerTransport:
         connect_seconds: of these for a new connection, with its TLS handshake.
         body_bytes_max: an answer's body is not read any further.
         tls: for https.
-        uds: path of a Unix socket to connect to instead of the URL's host, or empty.
         forbidden: addresses that no connection is used to, whatever name leads there.
     """
 
@@ -49,7 +48,6 @@ class HandlerTransport:
         connect_seconds: float,
         body_bytes_max: int,
         tls: ssl.SSLContext,
-        uds: str,
         forbidden: Callable[[str], bool],
     ) -> None:
         self._url = url
@@ -60,7 +58,6 @@ class HandlerTransport:
         self._body_bytes_max = body_bytes_max
         tls.set_alpn_protocols(["http/1.1"])
         self._tls = tls
-        self._uds = uds
         self._forbidden = forbidden
 
     async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Response:
@@ -124,14 +121,10 @@ class HandlerTransport:
         connection = Connection(body_bytes_max=self._body_bytes_max)
         url = self._url
         host = url.raw_host.decode("ascii")
-        if self._uds:
-            transport, _ = await loop.create_unix_connection(lambda: connection, self._uds)
-        else:
-            port = url.port or _PORTS[url.scheme]
-            transport, _ = await loop.create_connection(lambda: connection, host, port)
+        port = url.port or _PORTS[url.scheme]
+        transport, _ = await loop.create_connection(lambda: connection, host, port)
         try:
-            if not self._uds:
-                self._check_peer(transport)
+            self._check_peer(transport)
             if url.scheme == "https":
                 await self._secure(connection, transport, host)
         except BaseException:

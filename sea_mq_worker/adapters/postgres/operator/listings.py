@@ -1,23 +1,31 @@
 """PostgresLists: events and messages, one at a time or in pages, the latest first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.operator.pagination import RowGoneError, build_page, id_bounds
 from sea_mq_worker.adapters.postgres.queries import load_named
+from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
 from sea_mq_worker.domain.read_models import READ_MAX, InboxRecord, OutboxDetail, OutboxSummary, Page
-from sea_mq_worker.domain.uuid7 import is_uuid7
+from sea_mq_worker.domain.uuid7 import is_uuid7, min_id_at, timestamp_of
 
 _OF_A_KEY_MAX = 2000
 """Cap on the IDs that are read for a key; a key with more events fills a page quickly without them."""
 
 RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
+
+
+class RowGoneError(WorkerError):
+    """The row after which a page was to begin does not exist."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"there is no {what} (any more): begin again without --after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +107,8 @@ class PostgresLists:
         rows = await fetch(self._pool, *bound)
         if which.before_id and not rows and not by_id and not await self._is_there(kind, which.before_id):
             raise RowGoneError(f"{kind.name} {which.before_id}")
-        return build_page(
-            rows,
-            kind.record,
-            id_of=kind.id,
-            time_of=None if by_id else kind.time,
-            limit=which.limit,
-            read_max=read_max,
-        )
+        time_of = None if by_id else kind.time
+        return _build_page(rows, kind, time_of=time_of, limit=which.limit, read_max=read_max)
 
     async def _is_there(self, kind: _Listed[RowT], id_: UUID) -> bool:
         shown = self.show_outbox(id_) if kind.side == "outbox" else self.show_inbox(id_)
@@ -123,3 +125,37 @@ class PostgresLists:
     async def _ids_are_uuid7(self, kind: _Listed[RowT]) -> bool:
         [highest] = await fetch(self._pool, *self._lists["highest_ids"].bind())
         return highest[kind.side] is not None and is_uuid7(highest[kind.side])
+
+
+def _build_page(
+    found: Sequence[Mapping[str, Any]],
+    kind: _Listed[RowT],
+    *,
+    time_of: str | None,
+    limit: int,
+    read_max: int | None,
+) -> Page[RowT]:
+    """Build a page; the last row may be the one at which reading ended.
+
+    Column ``fits`` is true for rows of the list, and ``place`` is the number of rows read so far.
+    ``time_of`` names a column; without it the time is taken from the ids.
+    """
+    rows = [kind.record(**_without_marks(row)) for row in found if row["fits"]]
+    last = found[-1] if found else {}
+    if len(rows) < limit and read_max and last.get("place") == read_max:
+        reached = last[time_of] if time_of else timestamp_of(last[kind.id])
+        return Page(rows=rows, next_after=last[kind.id], read=read_max, reached=reached)
+    return Page(rows=rows, next_after=last[kind.id] if len(rows) == limit else None)
+
+
+def id_bounds(
+    since: datetime | None, until: datetime | None, before_id: UUID | None
+) -> tuple[UUID | None, UUID | None]:
+    """Return the inclusive lower and the exclusive upper bound of a page's ids; None: no bound."""
+    lowest = min_id_at(since) if since else None
+    above = [one for one in (min_id_at(until) if until else None, before_id) if one]
+    return lowest, min(above, default=None)
+
+
+def _without_marks(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in row.items() if name not in {"fits", "place"}}
