@@ -166,7 +166,11 @@ class DeadLetterStore(Protocol):
     async def list(
         self, which: DeadLetterFilter = ..., *, limit: int = ..., read_max: int | None = ...
     ) -> Sequence[DeadLetterEntry]:
-        """List dead letters, oldest first; read at most ``read_max`` (None: no limit)."""
+        """List dead letters, oldest first; read at most ``read_max`` (None: no limit).
+
+        Raises:
+            ContractError: the stream is missing, or reading it is forbidden.
+        """
         ...
 
     def walk(

@@ -1,7 +1,8 @@
 """Streams and consumers as the server reports them: the only reader of STREAM.INFO and CONSUMER.INFO answers.
 
 ``config`` keeps the raw configuration, for comparisons with definition files and for options that a single
-caller checks; every other module reads typed fields.
+caller checks; every other module reads typed fields. Each request raises BrokerUnavailableError if the server
+did not answer, and ContractError if the worker has no permission for it.
 """
 
 import time
@@ -130,7 +131,6 @@ class ConsumerInfo:
 
     stream: str
     name: str
-    is_durable: bool
     created: str
     now: datetime
     config: Mapping[str, Any]
@@ -166,7 +166,6 @@ class ConsumerInfo:
         return cls(
             stream=stream,
             name=str(answer["name"]),
-            is_durable=bool(config.get("durable_name")),
             created=created,
             now=datetime.fromisoformat(answer.get("ts", created)),
             config=config,
@@ -197,12 +196,7 @@ class ConsumerInfo:
 async def find_stream(
     connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0
 ) -> StreamInfo | None:
-    """Request a stream's information; None if the stream does not exist.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: the worker has no permission to request it.
-    """
+    """Request a stream's information; None if the stream does not exist."""
     subject, began = f"STREAM.INFO.{name}", time.time()
     answer = await _found(connection, subject, timeout_seconds=timeout_seconds)
     local_time = (began + time.time()) / 2
@@ -213,12 +207,7 @@ async def find_stream(
 
 
 async def stream_info(connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0) -> StreamInfo:
-    """Request the information of a stream that must exist.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: the stream does not exist, or the worker has no permission to request it.
-    """
+    """Request a stream's information; raise ContractError if the stream does not exist."""
     found = await find_stream(connection, name, timeout_seconds=timeout_seconds)
     if found is None:
         raise missing_stream(name)
@@ -234,12 +223,7 @@ def missing_stream(name: str) -> ContractError:
 
 
 async def find_consumer(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo | None:
-    """Request a consumer's information; None if the consumer or its stream does not exist.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: the worker has no permission to request it.
-    """
+    """Request a consumer's information; None if the consumer or its stream does not exist."""
     subject = f"CONSUMER.INFO.{stream}.{name}"
     answer = await _found(connection, subject)
     if answer is None:
@@ -249,12 +233,7 @@ async def find_consumer(connection: NatsConnection, stream: str, name: str) -> C
 
 
 async def consumer_info(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo:
-    """Request the information of a consumer that must exist.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: the consumer does not exist, or the worker has no permission to request it.
-    """
+    """Request a consumer's information; raise ContractError if the consumer does not exist."""
     found = await find_consumer(connection, stream, name)
     if found is None:
         raise ContractError(
@@ -265,7 +244,7 @@ async def consumer_info(connection: NatsConnection, stream: str, name: str) -> C
 
 
 async def durable_consumers(connection: NatsConnection, stream: str) -> Sequence[ConsumerInfo]:
-    """Request all durable consumers of a stream, page by page. Raises as ``consumer_info`` does."""
+    """Request all durable consumers of a stream, page by page."""
     subject, found = f"CONSUMER.LIST.{stream}", list[ConsumerInfo]()
     while True:
         page = await api(connection, subject, {"offset": len(found)})
@@ -273,11 +252,11 @@ async def durable_consumers(connection: NatsConnection, stream: str) -> Sequence
         with _parsing(subject):
             found += [ConsumerInfo.from_json(stream, info) for info in infos]
         if not infos or len(found) >= page["total"]:
-            return [info for info in found if info.is_durable]
+            return [info for info in found if info.config.get("durable_name")]
 
 
 async def subjects_in(connection: NatsConnection, stream: str) -> set[str]:
-    """Request the subjects of all messages in a stream, page by page. Raises as ``stream_info`` does."""
+    """Request the subjects of all messages in a stream, page by page; the stream must exist."""
     subject, found = f"STREAM.INFO.{stream}", set[str]()
     while True:
         request = {"subjects_filter": ">", "offset": len(found)}
@@ -292,7 +271,7 @@ async def subjects_in(connection: NatsConnection, stream: str) -> set[str]:
 
 
 async def streams_taking(connection: NatsConnection, subject: str) -> Sequence[str]:
-    """Request the names of the streams that store messages of ``subject``. Raises as ``find_stream`` does."""
+    """Request the names of the streams that store messages of ``subject``."""
     answer = await api(connection, "STREAM.NAMES", {"subject": subject})
     return answer.get("streams") or []
 

@@ -15,7 +15,10 @@ _ALL = DeadLetterFilter()
 
 
 class NatsDeadLetters:
-    """Reads and prunes one dead-letter stream; reading changes nothing."""
+    """Reads and prunes one dead-letter stream; see ``ports.operations.DeadLetterStore``.
+
+    Each method raises BrokerUnavailableError if the server does not answer.
+    """
 
     def __init__(self, *, connection: NatsConnection, stream: str) -> None:
         self._connection = connection
@@ -24,18 +27,11 @@ class NatsDeadLetters:
     async def list(
         self, which: DeadLetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
     ) -> list[DeadLetterEntry]:
-        """Return up to ``limit`` entries, oldest first, of the first ``read_max`` that are looked at.
-
-        Raises:
-            BrokerUnavailableError: the server did not answer.
-            ContractError: the stream is missing or reading it is forbidden.
-        """
         return [entry async for entry in self.walk(which, limit=limit, read_max=read_max)]
 
     async def walk(
         self, which: DeadLetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
     ) -> AsyncIterator[DeadLetterEntry]:
-        """Yield them one by one, and raise, as ``list`` does."""
         found = read = 0
         async for entry in self._after(await self._start(which)):
             read += 1
@@ -48,28 +44,13 @@ class NatsDeadLetters:
                 return
 
     async def show(self, seq: int) -> DeadLetterEntry:
-        """Return one entry.
-
-        Raises:
-            ContractError: there is none.
-        """
         return parse_dead_letter(await self._get(self._stream, seq))
 
     async def remove(self, seq: int) -> None:
-        """Delete one entry for good, such as after it was sent again.
-
-        Raises:
-            ContractError: there is none, or the stream forbids it.
-        """
         await self._get(self._stream, seq)
         await api(self._connection, f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
 
     async def source(self, entry: DeadLetterEntry) -> InboundMessage:
-        """Read the message that was dead-lettered from its own stream.
-
-        Raises:
-            ContractError: the stream does not have it.
-        """
         return await self._get(
             entry.stream, entry.stream_sequence, durable=entry.consumer, deliveries=entry.attempts
         )

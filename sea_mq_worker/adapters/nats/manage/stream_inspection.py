@@ -34,7 +34,6 @@ class NatsStreamInspection:
         self._connection = connection
 
     async def locate(self, stream: str, seq: int, message_id: str) -> StoredMessage | None:
-        """Read a message at its sequence."""
         try:
             message = await read_back(self._connection, stream, "", seq)
         except ApiRefusedError as error:
@@ -46,39 +45,29 @@ class NatsStreamInspection:
         return StoredMessage(stream=stream, seq=seq, subject=message.subject, stored_at=message.stored_at)
 
     async def deliveries(self, found: StoredMessage, *, consumer: str = "") -> tuple[ConsumerDelivery, ...]:
-        """Return the progress of ``consumer`` with a message, or of all durables of its stream."""
         if consumer:
             return (_delivery(await consumer_info(self._connection, found.stream, consumer), found),)
         durables = await durable_consumers(self._connection, found.stream)
         return tuple(_delivery(info, found) for info in durables)
 
     async def search(self, stream: str, wanted: SearchedId, *, timeout_seconds: float) -> SearchResult | None:
-        """Scan the headers of a stream."""
         found = await find_messages(self._connection, stream, [wanted], timeout_seconds=timeout_seconds)
         return found.get(wanted.id)
 
     async def evidence_of_loss(self, stream: str, seq: int, message_id: str) -> str:
-        """Compare a row with the stream; see ``lost_since``."""
         named = [(message_id, seq)]
         return await lost_since(self._connection, stream, greatest=seq, shared=0, some=named)
 
     async def first_stored_at(self, stream: str) -> datetime | None:
-        """Return when the stream stored its oldest message."""
         info = await find_stream(self._connection, stream)
         return info.first_time if info else None
 
     async def consumer_state(self, stream: str, durable: str) -> ConsumerState:
-        """Request the backlog of a consumer."""
         return await consumer_state(self._connection, stream, durable)
 
 
 async def consumer_state(connection: NatsConnection, stream: str, durable: str) -> ConsumerState:
-    """Request a consumer's backlog.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: the consumer does not exist, or the worker has no permission to request it.
-    """
+    """Request a consumer's backlog; raises as ``consumer_info`` does."""
     info = await consumer_info(connection, stream, durable)
     return ConsumerState(
         stream=stream,
@@ -94,7 +83,7 @@ async def consumer_state(connection: NatsConnection, stream: str, durable: str) 
 async def consumer_standing(connection: NatsConnection, stream: str, durable: str) -> ConsumerStanding:
     """Request a consumer's progress, the stream's first: later removals show in the next comparison.
 
-    Raises as ``consumer_state`` does.
+    Raises as ``stream_info`` and ``consumer_info`` do.
     """
     source = await stream_info(connection, stream)
     info = await consumer_info(connection, stream, durable)

@@ -92,26 +92,22 @@ class NatsJetStreamPublisher:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection to the server is up, as far as the client knows."""
         return self._connection.is_connected
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the next batch stores no message after one that is not stored; can change per batch."""
+        """See JetStreamPublisher; it can change from batch to batch."""
         return self._route() != "pipeline"
 
     @property
     def duplicate_window_seconds(self) -> float:
-        """Deduplication window of the stream."""
         return self._info.duplicate_window_seconds
 
     @property
     def max_payload(self) -> int:
-        """Limit of the server for headers and body of a message, in bytes."""
         return self._connection.client.max_payload
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
-        """Make one attempt for one message."""
         message = OutboundMessage(
             id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers, repeated=True
         )
@@ -121,7 +117,6 @@ class NatsJetStreamPublisher:
     async def publish_batch(
         self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
     ) -> Sequence[PublishOutcome]:
-        """Make one attempt for each message; see JetStreamPublisher."""
         route = self._route()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         if self._info_is_stale and timeout_seconds > 0:
@@ -140,7 +135,7 @@ class NatsJetStreamPublisher:
         return await judge_duplicates(self._connection, self._stream, messages, outcomes, deadline)
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
-        """Scan the headers of what the stream stored lately; see JetStreamPublisher."""
+        """Scan the headers of what the stream stored lately."""
         try:
             return await find_messages(
                 self._connection, self._stream, wanted, timeout_seconds=self._find_timeout_seconds

@@ -26,7 +26,10 @@ _ALL = AuditFilter()
 
 
 class PostgresInspection(PostgresLists):
-    """Inspection (Open Outbox, operator), which changes nothing; raises what ``translated`` raises."""
+    """Inspection (Open Outbox, operator), which changes nothing; see ``ports.operations.LookupTables``, too.
+
+    Each method raises what ``translated`` raises.
+    """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool opened with ``OPERATOR_HINTS``, since these statements read much and run rarely."""
@@ -67,24 +70,20 @@ class PostgresInspection(PostgresLists):
         return [OperatorAction(**row) for row in rows]
 
     async def discarded(self, event_id: UUID) -> Discarded | None:
-        """Return who discarded an event, and why; None: nobody did."""
         rows = await fetch(self._pool, self._asked["discarded"], str(event_id))
         return Discarded(**rows[0]) if rows else None
 
     async def session_is_held(self, session: str) -> bool:
-        """Return whether a connection holds the lock of a worker's session."""
         [row] = await fetch(self._pool, self._asked["session_is_held"], session)
         return bool(row["exists"])
 
     async def ids_between(self, first: UUID, last: UUID, *, limit: int) -> Sequence[Match]:
-        """Return events and messages with an id from ``first`` to ``last``, up to ``limit`` of each."""
         rows = await fetch(self._pool, self._asked["ids_between"], first, last, limit)
         return [Match(**row) for row in rows]
 
     async def earlier_of_key(
         self, event: OutboxSummary, *, limit: int, dead_hold: bool
     ) -> Sequence[EarlierEvent]:
-        """Return the events of its ordering key that this one waits for, the earliest first."""
         if event.ordering_key is None:
             return []
         rows = await fetch(
@@ -93,7 +92,6 @@ class PostgresInspection(PostgresLists):
         return [EarlierEvent(**row) for row in rows]
 
     async def conflicts(self, message_id: UUID, *, limit: int) -> Sequence[UUID]:
-        """Return the IDs under which a message's other contents were dead-lettered, the latest first."""
         reason = Reason.CONTENT_CONFLICT
         noted = f"{reason}: {conflict_detail(str(message_id))}"
         rows = await fetch(self._pool, self._asked["conflicts"], str(reason), noted, limit)

@@ -32,7 +32,8 @@ class PostgresOperations(PostgresInspection):
     """Inspection and intervention (Open Outbox, operator).
 
     Every change names who makes it and why, and leaves a record in ``operator_actions`` of what was selected
-    and how much was changed, also when it was cut short. Each method raises what ``translated`` raises.
+    and how much was changed, also when it was cut short; see ``ports.operations.DeadLetterRecords``.
+    Each method raises what ``translated`` raises.
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
@@ -76,7 +77,6 @@ class PostgresOperations(PostgresInspection):
         return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"], action=rows[0]["action"])
 
     async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        """Record the outcome of a redrive."""
         await fetch(self._pool, self._sql["finish_redrive"], action, outcome)
 
     async def finish(self, action: int, outcome: ActionOutcome) -> None:
@@ -98,11 +98,9 @@ class PostgresOperations(PostgresInspection):
             return action
 
     async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
-        """Open the record of a purge of dead letters, and return its number."""
         return await self._begin("purge", actor, reason, json.dumps(selection, default=str))
 
     async def record_purge(self, message_id: UUID | None, *, action: int, actor: str, reason: str) -> bool:
-        """Record that a dead letter's message is given up; False: it is open again, so keep the letter."""
         note = f"purged by {actor}: {reason}"
         rows = await fetch(self._pool, self._sql["record_purge"], message_id, note, action)
         return bool(rows[0]["may_go"])

@@ -25,7 +25,7 @@ _PAGING = ("limit", "before_id")
 class PostgresReplays:
     """Changes events from PUBLISHED or DEAD to PENDING, the earliest first, which keeps each key's order.
 
-    Each method raises what ``translated`` raises.
+    See ``ports.operations.ReplayTables``. Each method raises what ``translated`` raises, too.
     """
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
@@ -36,11 +36,6 @@ class PostgresReplays:
     async def choose(
         self, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = None
     ) -> list[Chosen]:
-        """Return matching events in the order of seq; for a resumed replay, only the remaining ones.
-
-        The limit and states besides PUBLISHED and DEAD do not matter. What was published since the replay
-        began is left out: that may be its own work.
-        """
         states = tuple(state for state in _TERMINAL if state in which.states)
         choose = self._sql["choose"].bind(
             replace(which, states=states),
@@ -52,7 +47,6 @@ class PostgresReplays:
         return [Chosen(row["id"], row["seq"]) for row in rows]
 
     async def begin(self, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
-        """Open the record of a replay."""
         check_accountable(actor, reason)
         states = tuple(state for state in _TERMINAL if state in which.states)
         selection = as_json(replace(which, states=states))
@@ -61,11 +55,6 @@ class PostgresReplays:
         return Replay(id=rows[0]["id"], which=which)
 
     async def load(self, action: int) -> Replay:
-        """Return an interrupted replay.
-
-        Raises:
-            WorkerError: there is none, it is finished, or the pipeline has begun it.
-        """
         rows = await fetch(self._pool, *self._sql["load_replay"].bind(action=action))
         if not rows:
             raise WorkerError(
@@ -86,11 +75,6 @@ class PostgresReplays:
         )
 
     async def put_back(self, replay: Replay, portion: Sequence[Chosen]) -> Replay:
-        """Put events back that are still PUBLISHED or DEAD; return the replay with its progress.
-
-        Raises:
-            WorkerError: another run continues the same replay.
-        """
         through = portion[-1].seq
         ids = [one.id for one in portion]
         put_back = self._sql["put_back"].bind(
@@ -102,11 +86,9 @@ class PostgresReplays:
         return replace(replay, through=through, replayed=replay.replayed + row["count"])
 
     async def not_taken(self, ids: Sequence[UUID]) -> list[UUID]:
-        """Return the events that no worker has claimed yet, and that wait for no failing one of their key."""
         return [row["id"] for row in await fetch(self._pool, *self._sql["not_taken"].bind(ids=ids))]
 
     async def finish(self, replay: Replay) -> None:
-        """Close the record."""
         await fetch(self._pool, *self._sql["finish_replay"].bind(action=replay.id))
 
 
