@@ -167,7 +167,7 @@ async def test_an_endless_body_is_not_read(
     result = await handler.handle(REQUEST)
     assert isinstance(result, kind)
     assert "answer within" not in repr(result)
-    assert "Requests: 0 active, 0 queued" in repr(handler._transport._pool)
+    assert "Requests: 0 active, 0 queued" in repr(handler._transport.pool)
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

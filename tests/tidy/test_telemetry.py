@@ -35,7 +35,8 @@ def called(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        whole = ast.unparse(node.func)
+        function = whole if whole == "self.on_event" else whole.rpartition(".")[2]
         given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "event")]
         for value in given:
             if isinstance(value, ast.Constant) and re.fullmatch(r"[a-z_]+", str(value.value)):
@@ -48,7 +49,7 @@ def told_by_the_code() -> set[str]:
     for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
         folder = path.relative_to(ROOT / "sea_mq_worker").parts[:-1]
         for function, name in called(ast.parse(path.read_text())):
-            if function in {"Noticed", "Progressed", "_on_event"} or (folder[:1], function) == NOTICER:
+            if function in {"Noticed", "Progressed", "self.on_event"} or (folder[:1], function) == NOTICER:
                 found.add(name)
             elif "nats" in folder and function in {"emit", "on_event"}:
                 found.add(NATS + name)

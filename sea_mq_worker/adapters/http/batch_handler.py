@@ -13,6 +13,7 @@ handler::
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -35,10 +36,11 @@ class _Call(NamedTuple):
         return sum(map(len, self.body)) + 1
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HttpBatchHandler:
     """Sends messages in batches to one endpoint, and lone messages to another.
 
-    Args:
+    Attributes:
         single: client of the endpoint for one message.
         batch: client of the batch endpoint; its response limit must suffice for a whole batch.
         concurrency: most requests at a time, to both endpoints together.
@@ -47,22 +49,15 @@ class HttpBatchHandler:
         on_failed: called with the error of a batch that is divided for the first time.
     """
 
-    def __init__(
-        self,
-        *,
-        single: HttpEventHandler,
-        batch: HttpEventHandler,
-        concurrency: int,
-        messages_max: int,
-        bytes_max: int,
-        on_failed: Callable[[str], None],
-    ) -> None:
-        self._single = single
-        self._batch = batch
-        self._free = concurrency
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
-        self._on_failed = on_failed
+    single: HttpEventHandler
+    batch: HttpEventHandler
+    concurrency: int
+    messages_max: int
+    bytes_max: int
+    on_failed: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._free = self.concurrency
         self._calls: deque[_Call] = deque()
         self._requests: set[asyncio.Task[Sequence[HandlerResult]]] = set()
         self._is_due = False
@@ -72,8 +67,8 @@ class HttpBatchHandler:
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
-        await self._single.close()
-        await self._batch.close()
+        await self.single.close()
+        await self.batch.close()
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once, with other messages or alone; see ports/handler.py."""
@@ -107,7 +102,7 @@ class HttpBatchHandler:
         chosen: list[_Call] = []
         others: list[_Call] = []
         limit = self._limit(self._calls[0])
-        room = self._bytes_max - 1
+        room = self.bytes_max - 1
         while self._calls and len(chosen) < limit:
             call = self._calls.popleft()
             if call.result.cancelled():
@@ -124,41 +119,41 @@ class HttpBatchHandler:
         return chosen
 
     def _limit(self, call: _Call) -> int:
-        return min(call.request.batch_max or self._messages_max, self._messages_max)
+        return min(call.request.batch_max or self.messages_max, self.messages_max)
 
     async def _send(self, calls: Sequence[_Call]) -> Sequence[HandlerResult]:
         try:
             if len(calls) == 1:
-                return [await self._single.handle(calls[0].request)]
+                return [await self.single.handle(calls[0].request)]
             return await self._send_batch(calls)
         finally:
             self._free += 1
             self._send_soon()
 
     async def _send_batch(self, calls: Sequence[_Call]) -> Sequence[HandlerResult]:
-        answer = await self._batch.post((), _array(calls))
+        answer = await self.batch.post((), _array(calls))
         if isinstance(answer, NotDelivered):
             return [answer] * len(calls)
         if isinstance(answer, Retry):
             return self._divide(calls, answer.error, answered=False)
         if answer.status == _OK:
             return self._judge(calls, answer)
-        if self._batch.may_be_one_message(answer.status):
+        if self.batch.may_be_one_message(answer.status):
             return self._divide(calls, f"the handler answered {answer.status}", answered=True)
-        return [self._batch.result(answer)] * len(calls)
+        return [self.batch.result(answer)] * len(calls)
 
     def _judge(self, calls: Sequence[_Call], answer: Response) -> Sequence[HandlerResult]:
         try:
             statuses = read_statuses(answer.body, {call.request.message_id for call in calls})
         except BatchAnswerError as error:
             return self._divide(calls, f"the handler's answer {error}", answered=True)
-        return [self._batch.status_result(*statuses[call.request.message_id]) for call in calls]
+        return [self.batch.status_result(*statuses[call.request.message_id]) for call in calls]
 
     def _divide(self, calls: Sequence[_Call], error: str, *, answered: bool) -> Sequence[HandlerResult]:
         """Return for each message that the batch failed; half of it may be sent together next."""
         text = f"{error}, to a batch of {len(calls)} messages"
         if not calls[0].request.batch_max:
-            self._on_failed(f"{text}: the worker sends them again in halves")
+            self.on_failed(f"{text}: the worker sends them again in halves")
         return [BatchFailed(text, batch_max=-(-len(calls) // 2), answered=answered)] * len(calls)
 
 

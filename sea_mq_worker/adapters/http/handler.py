@@ -166,11 +166,6 @@ def _headers(request: HandlerRequest) -> list[Header]:
     return headers
 
 
-def _is_disconnect(error: httpx2.HTTPError) -> bool:
-    """Return whether the connection ended; RemoteProtocolError also means bytes that are not HTTP."""
-    return isinstance(error, httpx2.NetworkError) or "disconnected" in str(error)
-
-
 def _constant_headers(url: httpx2.URL) -> list[Header]:
     return [
         (b"host", url.netloc),
@@ -206,7 +201,11 @@ def _one_line(error: Exception) -> str:
 
 
 def _broken(error: Exception) -> str:
-    """Describe an error without its text, which may quote the handler's bytes."""
-    if isinstance(error, httpx2.HTTPError) and _is_disconnect(error):
+    """Describe an error without its text, which may quote the handler's bytes.
+
+    RemoteProtocolError means that the connection ended, or bytes that are not HTTP.
+    """
+    is_cut = isinstance(error, httpx2.HTTPError) and "disconnected" in str(error)
+    if is_cut or isinstance(error, httpx2.NetworkError):
         return "the handler closed the connection without a whole answer"
     return f"the handler's answer is broken or not HTTP ({type(error).__name__})"

@@ -22,7 +22,7 @@ _RETRY_SECONDS = 0.05
 _IS_PRIMARY = "SELECT current_setting('transaction_read_only') = 'off'"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class KeptConnection:
     """Keeps a connection for what belongs to its session: LISTEN and locks.
 

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -32,74 +32,60 @@ _EVENT = slice(-len(ClaimedEvent._fields), None)
 """Where a row of a claim holds the event."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PostgresOutboxAdapter:
     """Leases, settles and reaps the events of one lane; see ``ports.outbox.OutboxRepository``.
 
     One adapter claims the events that have an ordering key, another those that have none; either one reaps
     both. Safe to use from several tasks.
+
+    Attributes:
+        pool: opened with ``WORKER_HINTS``.
+        worker: name in ``claimed_by``, for people; it need not be unique, because a token fences claims.
+        lease_seconds: length of a claim's lease, by the database's clock.
+        ordered: claim the events with an ordering key; False: those without one.
+        hold_dead_keys: a DEAD event holds the later events of its key.
+        failures_max: number of failures, expired leases included, after which an event is DEAD.
+        delay_max_seconds: longest delay of a retry; a retry due later was written while the clock was ahead.
+        run_max: maximum number of events of one key in a claim.
+        look_max: maximum number of index rows that one search for expired leases reads.
+        take_turns: claims of several workers in the ordered lane take turns.
+        lane: executes the claims of the ordered lane; None: the pool does.
+        session: key of the worker's session, whose end ends its claims; empty: claims end only by expiry.
+        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        pool: asyncpg.Pool,
-        worker: str,
-        lease_seconds: float,
-        ordered: bool,
-        hold_dead_keys: bool,
-        failures_max: int,
-        delay_max_seconds: float = _YEAR_SECONDS,
-        run_max: int = 100,
-        look_max: int = 5000,
-        take_turns: bool = True,
-        lane: PostgresLaneTurn | None = None,
-        session: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Create the adapter of a lane; it sends no statement yet.
+    pool: asyncpg.Pool
+    worker: str
+    lease_seconds: float
+    ordered: bool
+    hold_dead_keys: bool
+    failures_max: int
+    delay_max_seconds: float = _YEAR_SECONDS
+    run_max: int = 100
+    look_max: int = 5000
+    take_turns: bool = True
+    lane: PostgresLaneTurn | None = None
+    session: str = ""
+    clock: Callable[[], float] = time.monotonic
 
-        Args:
-            pool: opened with ``WORKER_HINTS``.
-            worker: name in ``claimed_by``, for people; it need not be unique, because a token fences claims.
-            lease_seconds: length of a claim's lease, by the database's clock.
-            ordered: claim the events with an ordering key; False: those without one.
-            hold_dead_keys: a DEAD event holds the later events of its key.
-            failures_max: number of failures, expired leases included, after which an event is DEAD.
-            delay_max_seconds: longest delay of a retry; a retry due later was written while the clock was
-                ahead.
-            run_max: maximum number of events of one key in a claim.
-            look_max: maximum number of index rows that one search for expired leases reads.
-            take_turns: claims of several workers in the ordered lane take turns.
-            lane: executes the claims of the ordered lane; None: the pool does.
-            session: key of the worker's session, whose end ends its claims; empty: claims end only by expiry.
-            clock: monotonic seconds.
-        """
-        self._pool = pool
-        self._clock = clock
-        self._owner_prefix = f"{worker}#{session}"
-        self._lease_seconds = lease_seconds
-        self._ordered = ordered
-        self._hold_dead_keys = hold_dead_keys
-        self._failures_max = failures_max
-        self._delay_max_seconds = delay_max_seconds
-        self._run_max = run_max
-        self._look_max = look_max
-        self._take_turns = take_turns
-        self._fetch_ordered = lane.fetch if lane else partial(fetch, pool)
+    def __post_init__(self) -> None:
+        self._owner_prefix = f"{self.worker}#{self.session}"
+        self._fetch_ordered = self.lane.fetch if self.lane else partial(fetch, self.pool)
         self._sql = load_named("outbox")
-        self._fresh = ClaimCursor(clock)
-        self._retries = ClaimCursor(clock)
+        self._fresh = ClaimCursor(self.clock)
+        self._retries = ClaimCursor(self.clock)
         self._retries_first = False
         self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
         self._hints: set[str] = set()
         self._unreaped: list[str] = []
-        self._refusals = Refusals(pool, run_max=run_max, clock=clock)
+        self._refusals = Refusals(self.pool, run_max=self.run_max, clock=self.clock)
 
     async def find_unpublished(
         self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
     ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
-        claim = self._claim_ordered if self._ordered else self._claim
+        claim = self._claim_ordered if self.ordered else self._claim
         limits = batch_max, bytes_max, event_bytes_max
         try:
             return await claim(*limits)
@@ -108,7 +94,7 @@ class PostgresOutboxAdapter:
                 self._fresh.next(),
                 self._retries.next(),
                 limit=batch_max,
-                keys=list(self._hints) if self._ordered else None,
+                keys=list(self._hints) if self.ordered else None,
             )
             if not refused:
                 raise
@@ -133,7 +119,7 @@ class PostgresOutboxAdapter:
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
         """CLAIMED -> PENDING, as if the claim had not been, but for its count."""
         released = await self._settle_others(claim, verdicts)
-        if verdicts and not self._ordered:
+        if verdicts and not self.ordered:
             self._fresh.rewind()
             self._retries.rewind()
         return released
@@ -152,8 +138,8 @@ class PostgresOutboxAdapter:
     async def take_over(self, session: str) -> int:
         """End the leases of both lanes in one statement, which keeps the session's worker out."""
         statement = self._sql["take_over"].sql
-        [row] = await fetch(self._pool, statement, session, self._failures_max, _TAKE_OVER_ROWS)
-        if self._ordered:
+        [row] = await fetch(self.pool, statement, session, self.failures_max, _TAKE_OVER_ROWS)
+        if self.ordered:
             self._hints.update(row["keys"])
         return int(row["leases"])
 
@@ -190,11 +176,11 @@ class PostgresOutboxAdapter:
         rows: int | None = None,
         limit: int = _REAP_MAX,
     ) -> Look:
-        limits = self._lease_seconds, limit, self._failures_max, rows or self._look_max
+        limits = self.lease_seconds, limit, self.failures_max, rows or self.look_max
         [row] = await fetch(
-            self._pool, self._sql[statement].sql, *limits, *fresh, *retries, self._delay_max_seconds
+            self.pool, self._sql[statement].sql, *limits, *fresh, *retries, self.delay_max_seconds
         )
-        if self._ordered:
+        if self.ordered:
             self._hints.update(row["keys"])
         reaped = Reaped(row["leases"], row["brought_forward"])
         return Look(reaped, row["at"], (_end(row, "fresh"), _end(row, "retry")))
@@ -210,7 +196,7 @@ class PostgresOutboxAdapter:
         self, statement: str, both: Callable[[Position], tuple[Position, Position]], begin: Position
     ) -> Look:
         """Walk along one index, over as many rows as a look at it."""
-        left, rows, places = self._look_max, self._look_max, both(begin)
+        left, rows, places = self.look_max, self.look_max, both(begin)
         ended = Reaped(0, 0)
         while True:
             try:
@@ -234,11 +220,11 @@ class PostgresOutboxAdapter:
 
     async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
-        began = self._clock()
+        began = self.clock()
         given = self._claim_parameters(owner, batch_max, *bytes_max)
         claim = self._sql["claim"].bind(**given, retries_first=self._retries_first)
-        rows = await fetch(self._pool, *claim)
-        seconds = self._clock() - began
+        rows = await fetch(self.pool, *claim)
+        seconds = self.clock() - began
         head, events = _split(rows)
         full = len(events) == batch_max or head["cut"]
         for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
@@ -249,14 +235,14 @@ class PostgresOutboxAdapter:
     async def _claim_ordered(self, batch_max: int, *bytes_max: int) -> Claim:
         owner = self._owner()
         hints, self._hints = self._hints, set()
-        began = self._clock()
+        began = self.clock()
         given = self._claim_parameters(owner, batch_max, *bytes_max)
         try:
             head, events = await self._take_turn({**given, "hints": list(hints)})
         except BaseException:
             self._hints |= hints
             raise
-        seconds = self._clock() - began
+        seconds = self.clock() - began
         self._hints.update(head["leftover"])
         cut = len(events) == batch_max or (head["cut"] and bool(events))
         fresh_full = head["fresh_count"] == batch_max
@@ -300,11 +286,11 @@ class PostgresOutboxAdapter:
 
         async def claim(*, take_turns: bool) -> tuple[Any, list[ClaimedEvent]]:
             statement = self._sql["claim_ordered"].bind(
-                **given, take_turns=take_turns, run_max=self._run_max, hold_dead_keys=self._hold_dead_keys
+                **given, take_turns=take_turns, run_max=self.run_max, hold_dead_keys=self.hold_dead_keys
             )
             return _split(await self._fetch_ordered(*statement))
 
-        for _ in range(_REFUSALS_MAX if self._take_turns else 0):
+        for _ in range(_REFUSALS_MAX if self.take_turns else 0):
             head, events = await claim(take_turns=True)
             if head["my_turn"]:
                 return head, events
@@ -324,9 +310,9 @@ class PostgresOutboxAdapter:
     ) -> frozenset[str]:
         """Run a statement that takes owner and time of claims, the events' IDs, and more columns."""
         ids = [verdict.event.id for verdict in verdicts]
-        [row] = await fetch(self._pool, self._sql[statement].sql, owner, time, ids, *columns)
+        [row] = await fetch(self.pool, self._sql[statement].sql, owner, time, ids, *columns)
         kept = frozenset(ids if row["kept"] is None else row["kept"])
-        if self._ordered:
+        if self.ordered:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
         return kept
 

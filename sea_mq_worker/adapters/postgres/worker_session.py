@@ -22,6 +22,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -41,45 +43,40 @@ _RECONNECT_MAX_SECONDS = 5.0
 _NEVER = float("-inf")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PostgresWorkerSession:
-    """Holds the lock of this worker, and sees those of others; see ``ports.sessions.WorkerSessions``."""
+    """Holds the lock of this worker, and sees those of others; see ``ports.sessions.WorkerSessions``.
 
-    def __init__(
-        self,
-        *,
-        dsn: str,
-        schema: str,
-        worker: str,
-        sides: Sequence[str],
-        silent_seconds: float,
-        on_event: Callable[[str, str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Prepare a session, without a query yet.
+    Attributes:
+        dsn: a direct connection to the server.
+        schema: of the tables.
+        worker: name of the worker, for people.
+        sides: sides whose leases end with the session.
+        silent_seconds: the server ends a silent session no sooner; at least the longest lease, so that leases
+            decide about a worker that is cut off.
+        on_event: called with the key and the text of what operators should know.
+        clock: monotonic seconds.
+        id: of the session; part of the tokens of its leases.
+    """
 
-        Args:
-            dsn: a direct connection to the server.
-            schema: of the tables.
-            worker: name of the worker, for people.
-            sides: sides whose leases end with the session.
-            silent_seconds: the server ends a silent session no sooner; at least the longest lease, so that
-                leases decide about a worker that is cut off.
-            on_event: called with the key and the text of what operators should know.
-            clock: monotonic seconds.
-        """
-        self.id = secrets.token_hex(4)
+    dsn: str
+    schema: str
+    worker: str
+    sides: Sequence[str]
+    silent_seconds: float
+    on_event: Callable[[str, str], None]
+    clock: Callable[[], float] = time.monotonic
+    id: str = field(default_factory=partial(secrets.token_hex, 4), init=False)
+
+    def __post_init__(self) -> None:
         self._key = int.from_bytes(bytes.fromhex(self.id), signed=True)
-        self._worker = worker
-        self._sides = list(sides)
-        self._on_event = on_event
-        self._clock = clock
         self._refusal = ""
         self._sql = load_queries("sessions")
         self._lost_at = _NEVER
         self._change = asyncio.Event()
         self._kept = KeptConnection(
-            dsn=dsn,
-            settings=session_settings(schema, "sea_mq_worker session") | _keepalive(silent_seconds),
+            dsn=self.dsn,
+            settings=session_settings(self.schema, "sea_mq_worker session") | _keepalive(self.silent_seconds),
             on_open=self._open,
             on_held=self._change.set,
             on_lost=self._lost,
@@ -135,23 +132,23 @@ class PostgresWorkerSession:
     async def _open(self, connection: asyncpg.Connection) -> None:
         await connection.fetchval(_LOCK, self._key)
         await connection.add_listener(await connection.fetchval(_CHANNEL), lambda *_: self._change.set())
-        await connection.fetch(self._sql["begin"], self.id, self._sides, self._worker)
+        await connection.fetch(self._sql["begin"], self.id, list(self.sides), self.worker)
 
     def _lost(self) -> None:
-        self._lost_at = self._clock()
+        self._lost_at = self.clock()
         if not self._kept.is_closed:
-            self._on_event("session_lost", "a new one is opened; until then leases end by their time")
+            self.on_event("session_lost", "a new one is opened; until then leases end by their time")
 
     def _report_refusal(self, error: WorkerError) -> None:
         """Report once why this worker can have no session; an outage is reported by those who work."""
         if isinstance(error, ContractError) and str(error) != self._refusal:
             self._refusal = str(error)
-            self._on_event("session_refused", f"{error}; leases end by their time alone")
+            self.on_event("session_refused", f"{error}; leases end by their time alone")
 
     def _joined_lost(self, _: object) -> None:
         """Note the end of a pool's connection: it may have been the last one while the own one is lost."""
         if self._kept.current is None:
-            self._lost_at = self._clock()
+            self._lost_at = self.clock()
 
 
 def _keepalive(silent_seconds: float) -> dict[str, str]:

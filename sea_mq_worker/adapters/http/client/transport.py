@@ -8,6 +8,7 @@ objects as much again, and it takes unrequested bytes for the next response.
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias
 
 import httpx2
@@ -21,13 +22,14 @@ _PORTS = {"http": 80, "https": 443}
 Header: TypeAlias = tuple[bytes, bytes]
 
 
+@dataclass(eq=False, repr=False)
 class HandlerTransport:
     """Posts to one URL.
 
     ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that nothing of a request was sent,
     ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
 
-    Args:
+    Attributes:
         url: where to POST.
         pool: bounds the calls and keeps the connections.
         headers: of every request.
@@ -38,27 +40,19 @@ class HandlerTransport:
         forbidden: addresses that no connection is used to, whatever name leads there.
     """
 
-    def __init__(
-        self,
-        url: httpx2.URL,
-        pool: ConnectionPool,
-        *,
-        headers: Iterable[Header],
-        deadline_seconds: float,
-        connect_seconds: float,
-        body_bytes_max: int,
-        tls: ssl.SSLContext,
-        forbidden: Callable[[str], bool],
-    ) -> None:
-        self._url = url
-        self._pool = pool
-        self._head = b"POST %b HTTP/1.1\r\n" % url.raw_path + _lines(headers)
-        self._deadline_seconds = deadline_seconds
-        self._connect_seconds = connect_seconds
-        self._body_bytes_max = body_bytes_max
-        tls.set_alpn_protocols(["http/1.1"])
-        self._tls = tls
-        self._forbidden = forbidden
+    url: httpx2.URL
+    pool: ConnectionPool
+    _: KW_ONLY
+    headers: Iterable[Header]
+    deadline_seconds: float
+    connect_seconds: float
+    body_bytes_max: int
+    tls: ssl.SSLContext
+    forbidden: Callable[[str], bool]
+
+    def __post_init__(self) -> None:
+        self._head = b"POST %b HTTP/1.1\r\n" % self.url.raw_path + _lines(self.headers)
+        self.tls.set_alpn_protocols(["http/1.1"])
 
     async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Response:
         """Send a request, whose body is given in parts, and return its answer, read to its end.
@@ -67,15 +61,15 @@ class HandlerTransport:
             httpx2.TransportError: there is no answer; see the class.
             httpx2.LocalProtocolError: a header would not end where it should.
         """
-        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
+        deadline = asyncio.get_running_loop().time() + self.deadline_seconds
         length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
         request = (self._head + _lines(headers) + length, *body)
-        async with self._pool:
+        async with self.pool:
             return await self._send(request, deadline)
 
     async def aclose(self) -> None:
         """Close all connections; safe twice."""
-        await self._pool.aclose()
+        await self.pool.aclose()
 
     async def _send(self, request: Sequence[bytes], deadline: float) -> Response:
         """Retry once on a new connection if the server was just closing the idle one.
@@ -83,7 +77,7 @@ class HandlerTransport:
         The handler has probably not seen the first request; if it has, it knows the message id. If the new
         connection fails, the outcome of the first request stays unknown.
         """
-        idle = self._pool.take()
+        idle = self.pool.take()
         if idle is None:
             return await self._send_on_new_connection(request, deadline)
         try:
@@ -95,21 +89,21 @@ class HandlerTransport:
                 return await self._send_on_new_connection(request, deadline)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 raise closed from None
-        self._pool.put(idle)
+        self.pool.put(idle)
         return answer
 
     async def _send_on_new_connection(self, request: Sequence[bytes], deadline: float) -> Response:
         connection = await self._connect(deadline)
         answer = await connection.exchange(request, deadline)
-        self._pool.put(connection)
+        self.pool.put(connection)
         return answer
 
     async def _connect(self, deadline: float) -> Connection:
-        if self._pool.closed:
+        if self.pool.closed:
             raise httpx2.ConnectError("the transport is closed")
         now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout_at(min(now + self._connect_seconds, deadline)):
+            async with asyncio.timeout_at(min(now + self.connect_seconds, deadline)):
                 return await self._open()
         except TimeoutError:
             raise httpx2.ConnectTimeout("no connection in time") from None
@@ -118,19 +112,18 @@ class HandlerTransport:
 
     async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()
-        connection = Connection(body_bytes_max=self._body_bytes_max)
-        url = self._url
-        host = url.raw_host.decode("ascii")
-        port = url.port or _PORTS[url.scheme]
+        connection = Connection(body_bytes_max=self.body_bytes_max)
+        host = self.url.raw_host.decode("ascii")
+        port = self.url.port or _PORTS[self.url.scheme]
         transport, _ = await loop.create_connection(lambda: connection, host, port)
         try:
             self._check_peer(transport)
-            if url.scheme == "https":
+            if self.url.scheme == "https":
                 await self._secure(connection, transport, host)
         except BaseException:
             transport.abort()
             raise
-        self._pool.add(connection)
+        self.pool.add(connection)
         return connection
 
     def _check_peer(self, transport: asyncio.Transport) -> None:
@@ -139,12 +132,12 @@ class HandlerTransport:
         if peer is None:
             raise ConnectionResetError("the connection has ended")
         address, *_ = peer
-        if self._forbidden(address):
+        if self.forbidden(address):
             raise httpx2.ConnectError(f"{address} is link-local or a cloud's metadata service")
 
     async def _secure(self, connection: Connection, transport: asyncio.Transport, host: str) -> None:
         secured = await asyncio.get_running_loop().start_tls(
-            transport, connection, self._tls, server_hostname=host
+            transport, connection, self.tls, server_hostname=host
         )
         if secured is None:
             raise ConnectionResetError("the connection ended in the TLS handshake")

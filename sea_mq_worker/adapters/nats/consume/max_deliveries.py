@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
@@ -19,10 +20,11 @@ _BATCH = 50
 _FOREIGN_DELAY_SECONDS = 300.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NatsExhaustedMessages:
     """Exhausted messages of some consumers; the workers of one service share the work.
 
-    Args:
+    Attributes:
         connection: of the inbound side.
         stream: the one that keeps MAX_DELIVERIES advisories.
         durable: a durable consumer of that stream.
@@ -32,28 +34,25 @@ class NatsExhaustedMessages:
         sweep_seconds: interval between sweeps for messages without an advisory.
     """
 
-    def __init__(
-        self,
-        *,
-        connection: NatsConnection,
-        stream: str,
-        durable: str,
-        consumers: Sequence[tuple[str, str]],
-        on_event: Callable[[str, str], None],
-        wait_seconds: float = 5.0,
-        sweep_seconds: float = 60.0,
-    ) -> None:
-        self._connection = connection
+    connection: NatsConnection
+    stream: str
+    durable: str
+    consumers: Sequence[tuple[str, str]]
+    on_event: Callable[[str, str], None]
+    wait_seconds: float = 5.0
+    sweep_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
         self._advisories = NatsJetStreamConsumer(
-            connection=connection, stream=stream, durable=durable, wait_seconds=wait_seconds
+            connection=self.connection,
+            stream=self.stream,
+            durable=self.durable,
+            wait_seconds=self.wait_seconds,
         )
-        self._consumers = frozenset(consumers)
-        self._on_event = on_event
-        self._sweep_seconds = sweep_seconds
         self._sweep_at = 0.0
         self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
-        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
-        self._through = dict.fromkeys(consumers, 0)  # all messages up to this sequence are accounted for
+        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in self.consumers}
+        self._through = dict.fromkeys(self.consumers, 0)  # all messages up to this sequence are accounted for
         self._created: dict[tuple[str, str], str] = {}
         self._paused: set[tuple[str, str]] = set()
 
@@ -80,10 +79,10 @@ class NatsExhaustedMessages:
             found += await self._named_by(self._advised.popleft())
         now = asyncio.get_running_loop().time()
         if not found and now >= self._sweep_at:
-            for consumer in sorted(self._consumers):
+            for consumer in sorted(self._accounted):
                 found += await self._sweep(*consumer)
             if not found:
-                self._sweep_at = now + self._sweep_seconds
+                self._sweep_at = now + self.sweep_seconds
         return found
 
     async def ack(self, msg: InboundMessage) -> None:
@@ -112,16 +111,16 @@ class NatsExhaustedMessages:
                 int(parsed["deliveries"]),
             )
         except (ValueError, TypeError, KeyError):
-            self._on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
+            self.on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
             await self._advisories.ack(advisory)
             return []
-        if name not in self._consumers:
+        if name not in self._accounted:
             await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
             return []
-        found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
+        found = await read_back(self.connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
         if found is None or found.stored_at > advisory.stored_at:  # the stream was created again
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
-            self._on_event("exhausted_message_lost", text)
+            self.on_event("exhausted_message_lost", text)
             await self._advisories.ack(advisory)
             return []
         return [found]
@@ -140,7 +139,7 @@ class NatsExhaustedMessages:
         settled. ``_through`` rises to 5, so the next sweep starts at 6.
         """
         name = stream, durable
-        info = await find_consumer(self._connection, stream, durable)
+        info = await find_consumer(self.connection, stream, durable)
         if info is None:  # its own consuming loop reports that, and other consumers are swept meanwhile
             return []
         self._report_pause(info)
@@ -159,7 +158,7 @@ class NatsExhaustedMessages:
                 seq += 1
             if not found:
                 self._through[name] = seq
-            message = await read_next(self._connection, info, seq + 1, deliveries=info.max_deliver)
+            message = await read_next(self.connection, info, seq + 1, deliveries=info.max_deliver)
             if message is None or message.seq > delivered:
                 break
             seq = message.seq
@@ -172,7 +171,7 @@ class NatsExhaustedMessages:
         name = info.stream, info.name
         if info.is_paused and name not in self._paused:
             text = f"consumer {info.name} of stream {info.stream} delivers nothing until it is resumed"
-            self._on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
+            self.on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
             self._paused.add(name)
         elif not info.is_paused:
             self._paused.discard(name)

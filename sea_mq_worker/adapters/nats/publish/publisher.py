@@ -211,7 +211,11 @@ class NatsJetStreamPublisher:
             self._connection.emit("stream", f"stream {self._stream} was created anew at {info.created}")
         elif info.last_seq < known:
             self._ordered.last_seq = info.last_seq
-            self._connection.emit("stream", _rollback_text(self._stream, info.last_seq, known))
+            self._connection.emit(
+                "stream",
+                f"stream {self._stream} ends at {info.last_seq} and had acknowledged {known}: the server "
+                "lost messages in between; `python -m sea_mq_worker pipeline reconcile` lists them",
+            )
         if info.unusable_reason and not self._info.unusable_reason:
             self._connection.emit("stream", info.unusable_reason)
         self._info = info
@@ -221,10 +225,3 @@ class NatsJetStreamPublisher:
     def _on_event(self, event: str, _text: str) -> None:
         if event == "reconnected":
             self._info_is_stale = True
-
-
-def _rollback_text(stream: str, ends_at: int, acknowledged: int) -> str:
-    return (
-        f"stream {stream} ends at {ends_at} and had acknowledged {acknowledged}: the server lost messages "
-        "in between; `python -m sea_mq_worker pipeline reconcile` lists them"
-    )
