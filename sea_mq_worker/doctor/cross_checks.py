@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.lost_events import RECONCILE, lost_since
+from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE, lost_since
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.adapters.postgres.checks import Acknowledged
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts

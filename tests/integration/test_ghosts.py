@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.nats.manage.lost_events import lost_since
+from sea_mq_worker.adapters.nats.manage.stream_inspection import lost_since
 from sea_mq_worker.adapters.postgres.checks import Acknowledged, acknowledged
 from tests.support.jetstream import connected, create_stream, store
 from tests.support.partitions import partition_outbox

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.nats.credentials import FileCredentials
+from sea_mq_worker.adapters.nats.client import FileCredentials
 from sea_mq_worker.adapters.nats.errors import connect_failed, is_refusal
 from sea_mq_worker.adapters.nats.manage.definitions import definitions
 from sea_mq_worker.adapters.postgres.connection import check_files

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -21,24 +20,20 @@ Join: TypeAlias = Callable[[asyncpg.Connection], Awaitable[None]]
 
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
 
-OPERATOR_HINTS: Mapping[str, str] = MappingProxyType(
-    {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
-)
+OPERATOR_HINTS: Mapping[str, str] = {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
 """For operators' statements: the planner knows which filters are set, and does not read a whole backlog to
 list its latest rows, as it would before the first ANALYZE."""
 
-WORKER_HINTS: Mapping[str, str] = MappingProxyType(
-    {
-        "jit": "off",
-        "enable_seqscan": "off",
-        "enable_bitmapscan": "off",
-        "enable_sort": "off",
-        "enable_hashjoin": "off",
-        "enable_mergejoin": "off",
-        "enable_memoize": "off",
-        "plan_cache_mode": "force_generic_plan",
-    }
-)
+WORKER_HINTS: Mapping[str, str] = {
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_memoize": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
 """Prevent full reads and sorts of a small or never analysed table at every call, and a cache of rows that
 are read only once."""
 
@@ -51,14 +46,12 @@ _CLIENT_GRACE_SECONDS = 2.0
 _SLOW_SECONDS_MAX = 600
 """Time-out of operators' statements that are expected to take long."""
 
-_TCP = MappingProxyType(
-    {
-        "tcp_keepalives_idle": "30",
-        "tcp_keepalives_interval": "10",
-        "tcp_keepalives_count": "3",
-        "tcp_user_timeout": "30000",
-    }
-)
+_TCP = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
 """The server ends sessions of workers that vanished, and with them their locks."""
 
 

@@ -3,7 +3,7 @@
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.lost_events import RECONCILE, lost_since
+from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE, lost_since
 from sea_mq_worker.adapters.postgres.checks import acknowledged
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask

@@ -21,40 +21,26 @@ class ConnectionPool:
     """
 
     def __init__(self, *, size: int, wait_seconds: float, keepalive_seconds: float) -> None:
-        self._size = size
         self._slots = asyncio.Semaphore(size)
         self._wait_seconds = wait_seconds
         self._keepalive_seconds = keepalive_seconds
-        self._active = self._queued = 0
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self.closed = False
 
-    def __repr__(self) -> str:
-        connections = f"{len(self._open)} open, {len(self._idle)} idle"
-        return f"<ConnectionPool [Requests: {self._active} active, {self._queued} queued | {connections}]>"
-
     async def __aenter__(self) -> Self:
-        if self._active + self._queued < self._size:
+        if not self._slots.locked():
             await self._slots.acquire()
-        else:
-            await self._queue()
-        self._active += 1
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._active -= 1
-        self._slots.release()
-
-    async def _queue(self) -> None:
-        self._queued += 1
+            return self
         try:
             async with asyncio.timeout(self._wait_seconds):
                 await self._slots.acquire()
         except TimeoutError:
             raise httpx2.PoolTimeout("all connections are in use") from None
-        finally:
-            self._queued -= 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._slots.release()
 
     def add(self, connection: Connection) -> None:
         """Track a new connection until it has ended."""

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -31,8 +31,7 @@ _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """A server's setting, as this session has it."""
 
     name: str
@@ -40,8 +39,7 @@ class Setting:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
+class Connections(NamedTuple):
     """Numbers of connections, and their limits (-1: no limit)."""
 
     used: int
@@ -54,8 +52,7 @@ class Connections:
     role_max: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTransaction:
+class OpenTransaction(NamedTuple):
     """A transaction that has been open for a long time."""
 
     pid: int
@@ -64,24 +61,21 @@ class OpenTransaction:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A prepared transaction that has waited for a long time."""
 
     name: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(NamedTuple):
     """An inactive replication slot, and the amount of WAL that it retains."""
 
     name: str
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableLock:
+class TableLock(NamedTuple):
     """A lock on a table that a session holds or waits for; 0 seconds: the start is unknown."""
 
     relation: str
@@ -92,8 +86,7 @@ class TableLock:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     """A table; ``filtered``: row security applies; ``vacuum_from``: dead rows that start a vacuum."""
 
     name: str
@@ -105,8 +98,7 @@ class Table:
     dead: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trigger:
+class Trigger(NamedTuple):
     """A trigger of one of the tables."""
 
     name: str
@@ -114,8 +106,7 @@ class Trigger:
     enabled: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
+class Function(NamedTuple):
     """A function of the schema; in ``search_path`` its own schema is written as ``promised.SCHEMA``."""
 
     name: str
@@ -123,8 +114,7 @@ class Function:
     search_path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
+class Lack(NamedTuple):
     """A privilege that the login does not have; no columns: on the table."""
 
     relation: str
@@ -132,8 +122,7 @@ class Lack:
     columns: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxFacts:
+class OutboxFacts(NamedTuple):
     """Condition of the outbox."""
 
     due_seconds: float
@@ -143,8 +132,7 @@ class OutboxFacts:
     published_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceFacts:
+class SequenceFacts(NamedTuple):
     """Sequence of a column: its parameters, the last number assigned, and the highest of late rows.
 
     ``last`` is None if this login may not read the sequence.
@@ -158,8 +146,7 @@ class SequenceFacts:
     highest: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFacts:
+class PartitionFacts(NamedTuple):
     """Time for which partitions exist in advance, and size of the default partition, ``remainder``."""
 
     ahead_seconds: float
