@@ -58,7 +58,6 @@ class EmbeddedNats(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """The URL for clients."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property

@@ -48,7 +48,6 @@ class Account:
 
     @classmethod
     def own(cls) -> Self:
-        """Return the user of this process."""
         return cls(os.geteuid(), os.getegid())
 
 
@@ -137,7 +136,6 @@ class EmbeddedServer(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the server's process is alive."""
         return any(child.poll() is None for child in self._children)
 
     @property

@@ -180,7 +180,6 @@ class LaneWatch:
                 await self._sleep(timeout_seconds)
 
     def wake(self) -> None:
-        """End the present wait, or the next one."""
         self._woken.set()
 
     def notified(self) -> None:

@@ -52,7 +52,6 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing() and not self._arrivals.poll(0)
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._transport.abort()
 
     async def exchange(self, request: Sequence[bytes], deadline: float) -> Response:

@@ -68,7 +68,6 @@ class HandlerTransport:
             return await self._send(request, deadline)
 
     async def aclose(self) -> None:
-        """Close all connections; safe twice."""
         await self.pool.aclose()
 
     async def _send(self, request: Sequence[bytes], deadline: float) -> Response:

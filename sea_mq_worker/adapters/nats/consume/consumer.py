@@ -93,7 +93,6 @@ class NatsJetStreamConsumer:
         await self._send(_ACK, msg.reply)
 
     async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
-        """Settle several messages in one write."""
         await self._send(_ACK, *(msg.reply for msg in msgs))
 
     async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
@@ -105,7 +104,6 @@ class NatsJetStreamConsumer:
         await self._send(_nak(delay_seconds), reply)
 
     async def in_progress(self, msg: InboundMessage) -> None:
-        """Restart the message's ack_wait."""
         await self._send(b"+WPI", msg.reply)
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:

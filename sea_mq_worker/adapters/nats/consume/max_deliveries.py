@@ -95,11 +95,9 @@ class NatsExhaustedMessages:
         await self._advisories.nak(msg, delay_seconds=delay_seconds)
 
     async def in_progress(self, msg: InboundMessage) -> None:
-        """Restart the ack_wait of a message's advisory."""
         await self._advisories.in_progress(msg)
 
     async def close(self) -> None:
-        """Stop pulling advisories."""
         await self._advisories.close()
 
     async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:

@@ -84,7 +84,6 @@ class NatsDeadLetters:
             seq += at_once - 1
 
     async def _next(self, seq: int) -> InboundMessage | None:
-        """Return the first message after ``seq``."""
         return await read_back(self._connection, self._stream, "", seq + 1, next_of=">")
 
     async def _get(self, stream: str, seq: int, *, durable: str = "", deliveries: int = 0) -> InboundMessage:

@@ -35,7 +35,6 @@ class StreamDefinition:
 
     @property
     def label(self) -> str:
-        """The stream's name for people."""
         return f"stream {self.name}"
 
 
@@ -49,7 +48,6 @@ class ConsumerDefinition:
 
     @property
     def label(self) -> str:
-        """The consumer's name for people."""
         return f"consumer {self.name} of stream {self.stream}"
 
 

@@ -45,7 +45,6 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
 
 
 def judge_error(error: dict[str, Any]) -> PublishOutcome:
-    """Judge the error object of a reply."""
     code = error_code(error)
     text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
     if code in _NEVER:
@@ -81,7 +80,6 @@ def number(answer: Mapping[str, Any], name: str) -> int:
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer and no bool."""
     return type(value) is int
 
 

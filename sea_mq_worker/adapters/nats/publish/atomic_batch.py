@@ -74,7 +74,6 @@ class AtomicBatchPublisher:
 
 
 def _sendings(messages: Sequence[EncodedMessage], batch: str, reply: str) -> list[tuple[EncodedMessage, str]]:
-    """Return each message with its reply subject."""
     sendings = []
     for number, message in enumerate(messages, start=1):
         own = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}

@@ -77,7 +77,6 @@ class InFlightBatch(PendingRequest):
             await self.change()
 
     def outcomes(self) -> list[PublishOutcome]:
-        """Return an outcome for each message."""
         unknown, unsent = Unknown(self.stopped), Unsent(self.stopped or NOT_CONNECTED)
         return [
             outcome or (unknown if index < self._sent else unsent)

@@ -135,7 +135,6 @@ class NatsJetStreamPublisher:
         return await judge_duplicates(self._connection, self._stream, messages, outcomes, deadline)
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
-        """Scan the headers of what the stream stored lately."""
         try:
             return await find_messages(
                 self._connection, self._stream, wanted, timeout_seconds=self._find_timeout_seconds

@@ -80,7 +80,6 @@ class PostgresOperations(PostgresInspection):
         await fetch(self._pool, self._sql["finish_redrive"], action, outcome)
 
     async def finish(self, action: int, outcome: ActionOutcome) -> None:
-        """Close the record of an action with several steps."""
         await fetch(self._pool, self._sql["finish_action"], action, outcome)
 
     async def close(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:

@@ -44,6 +44,5 @@ class PostgresOverview:
     async def dead_events(
         self, *, event_type: str | None, error: str | None, below: int | None, limit: int
     ) -> Sequence[DeadEvent]:
-        """Return DEAD events, the latest first."""
         args = (event_type, error, below, _ROWS_MAX, limit)
         return [DeadEvent(**row) for row in await fetch(self._pool, self._sql["dead_events"], *args)]

@@ -93,7 +93,6 @@ class PostgresReplays:
 
 
 def as_json(which: OutboxFilter) -> str:
-    """Format a filter for the audit."""
     given = {name: value for name, value in asdict(which).items() if value is not None}
     return json.dumps({name: value for name, value in given.items() if name not in _PAGING}, default=str)
 

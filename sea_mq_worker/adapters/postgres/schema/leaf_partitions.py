@@ -49,12 +49,10 @@ class PageRange:
 
 
 def leaf_of(row: Any) -> LeafPartition:
-    """Read a row of ``LEAVES``."""
     return LeafPartition(row["name"], row["pages"], row["until_at"])
 
 
 def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
-    """Read the row of ``DROP_LEAF``."""
     if row["dropped"]:
         return DroppedPartition(name=name, events=row["count"])
     return KeptPartition(name=name, reason=row["reason"])

@@ -21,7 +21,6 @@ class PostgresPartitions:
         self._sql = load_queries("partitions")
 
     async def exist(self) -> bool:
-        """Return whether the outbox has partitions."""
         [row] = await fetch(self._pool, self._sql["exist"])
         return bool(row["exist"])
 
