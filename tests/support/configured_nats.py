@@ -1,13 +1,11 @@
 """A nats-server that includes a configuration file as it is shipped."""
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.embedded.process import Account, spawn
 
 
 class ConfiguredNats(EmbeddedNats):
@@ -26,11 +24,5 @@ class ConfiguredNats(EmbeddedNats):
             f"host: 127.0.0.1\nport: {self.port}\nhttp: {self.monitor_url.removeprefix('http://')}\n"
             f'jetstream {{ store_dir: "{self.folder / "jetstream"}" }}\ninclude "{self._included.name}"\n'
         )
-        return spawn(
-            [str(self._program()), "--config", str(file)],
-            folder=self.folder,
-            log=self.log,
-            account=Account.own(),
-            environment={**os.environ, **self._environment},
-            death_signal=signal.SIGINT,
-        )
+        command = [str(self._program()), "--config", str(file)]
+        return self._spawn(command, environment={**os.environ, **self._environment})

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import httpx2
 
-from sea_mq_worker.embedded.process import Account, EmbeddedServer, spawn
+from sea_mq_worker.embedded.process import EmbeddedServer
 
 
 class _Child(EmbeddedServer):
@@ -38,14 +38,8 @@ class _Child(EmbeddedServer):
         return next((child.returncode for child in self._children), 0)
 
     async def _launch(self) -> subprocess.Popen[bytes]:
-        return spawn(
-            [sys.executable, "-m", *self._command()],
-            folder=self.folder,
-            log=self.log,
-            account=Account.own(),
-            environment=self._environment(),
-            death_signal=signal.SIGTERM,
-        )
+        command = [sys.executable, "-m", *self._command()]
+        return self._spawn(command, environment=self._environment(), death_signal=signal.SIGTERM)
 
     async def _is_ready(self) -> bool:
         try:

@@ -36,20 +36,6 @@ class ResponseParser:
         reusable: whether the connection can take another request.
     """
 
-    __slots__ = (
-        "_body_bytes",
-        "_body_bytes_max",
-        "_chunks",
-        "_head_bytes",
-        "_headers",
-        "_other_bytes",
-        "_parser",
-        "_status",
-        "answer",
-        "interim",
-        "reusable",
-    )
-
     def __init__(self, body_bytes_max: int) -> None:
         self._body_bytes_max = body_bytes_max
         self._parser = httptools.HttpResponseParser(self)
