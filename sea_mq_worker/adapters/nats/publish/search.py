@@ -46,17 +46,13 @@ async def find_messages(
             await scan.run()
     except (WorkerError, TimeoutError) as error:
         if scan is None or not scan.has_read:
-            raise _unread(error, timeout_seconds) from error
+            if isinstance(error, WorkerError):
+                raise
+            raise BrokerUnavailableError(f"no answer within {timeout_seconds:g} s") from error
     finally:
         if scan is not None:
             await scan.close()
     return scan.results()
-
-
-def _unread(error: Exception, seconds: float) -> WorkerError:
-    if isinstance(error, WorkerError):
-        return error
-    return BrokerUnavailableError(f"no answer within {seconds:g} s")
 
 
 class _Scan:

@@ -1,6 +1,6 @@
 """PostgresPruning: deletes old finished rows, by whole partitions or by ranges of pages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -75,7 +75,7 @@ class PostgresPruning:
     ) -> PruneResult:
         """Delete rows and count them in the audit's record ``action``; see ``PostgresOperations.prune``."""
         leaves = await self._leaves(side)
-        tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        tally = _Tally(pages_of=sum(leaf.pages for leaf in leaves), on_progress=on_progress)
         dropped: list[DroppedPartition] = []
         for leaf in leaves:
             room = None if cap is None else cap - tally.rows
@@ -98,7 +98,7 @@ class PostgresPruning:
     ) -> Prunable:
         """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
         leaves = await self._leaves(side)
-        tally = _Tally(pages_of=_pages(leaves), on_progress=on_progress)
+        tally = _Tally(pages_of=sum(leaf.pages for leaf in leaves), on_progress=on_progress)
         whole: list[str] = []
         for leaf in leaves:
             is_whole = leaf.is_over(before)
@@ -144,7 +144,3 @@ class PostgresPruning:
             if pages.leaf == _TABLES[side]:
                 raise
             return _GONE
-
-
-def _pages(leaves: Sequence[LeafPartition]) -> int:
-    return sum(leaf.pages for leaf in leaves)
