@@ -99,7 +99,6 @@ async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedT
     from sea_mq_worker.operations.database import operations
 
     results: dict[PrunedTable, Any] = {}
-    how = {"actor": request.actor, "reason": request.reason, "cap": request.cap}
     async with operations(settings) as tables:
         for side in [request.side] if request.side else PrunedTable:
             until = request.before if request.deliverable else await _until(settings, side, request.before)
@@ -111,7 +110,13 @@ async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedT
                     )
                 else:
                     results[side] = await tables.prune(
-                        side, until, on_progress=report, on_partition=_print_partition, **how
+                        side,
+                        until,
+                        actor=request.actor,
+                        reason=request.reason,
+                        cap=request.cap,
+                        on_progress=report,
+                        on_partition=_print_partition,
                     )
     return results
 
