@@ -1,6 +1,7 @@
 """``pipeline reconcile`` without Spark: its last lines for people, and its check of the disk."""
 
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.pipeline import reconcile
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.jobs.reconcile import job
 from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.sources import check_disk
 
@@ -43,7 +45,8 @@ def test_the_output_ends_with_the_next_step_for_each_bad_verdict(
         latency=None,
     )
     result = Reconciliation(since=None, until=None, compared=[], rows={}, hops=[hop], notes=[], requeued=None)
-    monkeypatch.setattr(reconcile, "run_job", lambda *_, **__: result)
+    monkeypatch.setattr(reconcile, "open_spark", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(job, "reconcile", lambda *_, **__: result)
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setenv("SEA_MQ_NATS_URL", "nats://127.0.0.1:1")
     ended = CliRunner().invoke(app, ["pipeline", "reconcile"])

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,20 +12,16 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
     MasterOption,
+    job_settings,
+    open_spark,
     print_progress,
+    print_result,
     required_lake,
-    run_job,
-    run_without_spark,
 )
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
-    from sea_mq_worker.settings import Settings
-
-_NEEDS = ("database_url",)
 
 BeforeOption = Annotated[
     datetime,
@@ -68,26 +64,24 @@ def archive(
     if before > datetime.now(UTC):
         abort("--before: must be past; otherwise events would leave on publication", EXIT_USAGE)
     where = required_lake(lake)
+    with job_settings("database_url") as settings:
+        from sea_mq_worker.pipeline.jobs.archive import job
 
-    def found(settings: "Settings") -> "ArchiveResult":
-        from sea_mq_worker.pipeline.jobs.archive.job import count
-
-        return count(settings, where, before=before)
-
-    def job(spark: "SparkSession", settings: "Settings") -> "ArchiveResult":
-        from sea_mq_worker.pipeline.jobs.archive.job import archive as archive_
-
-        given: dict[str, Any] = {"actor": actor, "reason": reason, "on_progress": print_progress}
-        given |= {"batch_rows": batch_rows, "per_second": per_second}
-        return archive_(spark, settings, where, before=before, **given)
-
-    result = run_without_spark(found, needs=_NEEDS)
-    if not dry_run and (result.found or result.resumed):
-        result = run_job("archive", job, needs=_NEEDS, master=master, conf=conf)
-    if json:
-        print_json(asdict(result) | {"dry_run": dry_run})
-    else:
-        typer.echo(_summary(result, dry_run=dry_run))
+        result = job.count(settings, where, before=before)
+        if not dry_run and (result.found or result.resumed):
+            with open_spark("archive", master=master, conf=conf) as spark:
+                result = job.archive(
+                    spark,
+                    settings,
+                    where,
+                    before=before,
+                    actor=actor,
+                    reason=reason,
+                    on_progress=print_progress,
+                    batch_rows=batch_rows,
+                    per_second=per_second,
+                )
+    print_result(asdict(result) | {"dry_run": dry_run}, _summary(result, dry_run=dry_run), json=json)
 
 
 def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:

@@ -1,7 +1,7 @@
 """The command ``pipeline drain``: publish a large backlog with many Spark tasks."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+from typing import Annotated
 
 import typer
 
@@ -9,16 +9,11 @@ from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
     MasterOption,
-    run_job,
-    run_without_spark,
+    job_settings,
+    open_spark,
+    print_result,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, print_json
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from sea_mq_worker.bootstrap.worker.backlog import BacklogCounts
-    from sea_mq_worker.settings import Settings
+from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption
 
 TasksOption = Annotated[
     int | None,
@@ -39,26 +34,15 @@ def drain(
     Each publisher is a `run --until-empty`. The command may be stopped at any time and run again. Exit code
     0: all events that were due at the start are published; 1: some are left, DEAD or waiting for a retry.
     """
-
-    def count(settings: "Settings") -> "BacklogCounts":
-        import asyncio
-
+    with job_settings(*(("database_url",) if dry_run else ("database_url", "nats_url"))) as settings:
         from sea_mq_worker.bootstrap.worker.backlog import count_backlog
-
-        return asyncio.run(count_backlog(settings))
-
-    def job(spark: "SparkSession", settings: "Settings") -> "BacklogCounts":
         from sea_mq_worker.pipeline.jobs.drain import drain as drain_
 
-        return drain_(spark, settings, tasks=tasks)
-
-    if dry_run:
-        counts = run_without_spark(count, needs=("database_url",))
-    else:
-        counts = run_job("drain", job, needs=("database_url", "nats_url"), master=master, conf=conf)
-    if json:
-        print_json(asdict(counts))
-    else:
-        typer.echo(f"unpublished: {counts}")
+        if dry_run:
+            counts = asyncio.run(count_backlog(settings))
+        else:
+            with open_spark("drain", master=master, conf=conf) as spark:
+                counts = drain_(spark, settings, tasks=tasks)
+    print_result(counts, f"unpublished: {counts}", json=json)
     if counts.left and not dry_run:
         raise typer.Exit(EXIT_FAILED)

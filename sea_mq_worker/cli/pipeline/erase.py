@@ -1,18 +1,22 @@
 """The command ``pipeline erase``: delete chosen events everywhere, for good."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption
-from sea_mq_worker.cli.pipeline.support import DryRunOption, LakeOption, required_lake, run_without_spark
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, confirm, print_json
+from sea_mq_worker.cli.pipeline.support import (
+    DryRunOption,
+    LakeOption,
+    job_settings,
+    print_result,
+    required_lake,
+)
+from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, confirm
 
 if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.erase.job import EraseResult
-    from sea_mq_worker.settings import Settings
 
 IdsOption = Annotated[list[str] | None, typer.Option("--id", help="Message ID; may be repeated.")]
 AggregateOption = Annotated[
@@ -49,26 +53,18 @@ def erase(
     """
     if not (id or aggregate or key):
         abort("choose events by --id, --aggregate or --key", EXIT_USAGE)
-    choice: dict[str, Any] = {
-        "ids": frozenset(map(_normalized, id or ())),
-        "aggregate": _parts(aggregate),
-        "key": key,
-    }
-    where = required_lake(lake)
-
-    def job(settings: "Settings") -> "EraseResult":
+    ids, parts, where = frozenset(map(_normalized, id or ())), _parts(aggregate), required_lake(lake)
+    with job_settings("database_url", *(("nats_url",) if stream else ())) as settings:
         from sea_mq_worker.pipeline.jobs.erase.job import erase as erase_
         from sea_mq_worker.pipeline.jobs.erase.job import find
         from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice
 
-        found = find(settings, where, EventChoice(**choice))
-        if dry_run:
-            return found.result
-        confirm(found.result.events, "events will be erased for good", yes=yes)
-        return erase_(settings, where, found, actor=actor, reason=reason, streams=stream)
-
-    result = run_without_spark(job, needs=("database_url", "nats_url") if stream else ("database_url",))
-    print_json(asdict(result)) if json else typer.echo(_summary(result))
+        found = find(settings, where, EventChoice(ids=ids, aggregate=parts, key=key))
+        result = found.result
+        if not dry_run:
+            confirm(result.events, "events will be erased for good", yes=yes)
+            result = erase_(settings, where, found, actor=actor, reason=reason, streams=stream)
+    print_result(result, _summary(result), json=json)
     if result.unused_files:
         text = (
             "a run may be writing these files, which no version of the lake contains; run again in an hour:"

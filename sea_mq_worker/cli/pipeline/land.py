@@ -15,10 +15,10 @@ from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
     MasterOption,
+    job_settings,
+    open_spark,
     print_progress,
     required_lake,
-    run_job,
-    run_without_spark,
 )
 from sea_mq_worker.cli.support import JsonOption, print_json
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult
     from sea_mq_worker.settings import Settings
 
-_NEEDS = ("nats_url",)
 _POLL_SECONDS = 0.2
 _VACUUM_HOURS = 168
 _VACUUM_SECONDS = 3600.0
@@ -127,12 +126,14 @@ def land(
     run = _Run(required_lake(lake), stream, schemas, given, every, metrics_file, json)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Spark
     rows_without_spark = 0 if master or conf or submitted else _ROWS_WITHOUT_SPARK
-    if dry_run:
-        run_without_spark(run.print_remaining, needs=_NEEDS)
-    elif run_without_spark(run.left, needs=_NEEDS) <= rows_without_spark:
-        run_without_spark(partial(run.land, None), needs=_NEEDS)
-    else:
-        run_job("land", run.land, needs=_NEEDS, master=master, conf=conf)
+    with job_settings("nats_url") as settings:
+        if dry_run:
+            run.print_remaining(settings)
+        elif run.left(settings) <= rows_without_spark:
+            run.land(None, settings)
+        else:
+            with open_spark("land", master=master, conf=conf) as spark:
+                run.land(spark, settings)
 
 
 @dataclass(frozen=True, slots=True)

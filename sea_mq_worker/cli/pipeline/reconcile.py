@@ -1,9 +1,8 @@
 """The command ``pipeline reconcile``: prove that no message was lost, or name the lost ones."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
@@ -15,22 +14,18 @@ from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
     MasterOption,
+    job_settings,
     lake_to_read,
+    open_spark,
     print_progress,
-    run_job,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
 from sea_mq_worker.pipeline.jobs.reconcile.result import LOSS, Verdict
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver, ReconcileRequest
     from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued
-    from sea_mq_worker.settings import Settings
 
 
-_NEEDS = ("database_url", "nats_url")
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 """Java only passes packed rows on in this job, so its second compiler would cost more than it saves."""
 
@@ -138,22 +133,23 @@ def reconcile(
     nothing is changed.
     """
     _check(out, reason=reason if requeue else None)
-    from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue
+    with job_settings("database_url", "nats_url") as settings:
+        from sea_mq_worker.pipeline.jobs.reconcile import job, request
 
-    wanted = ReconcileRequest(
-        lake=lake_to_read(lake, needs=_NEEDS),
-        receivers=_receivers(receiver or ()),
-        since=since,
-        until=until,
-        grace_seconds=grace,
-        late_seconds=late,
-        examples=examples,
-        out=out,
-        out_format=out_format.value,
-        requeue=Requeue(actor, reason, cap, dry_run) if requeue else None,
-    )
-    job = partial(_run, wanted)
-    result = run_job("reconcile", job, needs=_NEEDS, master=master, conf=conf, java_options=_JAVA_OPTIONS)
+        wanted = request.ReconcileRequest(
+            lake=lake_to_read(lake, settings),
+            receivers=[request.load_receiver(path) for path in receiver or ()],
+            since=since,
+            until=until,
+            grace_seconds=grace,
+            late_seconds=late,
+            examples=examples,
+            out=out,
+            out_format=out_format.value,
+            requeue=request.Requeue(actor, reason, cap, dry_run) if requeue else None,
+        )
+        with open_spark("reconcile", master=master, conf=conf, java_options=_JAVA_OPTIONS) as spark:
+            result = job.reconcile(spark, settings, wanted, on_progress=print_progress)
     _end(result, fail_on or LOSS, json=json)
 
 
@@ -174,22 +170,6 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
         _print_result(result)
     if failed:
         abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
-
-
-def _run(wanted: "ReconcileRequest", spark: "SparkSession", settings: "Settings") -> "Reconciliation":
-    from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
-
-    return reconcile(spark, settings, wanted, on_progress=print_progress)
-
-
-def _receivers(paths: Sequence[Path]) -> "list[Receiver]":
-    from sea_mq_worker.pipeline.jobs.reconcile.request import load_receiver
-    from sea_mq_worker.settings import SettingsError
-
-    try:
-        return [load_receiver(path) for path in paths]
-    except SettingsError as error:
-        abort(str(error), EXIT_USAGE)
 
 
 def _print_result(result: "Reconciliation") -> None:

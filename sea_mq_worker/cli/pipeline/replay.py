@@ -16,9 +16,10 @@ from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
     MasterOption,
+    job_settings,
     lake_to_read,
+    open_spark,
     print_progress,
-    run_job,
 )
 from sea_mq_worker.cli.signals import stop_on_signals
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.replay.selection import Selection
     from sea_mq_worker.settings import Settings
 
-_NEEDS = ("database_url",)
 _WITHOUT_YES_MAX = 10
 
 LakeOption = Annotated[
@@ -134,29 +134,27 @@ def replay(
     """
     selection = events.selection()
     given: dict[str, Any] = {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart}
-    given |= {"lake": lake_to_read(lake, needs=_NEEDS), "dry_run": dry_run}
-    given |= {"cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
-
-    async def put_back(spark: "SparkSession", settings: "Settings") -> "ReplayJobResult":
-        from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
-
-        stop = asyncio.Event()
-        stop_on_signals(stop)
-        return await replay_(spark, settings, selection, stop=stop, on_progress=print_progress, **given)
-
-    result = run_job(
-        "replay",
-        lambda spark, settings: asyncio.run(put_back(spark, settings)),
-        needs=_NEEDS,
-        master=master,
-        conf=conf,
-    )
+    given |= {"dry_run": dry_run, "cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
+    with job_settings("database_url") as settings:
+        given["lake"] = lake_to_read(lake, settings)
+        with open_spark("replay", master=master, conf=conf) as spark:
+            result = asyncio.run(_replay(spark, settings, selection, **given))
     if json:
         print_json(asdict(result) | {"dry_run": dry_run})
     else:
         _print_result(result, dry_run=dry_run)
     if not dry_run:
         _exit_unless_complete(result, cap=cap, yes=yes)
+
+
+async def _replay(
+    spark: "SparkSession", settings: "Settings", selection: "Selection", **given: Any
+) -> "ReplayJobResult":
+    from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
+
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    return await replay_(spark, settings, selection, stop=stop, on_progress=print_progress, **given)
 
 
 def _read_ids(path: Path | None) -> Iterator[UUID]:

@@ -1,6 +1,5 @@
 """The command ``pipeline report``: write one HTML file about the traffic of outbox and inbox."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,17 +10,15 @@ from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     LakeOption,
     MasterOption,
+    job_settings,
     lake_to_read,
+    open_spark,
     print_progress,
-    run_job,
 )
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from sea_mq_worker.pipeline.jobs.report.model import Report
-    from sea_mq_worker.settings import Settings
 
 
 def report(
@@ -47,25 +44,24 @@ def report(
         abort("--until: must be later than --since", EXIT_USAGE)
     _check_out(out)
 
-    def progress(text: str) -> None:
-        print_progress(f"report: {text}")
-
-    needs = ("database_url",)
-    where = lake_to_read(lake, needs=needs)
-
-    def job(spark: "SparkSession", settings: "Settings") -> "Report":
+    with job_settings("database_url") as settings:
         from sea_mq_worker.pipeline.jobs.report.job import report as report_
         from sea_mq_worker.pipeline.jobs.report.page import page, write_page
 
-        figures = report_(spark, settings, since=since, until=until, lake=where, on_progress=progress)
-        write_page(page(figures, title=title), out)
-        return figures
-
-    figures = run_job("report", job, needs=needs, master=master, conf=conf)
+        where = lake_to_read(lake, settings)
+        with open_spark("report", master=master, conf=conf) as spark:
+            figures = report_(
+                spark, settings, since=since, until=until, lake=where, on_progress=_print_progress
+            )
+            write_page(page(figures, title=title), out)
     if json:
-        print_json(asdict(figures))
+        print_json(figures)
     else:
         _summarise(figures, out)
+
+
+def _print_progress(text: str) -> None:
+    print_progress(f"report: {text}")
 
 
 def _check_out(out: Path) -> None:

@@ -1,21 +1,19 @@
 """Common parts of the pipeline's commands: options, the Spark session, progress, exit codes."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, abort, settings_for
+from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, abort, print_json, settings_for
 from sea_mq_worker.resources import install_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.settings import Settings
-
-_INSTALL = install_hint("spark,spark-java")
 
 MasterOption = Annotated[
     str | None,
@@ -40,56 +38,21 @@ LakeOption = Annotated[
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print the planned changes.")]
 
-_T = TypeVar("_T")
-
-
-def run_job(
-    name: str,
-    job: "Callable[[SparkSession, Settings], _T]",
-    *,
-    needs: Collection[str],
-    master: str | None,
-    conf: Collection[str] | None,
-    java_options: str = "",
-) -> _T:
-    """Run a job in a new Spark session, see ``spark_session``; translate its errors into exit codes."""
-    properties = _properties(conf or ())
-    settings = settings_for(*needs)
-    with _exit_codes():
-        from sea_mq_worker.pipeline.session import spark_session
-        from sea_mq_worker.pipeline.signals import leaving_on_signals
-        from sea_mq_worker.pipeline.stage_progress import stage_progress
-
-        with (
-            leaving_on_signals(),
-            spark_session(
-                f"sea_mq_worker {name}", master=master, conf=properties, java_options=java_options
-            ) as spark,
-            stage_progress(spark, print_progress),
-        ):
-            return job(spark, settings)
-
-
-def run_without_spark(job: "Callable[[Settings], _T]", *, needs: Collection[str]) -> _T:
-    """Run a job that needs no Spark session, such as a dry run; otherwise the same as ``run_job``."""
-    settings = settings_for(*needs)
-    with _exit_codes():
-        return job(settings)
-
 
 @contextmanager
-def _exit_codes() -> Iterator[None]:
-    """Exit with the code for an error of the block, or if Spark is not installed."""
+def job_settings(*needs: str) -> "Iterator[Settings]":
+    """Yield the settings of a job; exit with the code for an error of the block, or if Spark is missing."""
+    settings = settings_for(*needs)
     try:
         import sea_mq_worker.pipeline.session  # noqa: F401 - imports all packages that the jobs need
     except ImportError as error:
-        missing = f"`pipeline` needs {error.name}: {_INSTALL}"
+        missing = f"`pipeline` needs {error.name}: {install_hint('spark,spark-java')}"
         abort(missing if error.name else str(error), EXIT_CONTRACT)
     from sea_mq_worker.domain.errors import ContractError, WorkerError
     from sea_mq_worker.settings import SettingsError
 
     try:
-        yield
+        yield settings
     except SettingsError as error:
         abort(str(error), EXIT_USAGE)
     except ContractError as error:
@@ -98,27 +61,40 @@ def _exit_codes() -> Iterator[None]:
         abort(str(error), EXIT_FAILED)
 
 
+@contextmanager
+def open_spark(
+    name: str, *, master: str | None, conf: Collection[str] | None, java_options: str = ""
+) -> "Iterator[SparkSession]":
+    """Yield a new Spark session, see ``spark_session``; print its stages' progress, and end it on signals."""
+    from sea_mq_worker.pipeline.session import spark_session
+    from sea_mq_worker.pipeline.signals import leaving_on_signals
+    from sea_mq_worker.pipeline.stage_progress import stage_progress
+
+    pairs = [text.partition("=") for text in conf or ()]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        abort(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
+    title, properties = f"sea_mq_worker {name}", {key: value for key, _, value in pairs}
+    with (
+        leaving_on_signals(),
+        spark_session(title, master=master, conf=properties, java_options=java_options) as spark,
+        stage_progress(spark, print_progress),
+    ):
+        yield spark
+
+
 def required_lake(given: str | None) -> str:
     """Return the lake of a job that needs one; exit if none is configured."""
     lake = given or settings_for().pipeline_lake
     return lake or abort("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
-def lake_to_read(given: str | None, *, needs: Collection[str]) -> str | None:
-    """Return the lake that a job reads in addition to the tables; None if none is configured.
+def lake_to_read(given: str | None, settings: "Settings") -> str | None:
+    """Return the lake that a job reads in addition to the tables, after a check; None: none is configured."""
+    from sea_mq_worker.pipeline.lake.table import check_lake
 
-    Exit before Spark starts if the lake does not exist.
-    """
-
-    def check(settings: "Settings") -> str | None:
-        from sea_mq_worker.pipeline.lake.table import check_lake
-
-        lake = given or settings.pipeline_lake or None
-        if lake:
-            check_lake(lake)
-        return lake
-
-    return run_without_spark(check, needs=needs)
+    if lake := given or settings.pipeline_lake:
+        check_lake(lake)
+    return lake or None
 
 
 def print_progress(text: str) -> None:
@@ -127,8 +103,6 @@ def print_progress(text: str) -> None:
     sys.stderr.flush()
 
 
-def _properties(given: Collection[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        abort(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
-    return {key: value for key, _, value in pairs}
+def print_result(result: object, text: str, *, json: bool) -> None:
+    """Print a result as JSON for programs, or as text for people."""
+    print_json(result) if json else typer.echo(text)
