@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -117,21 +118,18 @@ def parallelism(spark: SparkSession) -> int:
 @contextmanager
 def described(spark: SparkSession, text: str) -> Iterator[None]:
     """Describe the block's Spark jobs in Spark's web pages; through Spark Connect by a tag."""
-    context = spark_context(spark)
-    if context is None:
+    if (context := spark_context(spark)) is None:
         tag = text.replace(",", "")  # Spark allows no comma in a tag
         spark.addTag(tag)
-        try:
-            yield
-        finally:
-            spark.removeTag(tag)
-        return
-    before = context.getLocalProperty(_DESCRIPTION)
-    context.setJobDescription(text)
+        end = partial(spark.removeTag, tag)
+    else:
+        before = context.getLocalProperty(_DESCRIPTION)
+        context.setJobDescription(text)
+        end = partial(context.setLocalProperty, _DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
     try:
         yield
     finally:
-        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
+        end()
 
 
 def spark_context(spark: SparkSession) -> SparkContext | None:
@@ -156,8 +154,8 @@ def _session_beside(spark: SparkSession) -> SparkSession:
 @contextmanager
 def _connected(remote: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     with translated():
+        builder = SparkSession.builder.remote(remote).config(map={**conf, **_JOB_PROPERTIES})
         try:
-            builder = SparkSession.builder.remote(remote).config(map={**conf, **_JOB_PROPERTIES})
             session = builder.getOrCreate()
         except ImportError as error:
             raise PipelineError(f"{error}: {install_hint('spark-connect')}") from error

@@ -122,7 +122,8 @@ def archive(
 def count(settings: Settings, lake: str, *, before: datetime) -> ArchiveResult:
     """Count the events that an archive would find, and change nothing."""
     unfinished = _unfinished(LakeTable(lake, ARCHIVE), settings)
-    return _found(_planned(settings, before, BATCH_ROWS), resumed=min(unfinished, default=None))
+    totals = _totals(_planned(settings, before, BATCH_ROWS))
+    return ArchiveResult(resumed=min(unfinished, default=None), **totals)
 
 
 def _planned(settings: Settings, before: datetime, batch_rows: int) -> Sequence[LeafPlan]:
@@ -130,9 +131,8 @@ def _planned(settings: Settings, before: datetime, batch_rows: int) -> Sequence[
         return plan(held, before, batch_rows)
 
 
-def _found(leaves: Sequence[LeafPlan], **result: Any) -> ArchiveResult:
-    fit, unfit = (sum(getattr(leaf, name) for leaf in leaves) for name in ("fit", "unfit"))
-    return ArchiveResult(found=fit, unfit=unfit, **result)
+def _totals(leaves: Sequence[LeafPlan]) -> dict[str, Any]:
+    return {"found": sum(leaf.fit for leaf in leaves), "unfit": sum(leaf.unfit for leaf in leaves)}
 
 
 @dataclass(slots=True)
@@ -162,8 +162,7 @@ class _ArchiveRun:
 
     def archive(self, leaves: Sequence[LeafPlan]) -> None:
         """Archive the events of each leaf, and drop the leaf if it contains nothing else."""
-        found = _found(leaves)
-        self.result = replace(self.result, found=found.found, unfit=found.unfit)
+        self._add(**_totals(leaves))
         for leaf in leaves:
             for pages in leaf.batches:
                 self._write(pages)

@@ -120,11 +120,7 @@ class Deletion:
     ) -> tuple[int, int]:
         """Delete the events that still equal the lake's; return the numbers of deleted and of kept events.
 
-        Args:
-            keys: the result of ``keys_of``.
-            selection: for the audit.
-            per_second: approximate maximum of deleted events a second.
-            on_deleted: called from time to time with the number of deleted events.
+        ``keys`` is the result of ``keys_of``; ``on_deleted`` is called from time to time with the number.
         """
         action = self._begin(selection)
         deleted = stayed = 0
@@ -144,14 +140,7 @@ class Deletion:
     def drop(
         self, leaf: str, before: datetime, expected: Content, selection: Mapping[str, Any]
     ) -> DroppedPartition | KeptPartition:
-        """Drop a partition if its content equals the lake's.
-
-        Args:
-            leaf: the partition's name.
-            before: all its events must be published before this time.
-            expected: the lake's content of the partition.
-            selection: for the audit.
-        """
+        """Drop a partition whose events were published before a time, if its content equals the lake's."""
         self._execute(_BEGIN_DROP)
         (row,) = self._fetch(for_leaf(_SQL["all_content"], _TABLE, leaf), timeout=_DROP_SECONDS_MAX)
         if _content_of(row) != expected:

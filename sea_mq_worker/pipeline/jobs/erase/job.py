@@ -27,10 +27,10 @@ from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
     ID_HEADERS,
     EventChoice,
     Position,
+    delete_old_versions,
     delete_rows,
     find_rows,
 )
-from sea_mq_worker.pipeline.jobs.erase.old_versions import delete_old_versions
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash, record_erased
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
@@ -90,15 +90,7 @@ def find(settings: Settings, lake: str, choice: EventChoice) -> FoundEvents:
 def erase(
     settings: Settings, lake: str, found: FoundEvents, *, actor: str, reason: str, streams: bool
 ) -> EraseResult:
-    """Erase the events for good.
-
-    Args:
-        settings: settings for the connections.
-        lake: the lake's address.
-        found: the result of ``find``.
-        actor: person who erases, for the audit.
-        reason: reason for the audit.
-        streams: delete the messages from the streams, too.
+    """Erase the events for good; with ``streams`` delete their messages from the streams, too.
 
     Raises:
         PipelineError: an archive is running, or an event was replayed in the meantime.
@@ -113,16 +105,15 @@ async def _find(settings: Settings, lake: str, choice: EventChoice) -> FoundEven
     async with tables_pool(settings, purpose="erase") as pool:
         chosen = (_uuids(choice.ids), kind, identity, choice.key)
         events = await fetch_with_long_timeout(pool, _SQL["events"], *chosen)
-        found = await asyncio.to_thread(find_rows, lake, choice, [row["id"] for row in events])
-        ids, positions, counts = found
+        of_table = [row["id"] for row in events]
+        ids, positions, counts = await asyncio.to_thread(find_rows, lake, choice, of_table)
         messages = await fetch(pool, _SQL["messages"], _uuids(ids))
     _check_finished([row["id"] for row in (*events, *messages) if row["is_open"]])
     copies = {(row["stream"], row["stream_seq"]) for row in (*events, *messages) if row["stream_seq"]}
     copies |= {(position.stream, position.seq) for position in positions}
     rows = {"outbox": len(events), "inbox": len(messages), **counts}
-    return FoundEvents(
-        ids, positions, frozenset(copies), EraseResult(events=len(ids), rows=rows, dry_run=True)
-    )
+    result = EraseResult(events=len(ids), rows=rows, dry_run=True)
+    return FoundEvents(ids, positions, frozenset(copies), result)
 
 
 async def _erase(

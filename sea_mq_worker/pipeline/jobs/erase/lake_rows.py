@@ -6,17 +6,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from deltalake import QueryBuilder
+from deltalake import DeltaTable, QueryBuilder
+from pyarrow.fs import FileSelector
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER, TableSchema
-from sea_mq_worker.pipeline.lake.storage import reachable
+from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
+from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SCHEMAS, SILVER, TableSchema
+from sea_mq_worker.pipeline.lake.storage import filesystem, reachable
 from sea_mq_worker.pipeline.lake.table import LakeTable
 
 ID_HEADERS = ("nats-msg-id", "ce-id", "dlq-message-id")
 """Lowercase names of the headers with the ID of a message, or of the message that became a dead letter."""
 
+_WRITING_HOURS_MAX = 1
+"""A file that no version contains may be one that a run is writing, until it is this old."""
+
+_VERSION_DIGITS = 20
 _HEADERS = """(
 SELECT stream, incarnation, seq, lower(header['key']) AS name, header['value'] AS value
   FROM (SELECT stream, incarnation, seq, unnest(headers) AS header FROM t))"""
@@ -101,6 +107,19 @@ def delete_rows(lake: str, schema: TableSchema, ids: Collection[str], positions:
         return int(table.delete(condition)["num_deleted_rows"])
 
 
+def delete_old_versions(lake: str) -> tuple[str, ...]:
+    """Delete all versions but the current ones; return the files that no version contains and that stay.
+
+    The log of a version has minima and maxima of columns, among them message IDs, and the conditions of
+    deletions. Files that stay are younger than an hour: a run is writing them, or was killed.
+
+    Raises:
+        PipelineError: the lake cannot be read or written.
+    """
+    tables = [LakeTable(lake, schema) for schema in (*SCHEMAS, *tables_of(lake))]
+    return tuple(f"{table.uri}/{path}" for table in tables if table.open() for path in _clean(table.uri))
+
+
 def _check_silver(lake: str) -> None:
     silver = LakeTable(lake, SILVER)
     reached = silver.watermarks()
@@ -110,6 +129,21 @@ def _check_silver(lake: str) -> None:
                 raise PipelineError(
                     f"{silver.uri} lacks messages of {progress.stream}; run `pipeline land` first"
                 )
+
+
+def _clean(uri: str) -> list[str]:
+    with reachable(uri):
+        store, table = filesystem(uri), DeltaTable(uri)
+        table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        table.vacuum(_WRITING_HOURS_MAX, dry_run=False, enforce_retention_duration=False, full=True)
+        table = DeltaTable(uri)
+        table.create_checkpoint()
+        for file in store.get_file_info(FileSelector("_delta_log")):
+            version = file.base_name[:_VERSION_DIGITS]
+            if version.isdecimal() and int(version) < table.version():
+                store.delete_file(file.path)
+        unused = DeltaTable(uri).vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
+        return [file.path for file in store.get_file_info(unused) if file.is_file]
 
 
 def _select(

@@ -45,16 +45,8 @@ def choose_events(
     The table is read as of the snapshot and the archive afterwards, so an event that moves from one to the
     other is found in at least one. Of an event in both, the table's row counts, in any state. Of an event
     that was archived twice, the row that was published last counts. An event that was erased, and came back
-    by a restored backup, is left out.
-
-    Args:
-        spark: the session.
-        held: the snapshot, to be held until the frame's last action.
-        selection: the filters.
-        lake: the lake with the archive; None: only the table.
-        context: the context of the archived events.
-        earlier: the interrupted run that is continued: events up to its seq are done, and events that were
-            published since it began are left out.
+    by a restored backup, is left out. So are the events that an interrupted run has done, ``earlier``, and
+    those that were published since it began. Hold the snapshot until the frame's last action.
     """
     rows = _candidates(spark, held, selection, lake, context)
     if selection.ids:

@@ -56,12 +56,9 @@ class ReplayStore:
         return _action(rows[0])
 
     async def put_back(self, action: int, rows: Sequence[Row], *, after: int) -> frozenset[str]:
-        """Put a batch back in one transaction; return the IDs of the events that were put back.
+        """Put rows of ``with_content`` back in one transaction; return the IDs of those that were put back.
 
-        Args:
-            action: the audit record.
-            rows: rows of ``with_content``, in the order of seq.
-            after: the highest seq of the previous batch.
+        ``after`` is the highest seq of the previous batch.
 
         Raises:
             PipelineError: another run continues the same replay.

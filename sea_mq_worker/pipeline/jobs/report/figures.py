@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
+from math import ceil
 from typing import Any
 
 from pyspark.sql import Row
@@ -57,12 +58,10 @@ class Period:
             next(fitting, 86_400 * (1 + int(span / 86_400 / _BINS_MAX))),
         )
 
-    def begins(self) -> Iterator[int]:
-        """Yield the begins of all bins, in seconds since 1970."""
-        second = int(self.since.timestamp()) // self.step * self.step
-        while second < self.until.timestamp():
-            yield second
-            second += self.step
+    def begins(self) -> range:
+        """Return the begins of all bins, in seconds since 1970."""
+        first = int(self.since.timestamp()) // self.step * self.step
+        return range(first, ceil(self.until.timestamp()), self.step)
 
 
 def moment(second: float) -> datetime:

@@ -116,19 +116,11 @@ def _events(spark: SparkSession, held: Snapshot, period: Period, lake: str | Non
     if not lake:
         return rows
     of_period = [("published_at", ">=", period.since), ("created_at", "<", period.until)]
-    archived = (
-        LakeTable(lake, ARCHIVE)
-        .read(spark, [("context", "=", context), ("date", ">=", period.since.date()), *of_period])
-        .where((F.col("published_at") >= period.since) & (F.col("created_at") < period.until))
-        .select(
-            *_EVENT,
-            F.octet_length("payload").alias("payload_bytes"),
-            F.lit("PUBLISHED").alias("state"),
-            F.lit(None).cast("string").alias("publish_error"),
-            F.lit(True).alias("archived"),
-        )
-    )
-    return deduplicate_by(rows.unionByName(archived), "id", F.desc_nulls_first("published_at"), "archived")
+    conditions = [("context", "=", context), ("date", ">=", period.since.date()), *of_period]
+    archived = LakeTable(lake, ARCHIVE).read(spark, conditions, columns=(*_EVENT, "payload"))
+    given = {"payload_bytes": F.octet_length("payload"), "state": F.lit("PUBLISHED"), "archived": F.lit(True)}
+    rows = rows.unionByName(archived.withColumns(given).drop("payload"), allowMissingColumns=True)
+    return deduplicate_by(rows, "id", F.desc_nulls_first("published_at"), "archived")
 
 
 def _messages(spark: SparkSession, held: Snapshot, period: Period) -> DataFrame:

@@ -24,33 +24,23 @@ import pyarrow as pa
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.event_schemas import read_json_schemas
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.schemas import TableSchema
+from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
 
 _BAD_NAME = re.compile(r"^_|[ ,;{}()\n\t=]")
-_MOMENT = pa.timestamp("us", tz="UTC")
 _SIMPLE = {
     "string": pa.string(),
-    "date-time": _MOMENT,
+    "date-time": pa.timestamp("us", tz="UTC"),
     "integer": pa.int64(),
     "number": pa.float64(),
     "boolean": pa.bool_(),
 }
 _INTEGERS = range(-(2**63), 2**63)
 
-OF_MESSAGE = pa.schema(
-    [
-        ("_message_id", pa.string()),
-        ("_aggregate", pa.string()),
-        ("_occurred_at", _MOMENT),
-        ("_published_at", _MOMENT),
-        ("_stream", pa.string()),
-        ("_incarnation", pa.string()),
-        ("_seq", pa.int64()),
-        ("_context", pa.string()),
-        ("_date", pa.date32()),
-    ]
+_OF_MESSAGE = (
+    *("message_id", "aggregate", "occurred_at", "published_at"),
+    *("stream", "incarnation", "seq", "context", "date"),
 )
-"""Columns of all typed tables: those of silver with an underscore before their names."""
+"""Columns of silver that all typed tables have, with an underscore before their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +82,18 @@ def _schema(name: str, document: Mapping[str, Any], path: Path) -> EventSchema:
         raise PipelineError(
             f"{path}: {', '.join(wrong)}: cannot be names of columns; rename these properties"
         )
-    columns = [*_type(document), pa.field("_rescued", pa.string())]
-    schema = pa.schema([*OF_MESSAGE, *columns])
-    table = TableSchema(
+    return EventSchema(name, document, typed_table(name, *_type(document), pa.field("_rescued", pa.string())))
+
+
+def typed_table(name: str, *columns: pa.Field) -> TableSchema:
+    """Return the table of messages with further columns."""
+    of_message = [SILVER.schema.field(column).with_name(f"_{column}") for column in _OF_MESSAGE]
+    return TableSchema(
         name=f"typed/{name}",
-        schema=schema,
+        schema=pa.schema([*of_message, *columns]),
         partition_by=("_date",),
         ranged=("_message_id", "_published_at", "_seq"),
     )
-    return EventSchema(name, document, table)
 
 
 def _names_alike(schema: Any) -> Iterator[str]:
@@ -123,9 +116,9 @@ def split(value: Any, schema: Mapping[str, Any]) -> tuple[Any, Any]:
         ValueError: the column cannot contain the value.
         OverflowError: the same, of a number or a time.
     """
-    kind = _kind(schema)
     if value is None:
         return None, None
+    kind = _kind(schema)
     if kind == "object":
         parts = {name: split(value.get(name), each) for name, each in schema["properties"].items()}
         rest = {name: each for name, each in value.items() if name not in parts}

@@ -18,18 +18,13 @@ from sea_mq_worker.event_schemas import schema_validator
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import rewrite
-from sea_mq_worker.pipeline.jobs.typed.event_schemas import OF_MESSAGE, EventSchema, split
+from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, split, typed_table
 from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, reachable, table_uri
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import TableRows
 
-QUARANTINE = TableSchema(
-    name="typed/quarantine",
-    schema=pa.schema([*OF_MESSAGE, ("event", pa.string()), ("reason", pa.string())]),
-    partition_by=("_date",),
-    ranged=("_message_id", "_published_at", "_seq"),
-)
+QUARANTINE = typed_table("quarantine", pa.field("event", pa.string()), pa.field("reason", pa.string()))
 """Events that violate their schema: ``event`` is type and version; silver has the payload."""
 
 _Row: TypeAlias = dict[str, Any]
@@ -37,13 +32,10 @@ _Row: TypeAlias = dict[str, Any]
 
 def tables_of(lake: str) -> list[TableSchema]:
     """Return the typed tables of a lake and quarantine, without their columns."""
-    store = filesystem(table_uri(lake, "typed"))
-    folders = [
-        file for file in store.get_file_info(pafs.FileSelector("")) if file.type == pafs.FileType.Directory
-    ]
     return [
-        TableSchema(name=f"typed/{folder.base_name}", schema=pa.schema([]), partition_by=())
-        for folder in folders
+        TableSchema(name=f"typed/{file.base_name}", schema=pa.schema([]), partition_by=())
+        for file in filesystem(table_uri(lake, "typed")).get_file_info(pafs.FileSelector(""))
+        if file.type == pafs.FileType.Directory
     ]
 
 
