@@ -9,6 +9,7 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import connected
 from tests.support.partitions import partition_outbox
 from tests.support.rows import opened
@@ -60,3 +61,9 @@ async def connection(nats_url: str) -> AsyncIterator[NatsConnection]:
 async def place(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
     async with site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HandlerServer]:
+    async with handler_server() as running:
+        yield running

@@ -24,7 +24,6 @@ from tests.support.handlers import (
     HandlerServer,
     answer,
     handler_request,
-    handler_server,
     hang,
     raw,
 )
@@ -58,12 +57,6 @@ async def handle(handler: HttpBatchHandler, *requests: HandlerRequest) -> Sequen
 def sizes(server: HandlerServer) -> list[int]:
     """Return the number of messages of each request; 0: to the single endpoint."""
     return [len(call.json) if call.path.endswith("-batch") else 0 for call in server.calls]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[HandlerServer]:
-    async with handler_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -38,12 +38,6 @@ MakeHandler = Callable[..., HttpEventHandler]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[HandlerServer]:
-    async with handler_server() as running:
-        yield running
-
-
-@pytest.fixture
 async def make(server: HandlerServer) -> AsyncIterator[MakeHandler]:
     made: list[HttpEventHandler] = []
 

@@ -12,18 +12,12 @@ import pytest
 from sea_mq_worker.adapters.http.client.connection import Connection
 from sea_mq_worker.adapters.http.client.pool import ConnectionPool
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport
-from tests.support.handlers import Call, HandlerServer, answer, handler_server, hang, in_turn
+from tests.support.handlers import Call, HandlerServer, answer, hang, in_turn
 from tests.support.waiting import eventually
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 MakeTransport = Callable[..., HandlerTransport]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[HandlerServer]:
-    async with handler_server() as running:
-        yield running
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.producer import ORDERING_KEY_BYTES_MAX
+from tests.support.rows import add_event
 
 STATES = ("PENDING", "CLAIMED", "PUBLISHED", "DEAD")
 VALID = {
@@ -128,15 +129,11 @@ async def test_a_time_outside_the_calendar_is_refused(plain: asyncpg.Connection)
 async def test_an_ordering_key_that_no_index_could_hold_is_refused_by_its_limit(
     plain: asyncpg.Connection,
 ) -> None:
-    insert = (
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)"
-        " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', $1)"
-    )
     incompressible = secrets.token_hex(ORDERING_KEY_BYTES_MAX // 2)
-    await plain.execute(insert, incompressible)
+    await add_event(plain, ordering_key=incompressible)
     for too_long in (incompressible + "x", "ä" * (ORDERING_KEY_BYTES_MAX // 2) + "x"):
         with pytest.raises(asyncpg.CheckViolationError, match=r"INVALID_OUTBOX: ordering_key .*2048 bytes"):
-            await plain.execute(insert, too_long)
+            await add_event(plain, ordering_key=too_long)
 
 
 @pytest.mark.clause("POL-047-002")
@@ -157,29 +154,19 @@ async def test_an_id_is_used_once(plain: asyncpg.Connection) -> None:
 @pytest.mark.clause("event-model: created_at MUST be set when the event is persisted")
 async def test_created_at_is_never_missing(plain: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.NotNullViolationError):
-        await plain.execute(
-            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, created_at)"
-            " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', NULL)"
-        )
+        await add_event(plain, created_at=None)
 
 
 @pytest.mark.clause("event-model: state MUST be managed by the relay")
-@pytest.mark.parametrize("given", ["publish_attempts", "failures"])
-async def test_an_event_starts_without_attempts(plain: asyncpg.Connection, given: str) -> None:
-    with pytest.raises(asyncpg.CheckViolationError, match="starts PENDING"):
-        await plain.execute(
-            f"INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, {given})"
-            " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', 1)"
-        )
-
-
 @pytest.mark.clause("processing-lifecycle: [*] -> PENDING")
-async def test_an_event_starts_pending(plain: asyncpg.Connection) -> None:
+@pytest.mark.parametrize("given", [{"publish_attempts": 1}, {"failures": 1}, {"state": "DEAD"}])
+async def test_an_event_starts_pending_and_without_attempts(
+    plain: asyncpg.Connection, given: dict[str, Any]
+) -> None:
+    columns = ", ".join(["id, aggregate_type, aggregate_id, event_type, payload", *given])
+    values = "gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', $1"
     with pytest.raises(asyncpg.CheckViolationError, match="starts PENDING"):
-        await plain.execute(
-            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, state)"
-            " VALUES (gen_random_uuid(), 'order', 'o-1', 'order.created', '{}', 'DEAD')"
-        )
+        await plain.execute(f"INSERT INTO outbox_events ({columns}) VALUES ({values})", *given.values())
 
 
 # --- the lifecycle
@@ -250,32 +237,24 @@ async def test_the_time_of_publishing_stands(plain: asyncpg.Connection) -> None:
 
 
 @pytest.mark.clause("event-model: claimed_at MUST be set if and only if state = CLAIMED")
-@pytest.mark.parametrize(
-    ("state", "broken"), [("PENDING", "claimed_at = now()"), ("CLAIMED", "claimed_at = NULL")]
-)
-async def test_claimed_at_means_claimed(plain: asyncpg.Connection, state: str, broken: str) -> None:
-    event_id = await add(plain, state=state)
-    with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_claimed"):
-        await change(plain, event_id, broken)
-
-
 @pytest.mark.clause("event-model: claimed_by MUST be set when state = CLAIMED")
-@pytest.mark.parametrize(
-    ("state", "broken"), [("PENDING", "claimed_by = 'w'"), ("CLAIMED", "claimed_by = NULL")]
-)
-async def test_claimed_by_means_claimed(plain: asyncpg.Connection, state: str, broken: str) -> None:
-    event_id = await add(plain, state=state)
-    with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_claimed"):
-        await change(plain, event_id, broken)
-
-
 @pytest.mark.clause("event-model: published_at MUST be set if and only if state = PUBLISHED")
 @pytest.mark.parametrize(
-    ("state", "broken"), [("DEAD", "published_at = now()"), ("PUBLISHED", "published_at = NULL")]
+    ("state", "broken", "constraint"),
+    [
+        ("PENDING", "claimed_at = now()", "chk_outbox_claimed"),
+        ("CLAIMED", "claimed_at = NULL", "chk_outbox_claimed"),
+        ("PENDING", "claimed_by = 'w'", "chk_outbox_claimed"),
+        ("CLAIMED", "claimed_by = NULL", "chk_outbox_claimed"),
+        ("DEAD", "published_at = now()", "chk_outbox_published"),
+        ("PUBLISHED", "published_at = NULL", "chk_outbox_published"),
+    ],
 )
-async def test_published_at_means_published(plain: asyncpg.Connection, state: str, broken: str) -> None:
+async def test_claimed_at_claimed_by_and_published_at_mean_their_state(
+    plain: asyncpg.Connection, state: str, broken: str, constraint: str
+) -> None:
     event_id = await add(plain, state=state)
-    with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_published"):
+    with pytest.raises(asyncpg.CheckViolationError, match=constraint):
         await change(plain, event_id, broken)
 
 

@@ -19,6 +19,7 @@ from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.subjects import durable_consumer, events_stream
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer, shipped_files
+from tests.support.worker import change_json
 
 MEGABYTE = 2**20
 
@@ -183,8 +184,7 @@ async def test_what_cannot_be_changed_is_refused_with_what_to_do(
     connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
 ) -> None:
     await apply(connection, wanted)
-    file = folder / "SEA_EVENTS.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "storage": "memory"}))
+    change_json(folder / "SEA_EVENTS.json", storage="memory")
     with pytest.raises(ContractError, match=r"storage file -> memory.*nats stream rm"):
         await apply(connection, small(folder, names))
 
@@ -199,21 +199,15 @@ async def test_too_many_replicas_name_the_setting(
 async def test_too_little_room_names_the_setting(
     connection: NatsConnection, folder: Path, names: str
 ) -> None:
+    change_json(folder / "SEA_EVENTS.json", max_bytes=2**60)
     with pytest.raises(ContractError, match="SEA_MQ_STREAM_MAX_BYTES"):
-        await apply(connection, definitions(_grown(folder), context=names, replicas=1))
-
-
-def _grown(folder: Path) -> Path:
-    for file in folder.glob("*.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "max_bytes": 2**60}))
-    return folder
+        await apply(connection, definitions(folder, context=names, replicas=1))
 
 
 async def test_a_filter_that_no_subject_of_the_stream_meets_is_found(
     connection: NatsConnection, folder: Path, names: str
 ) -> None:
-    file = next((folder / "consumers").glob("*__from_*"))
-    file.write_text(json.dumps({**json.loads(file.read_text()), "filter_subject": "elsewhere.>"}))
+    change_json(next((folder / "consumers").glob("*__from_*")), filter_subject="elsewhere.>")
     wrong = small(folder, names)
     await apply(connection, wrong)
     assert [(d.field, d.found) for d in await check(connection, wrong)] == [("filter_subject", "elsewhere.>")]

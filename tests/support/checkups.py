@@ -1,12 +1,11 @@
 """A whole system for doctor to look at, and the ways to break it."""
 
 import asyncio
-import json
 import uuid
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.cli import app
 from sea_mq_worker.doctor import Finding, examine
 from sea_mq_worker.operations.broker import apply_topology, defined_streams
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.integration.test_migrations import psql
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import PATIENCE_SECONDS, SECOND, connected, create_consumer, shipped_files, store
@@ -26,7 +25,7 @@ from tests.support.programs import own_programs
 from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, running
+from tests.support.worker import Deployment, change_json, deployment, running
 
 OF_TEST_SERVERS = frozenset({"fsync_off", "sync_unknown"})
 """True of the session's own servers: they need not outlive the machine, and have no cluster."""
@@ -43,22 +42,27 @@ class Patient:
     broker: NatsConnection
     handler: HandlerServer
     files: Path
-    name: str
+    target: Deployment
     given: dict[str, object]
     known: frozenset[str] = OF_TEST_SERVERS
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
-    def upstream(self) -> str:
-        return f"{self.name}up"
+    def name(self) -> str:
+        return self.target.context
 
     @property
     def upstream_stream(self) -> str:
-        return f"{self.upstream.upper()}_EVENTS"
+        return self.target.upstream_stream
 
     @property
     def durable(self) -> str:
-        return f"{self.name}__from_{self.upstream}"
+        return self.target.durable
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings as they are now, as variables."""
+        return {f"SEA_MQ_{key.upper()}": str(value) for key, value in self.given.items()}
 
     def settings(self) -> Settings:
         return Settings.model_validate(self.given)
@@ -74,10 +78,10 @@ class Patient:
         Returns what corrects the file, and the server by the command that the finding names; the stream of
         another context is corrected by that context.
         """
-        own = f"consumers/{self.upstream_stream}.sea__from_{self.upstream}"
+        own = f"consumers/{self.upstream_stream}.sea__from_{self.target.upstream}"
         path = self.files / f"{ {'upstream': self.upstream_stream, 'consumer': own}.get(file, file) }.json"
         was = path.read_text()
-        path.write_text(json.dumps(json.loads(was) | fields))
+        change_json(path, **fields)
         await self.apply()
 
         async def correct(finding: Finding) -> None:
@@ -125,8 +129,7 @@ class Patient:
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
         """Run the worker until it can work, for the length of a block, and stop it in order."""
-        environment = {f"SEA_MQ_{key.upper()}": str(value) for key, value in self.given.items()}
-        target = Deployment(context=self.name, upstream=self.upstream, environment=environment)
+        target = replace(self.target, environment=self.environment)
         async with running(target, self.files / "worker.log", admin_port=0) as started:
             await started.ready()
             yield
@@ -135,8 +138,7 @@ class Patient:
     async def command(self, finding: Finding) -> None:
         """Run the command that a finding names."""
         [(_, arguments)] = own_programs(finding.command or "python -m sea_mq_worker streams apply")
-        env = {f"SEA_MQ_{key.upper()}": str(value) for key, value in self.given.items()}
-        done = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=env)
+        done = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.environment)
         assert done.exit_code == 0, done.output
 
     def changing(self, **given: object) -> Mend:
@@ -163,7 +165,7 @@ class Patient:
     async def send(self, message_id: str = "") -> int:
         """Store a message upstream; return its sequence."""
         headers = {"Nats-Msg-Id": message_id or str(uuid.uuid4())}
-        return await store(self.broker, f"{self.upstream}.event.made.v1", headers=headers)
+        return await store(self.broker, f"{self.target.upstream}.event.made.v1", headers=headers)
 
     async def take(self) -> Callable[[], Awaitable[object]]:
         """Fetch a message as the durable; return a function that acknowledges it."""
@@ -204,27 +206,16 @@ async def patient(
         connected(nats_url) as broker,
         handler_server() as handler,
     ):
-        upstream = f"{name}up"
-        given = {
-            "context": name,
-            "database_url": database.dsn,
-            "nats_url": nats_url,
-            "handler_url": handler.url,
-            "consumers": f"{upstream.upper()}_EVENTS/{name}__from_{upstream}",
-            "streams_folder": str(shipped_files(folder / "streams", upstream=upstream)),
-            "stream_replicas": stream_replicas,
-            "stream_max_bytes": 2**26,
-            "admin_port": 0,
-        }
+        files = folder / "streams"
+        target = deployment(
+            context=name, database_url=database.dsn, nats_url=nats_url, handler_url=handler.url,
+            streams_folder=files, stream_replicas=stream_replicas, stream_max_bytes=2**26,
+        )  # fmt: skip
+        shipped_files(files, upstream=target.upstream)
         made = Patient(
-            database=database,
-            pool=pool,
-            broker=broker,
-            handler=handler,
-            files=folder / "streams",
-            name=name,
-            given=given,
-        )
+            database=database, pool=pool, broker=broker, handler=handler, files=files, target=target,
+            given={key.removeprefix(ENV_PREFIX).lower(): value for key, value in target.environment.items()},
+        )  # fmt: skip
         await made.apply()
         async with made.stack:
             yield made

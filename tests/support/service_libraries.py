@@ -27,27 +27,37 @@ Transaction = Callable[..., AbstractAsyncContextManager[Any]]
 """Takes a DSN and whether to commit; its block is in the transaction of the change."""
 
 
+def _end(session: Any, *, commit: bool) -> Any:
+    return (session.commit if commit else session.rollback)()
+
+
+@asynccontextmanager
+async def _changed(connection: asyncpg.Connection, *, commit: bool) -> AsyncIterator[Any]:
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(CHANGE)
+    yield connection
+    await _end(transaction, commit=commit)
+
+
 @asynccontextmanager
 async def asyncpg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     connection = await asyncpg.connect(dsn)
     try:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute(CHANGE)
-        yield connection
-        await (transaction.commit() if commit else transaction.rollback())
+        async with _changed(connection, commit=commit):
+            yield connection
     finally:
         await connection.close()
 
 
 @asynccontextmanager
 async def asyncpg_pool(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    async with asyncpg.create_pool(dsn, min_size=1) as pool, pool.acquire() as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute(CHANGE)
+    async with (
+        asyncpg.create_pool(dsn, min_size=1) as pool,
+        pool.acquire() as connection,
+        _changed(connection, commit=commit),
+    ):
         yield connection
-        await (transaction.commit() if commit else transaction.rollback())
 
 
 @asynccontextmanager
@@ -72,7 +82,7 @@ async def sqlalchemy_async_connection(dsn: str, *, commit: bool = True) -> Async
         async with engine.connect() as connection:
             await connection.execute(sa.text(CHANGE))
             yield connection
-            await (connection.commit() if commit else connection.rollback())
+            await _end(connection, commit=commit)
     finally:
         await engine.dispose()
 
@@ -85,7 +95,7 @@ async def sqlmodel_async_session(dsn: str, *, commit: bool = True) -> AsyncItera
         async with sqlmodel_asyncio.AsyncSession(engine) as session:
             await (await session.connection()).execute(sa.text(CHANGE))
             yield session
-            await (session.commit() if commit else session.rollback())
+            await _end(session, commit=commit)
     finally:
         await engine.dispose()
 
@@ -154,47 +164,45 @@ async def psycopg2_connection(dsn: str, *, commit: bool = True) -> AsyncIterator
         with connection.cursor() as cursor:
             cursor.execute(CHANGE)
         yield connection
-        (connection.commit if commit else connection.rollback)()
+        _end(connection, commit=commit)
     finally:
         connection.close()
 
 
-@asynccontextmanager
-async def sqlalchemy_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    engine = sa.create_engine(url(dsn, "psycopg2"))
+@contextmanager
+def _engine(dsn: str, driver: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(url(dsn, driver))
     try:
-        with engine.connect() as connection:
-            connection.execute(sa.text(CHANGE))
-            yield connection
-            (connection.commit if commit else connection.rollback)()
+        yield engine
     finally:
         engine.dispose()
+
+
+@asynccontextmanager
+async def sqlalchemy_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    with _engine(dsn, "psycopg2") as engine, engine.connect() as connection:
+        connection.execute(sa.text(CHANGE))
+        yield connection
+        _end(connection, commit=commit)
 
 
 @asynccontextmanager
 async def sqlalchemy_scoped_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    engine = sa.create_engine(url(dsn, "psycopg"))
-    session = orm.scoped_session(orm.sessionmaker(engine))
-    try:
+    with _engine(dsn, "psycopg") as engine:
+        session = orm.scoped_session(orm.sessionmaker(engine))
         session.execute(sa.text(CHANGE))
         yield session
-        (session.commit if commit else session.rollback)()
-    finally:
+        _end(session, commit=commit)
         session.remove()
-        engine.dispose()
 
 
 @asynccontextmanager
 async def sqlmodel_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     """Open a subclass of SQLAlchemy's Session."""
-    engine = sa.create_engine(url(dsn, "psycopg"))
-    try:
-        with sqlmodel.Session(engine) as session:
-            session.connection().execute(sa.text(CHANGE))
-            yield session
-            (session.commit if commit else session.rollback)()
-    finally:
-        engine.dispose()
+    with _engine(dsn, "psycopg") as engine, sqlmodel.Session(engine) as session:
+        session.connection().execute(sa.text(CHANGE))
+        yield session
+        _end(session, commit=commit)
 
 
 @asynccontextmanager

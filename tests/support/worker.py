@@ -79,17 +79,20 @@ async def apply_streams(
     ``consumer`` changes the durable; ``stream`` the own stream and the one of dead letters.
     """
     files = shipped_files(folder, upstream=target.upstream)
-    _change(files / "consumers" / f"{target.upstream_stream}.sea__from_{target.upstream}.json", consumer)
+    change_json(
+        files / "consumers" / f"{target.upstream_stream}.sea__from_{target.upstream}.json", **consumer
+    )
     for name in ("SEA_EVENTS", "SEA_DLQ"):
-        _change(files / f"{name}.json", stream)
+        change_json(files / f"{name}.json", **stream)
     given = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in target.environment.items()}
     own = {"streams_folder": files, "stream_replicas": replicas, "stream_max_bytes": 2**26}
     settings = Settings.model_validate({**given, **own})
     await apply_topology(settings, streams=defined_streams(settings))
 
 
-def _change(file: Path, entries: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | dict(entries)))
+def change_json(file: Path, **entries: Any) -> None:
+    """Set entries of the object that a file holds."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
 
 
 @dataclass(frozen=True, slots=True)
