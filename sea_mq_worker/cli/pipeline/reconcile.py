@@ -2,10 +2,9 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 """Java only passes packed rows on in this job, so its second compiler would cost more than it saves."""
-
-
-class Format(StrEnum):
-    """Format of the files in the folder ``--out``."""
-
-    JSON = "json"
-    PARQUET = "parquet"
 
 
 ADVICE: Mapping[Verdict, str] = MappingProxyType(
@@ -86,7 +78,9 @@ OutOption = Annotated[
         help="Write every ID with a verdict other than delivered to this new folder.",
     ),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="Format of the files in --out.")]
+FormatOption = Annotated[
+    Literal["json", "parquet"], typer.Option("--format", help="Format of the files in --out.")
+]
 FailOnOption = Annotated[
     list[Verdict] | None,
     typer.Option(
@@ -114,7 +108,7 @@ def reconcile(
     late: LateOption = 60.0,
     examples: ExamplesOption = 20,
     out: OutOption = None,
-    out_format: FormatOption = Format.JSON,
+    out_format: FormatOption = "json",
     fail_on: FailOnOption = None,
     requeue: RequeueOption = False,
     cap: CapOption = 1000,
@@ -145,7 +139,7 @@ def reconcile(
             late_seconds=late,
             examples=examples,
             out=out,
-            out_format=out_format.value,
+            out_format=out_format,
             requeue=request.Requeue(actor, reason, cap, dry_run) if requeue else None,
         )
         with open_spark("reconcile", master=master, conf=conf, java_options=_JAVA_OPTIONS) as spark:

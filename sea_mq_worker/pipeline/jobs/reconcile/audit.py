@@ -48,10 +48,9 @@ class AuditedReplay:
             if values := given.get(several) or ([given[one]] if given.get(one) else None):
                 chosen &= is_in(events[column], values)
         created = micros(events["created_at"])
-        if given.get("since"):
-            chosen &= created >= micros_of(datetime.fromisoformat(given["since"]))
-        if given.get("until"):
-            chosen &= created < micros_of(datetime.fromisoformat(given["until"]))
+        for limit, compares in (("since", np.greater_equal), ("until", np.less)):
+            if text := given.get(limit):
+                chosen &= compares(created, micros_of(datetime.fromisoformat(text)))
         return chosen
 
 
@@ -71,10 +70,8 @@ def read_audit(moment: Snapshot) -> Audit:
     actions = [(row["action"], row["at"], json.loads(row["selection"])) for row in rows]
 
     def latest(wanted: str) -> datetime | None:
-        limits = [
-            datetime.fromisoformat(chosen["before"]) for action, _, chosen in actions if action == wanted
-        ]
-        return max(limits, default=None)
+        limits = (chosen["before"] for action, _, chosen in actions if action == wanted)
+        return max(map(datetime.fromisoformat, limits), default=None)
 
     return Audit(
         replays=[AuditedReplay(at, chosen) for action, at, chosen in actions if action == "replay"],

@@ -183,10 +183,7 @@ class EventFingerprints:
 def received(batches: Batches) -> Batches:
     """Yield rows of an inbox with the schema ``RECEIVED``."""
     for batch in batches:
-        yield pa.RecordBatch.from_arrays(
-            [column.cast(field.type) for column, field in zip(batch.columns, RECEIVED, strict=True)],
-            schema=RECEIVED,
-        )
+        yield batch.rename_columns(RECEIVED.names).cast(RECEIVED)
 
 
 def _flat(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:

@@ -13,9 +13,9 @@ from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, Settin
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A service that consumes this service's stream; ``config`` is its settings file on every node."""
+    """A service with an inbox; ``config`` is its settings file on every node, None: this process's."""
 
-    config: str
+    config: str | None
     settings: Settings
 
 

@@ -31,7 +31,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     received,
 )
 from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
-from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
+from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver, ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.lake import schemas
 from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of
@@ -40,7 +40,7 @@ from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, snapshot, source_options
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
 from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource
-from sea_mq_worker.settings import ConsumerSettings, Settings
+from sea_mq_worker.settings import Settings
 
 _INCARNATION = 1 << 48
 """Offset between incarnations: positions are sequences, each incarnation after the previous one."""
@@ -82,10 +82,12 @@ def read_sources(
     since = wanted.since and wanted.since - _CLOCK
     inboxes: list[Inbox] = []
     parts: list[Part] = []
-    for config, theirs, consumers in _services(settings, wanted):
+    for each in (Receiver(None, settings), *wanted.receivers):
+        theirs, is_own = each.settings, each.config is None
+        consumers = [one for one in theirs.consumers if is_own or one.stream == settings.stream]
         progress = query_consumers(theirs, consumers)
         moment = held.enter_context(snapshot(theirs))
-        with config_of(config):
+        with config_of(each.config):
             parts += _inbox(INBOX.format(len(inboxes)), moment, since)
         inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment).inbox_pruned_before))
     names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
@@ -108,16 +110,6 @@ def read_sources(
     without_secrets = replace(wanted, receivers=())
     judge = Judge(without_secrets, inboxes, streams, audit=read_audit(moment), buckets=buckets)
     return judge, streamed.unionAll(read_parts(spark, parts, buckets)), streamed
-
-
-def _services(
-    settings: Settings, wanted: ReconcileRequest
-) -> Iterator[tuple[str | None, Settings, list[ConsumerSettings]]]:
-    """Yield settings file, settings and consumers of each service with an inbox, this one first."""
-    yield None, settings, list(settings.consumers)
-    for each in wanted.receivers:
-        ours = [consumer for consumer in each.settings.consumers if consumer.stream == settings.stream]
-        yield each.config, each.settings, ours
 
 
 def _inbox(source: str, moment: Snapshot, since: datetime | None) -> list[Part]:

@@ -103,8 +103,8 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
             f"PostgreSQL: cannot read the password: {error.strerror}: {error.filename}"
         ) from None
     client = {name: value for name, value in given.items() if name in _LIBPQ}
-    session = session_settings(schema, f"sea_mq_worker {purpose}")
-    server = {**{name: value for name, value in given.items() if name not in _LIBPQ}, **session, **_UNLIMITED}
+    server = {name: value for name, value in given.items() if name not in _LIBPQ}
+    server |= session_settings(schema, f"sea_mq_worker {purpose}") | _UNLIMITED
     options = " ".join(f"-c {name}={_escaped(value)}" for name, value in server.items())
     return "postgresql://?" + urlencode({**_DEFAULTS, **client, "options": options}, quote_via=quote, safe="")
 
