@@ -49,15 +49,18 @@ def pack(source: str, rows: pa.Table, key: str, buckets: int) -> pa.RecordBatch:
     """Divide rows among buckets by a text column."""
     texts = rows[key].cast(pa.binary()).to_pylist()
     bucket = np.fromiter(map(zlib.crc32, texts), np.int64, len(texts)) % buckets
-    sorted_rows = rows.take(pa.array(np.argsort(bucket, kind="stable"))).combine_chunks()
-    sizes = np.bincount(bucket, minlength=buckets)
-    starts = np.cumsum(sizes) - sizes
-    found = [
-        {"bucket": number, "source": source, "rows": size, "packed": _ipc(sorted_rows.slice(start, size))}
-        for number, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True))
-        if size
-    ]
-    return pa.RecordBatch.from_pylist(found, PACKED)
+    order = np.argsort(bucket, kind="stable")
+    numbers, starts, sizes = np.unique(bucket[order], return_index=True, return_counts=True)
+    sorted_rows = rows.take(pa.array(order)).combine_chunks()
+    sink, ends = pa.BufferOutputStream(), [0]
+    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_table(sorted_rows.slice(start, size))
+        ends.append(sink.tell())
+    places = pa.py_buffer(np.array(ends, np.int32))
+    packed = pa.Array.from_buffers(pa.binary(), len(sizes), [None, places, sink.getvalue()])
+    columns = [pa.array(numbers, pa.int32()), pa.repeat(source, len(sizes)), pa.array(sizes), packed]
+    return pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> dict[str, pa.Table]:
@@ -87,11 +90,3 @@ def _tables(batches: Batches) -> Iterator[pa.Table]:
             held = []
     if held:
         yield pa.Table.from_batches(held)
-
-
-def _ipc(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
