@@ -8,7 +8,7 @@ from sea_mq_worker.domain.errors import InvalidMessageError
 from sea_mq_worker.domain.subjects import parse_subject
 
 _NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_.-]")
-_HEADERS = {
+_HEADER_MEANINGS = {
     "Nats-Msg-Id": "ID of the event, a UUID",
     "ce-id": "ID of the event, a UUID",
     "ce-source": "CloudEvents source",
@@ -24,7 +24,13 @@ _HEADERS = {
     "traceparent": "W3C trace context",
     "tracestate": "W3C trace context",
 }
-_REQUIRED = ["Nats-Msg-Id", "ce-id", "ce-source", "ce-specversion", "ce-type", "ce-time"]
+_HEADERS = {
+    "type": "object",
+    "required": ["Nats-Msg-Id", "ce-id", "ce-source", "ce-specversion", "ce-type", "ce-time"],
+    "properties": {
+        name: {"type": "string", "description": meaning} for name, meaning in _HEADER_MEANINGS.items()
+    },
+}
 _DRAFT_07 = "application/schema+json;version=draft-07"
 _FORMATS = {
     "https://json-schema.org/draft/2020-12/schema": "application/schema+json;version=2020-12",
@@ -48,20 +54,25 @@ def asyncapi_document(
     declared = {f"{context}.event.{name}" for name in schemas if name not in of_received}
     actions = {subject: "send" for subject in {*sent, *declared} if _name(subject)}
     actions |= {subject: "receive" for subject in received if _name(subject)}
-    subjects = sorted(actions)
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
+    for subject, action in sorted(actions.items()):
+        key = _key(subject)
+        channels[key] = {"address": subject, "messages": {"event": _ref("components/messages", key)}}
+        operations[f"{action}.{key}"] = {
+            "action": action,
+            "channel": _ref("channels", key),
+            "messages": [_ref("channels", key, "messages/event")],
+        }
+        messages[key] = _message(subject, schemas)
     return {
         "asyncapi": "3.0.0",
         "info": {"title": f"Events of the context {context}", "version": "1.0.0"},
         "defaultContentType": "application/json",
-        "channels": {_key(subject): _channel(subject) for subject in subjects},
-        "operations": {
-            f"{actions[subject]}.{_key(subject)}": _operation(subject, actions[subject])
-            for subject in subjects
-        },
-        "components": {
-            "messages": {_key(subject): _message(subject, schemas) for subject in subjects},
-            "schemas": {"headers": _headers()},
-        },
+        "channels": channels,
+        "operations": operations,
+        "components": {"messages": messages, "schemas": {"headers": _HEADERS}},
     }
 
 
@@ -79,30 +90,15 @@ def _key(subject: str) -> str:
     return _NOT_IN_A_KEY.sub(lambda found: f"_{ord(found[0]):x}_", subject)
 
 
-def _channel(subject: str) -> dict[str, Any]:
-    message = {"$ref": f"#/components/messages/{_key(subject)}"}
-    return {"address": subject, "messages": {"event": message}}
-
-
-def _operation(subject: str, action: str) -> dict[str, Any]:
-    channel = f"#/channels/{_key(subject)}"
-    return {
-        "action": action,
-        "channel": {"$ref": channel},
-        "messages": [{"$ref": f"{channel}/messages/event"}],
-    }
+def _ref(*path: str) -> dict[str, str]:
+    return {"$ref": "#/" + "/".join(path)}
 
 
 def _message(subject: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
     name = _name(subject)
-    message = {"name": name, "headers": {"$ref": "#/components/schemas/headers"}}
+    message = {"name": name, "headers": _ref("components/schemas/headers")}
     if name not in schemas:
         return message
     schema = schemas[name]
     schema_format = _FORMATS.get(schema.get("$schema", ""), _DRAFT_07)
     return {**message, "payload": {"schemaFormat": schema_format, "schema": schema}}
-
-
-def _headers() -> dict[str, Any]:
-    properties = {name: {"type": "string", "description": meaning} for name, meaning in _HEADERS.items()}
-    return {"type": "object", "required": _REQUIRED, "properties": properties}

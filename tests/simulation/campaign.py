@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from tests.simulation.plan import Plan, draw_plan, plan_from_json
+import msgspec
+
+from tests.simulation.plan import Plan, draw_plan
 from tests.simulation.report import SOMETIMES, Report
 from tests.simulation.world import simulate
 
@@ -81,14 +83,14 @@ class Case:
     def store(self, folder: Path) -> None:
         """Write it."""
         folder.mkdir(exist_ok=True)
-        case = {"invariant": self.invariant, "seeds": self.seeds, "plan": self.plan.to_json()}
+        case = {"invariant": self.invariant, "seeds": self.seeds, "plan": dataclasses.asdict(self.plan)}
         (folder / f"{self.name}.json").write_text(json.dumps(case, indent=1) + "\n")
 
 
 def load_case(path: Path) -> Case:
     """Read one."""
     given = json.loads(path.read_text())
-    return Case(path.stem, given["invariant"], tuple(given["seeds"]), plan_from_json(given["plan"]))
+    return Case(path.stem, given["invariant"], tuple(given["seeds"]), msgspec.convert(given["plan"], Plan))
 
 
 def case_of(name: str, seeds: Iterable[int], run: Run = simulate) -> Case:

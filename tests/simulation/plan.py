@@ -4,11 +4,10 @@ Times are seconds of virtual time.
 """
 
 import dataclasses
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -102,22 +101,6 @@ class Plan:
     def kinds(self) -> frozenset[str]:
         """Return the kinds of trouble in it."""
         return frozenset(trouble.kind for trouble in self.troubles)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        made: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return made
-
-
-def plan_from_json(given: dict[str, Any]) -> Plan:
-    """Undo ``to_json``."""
-    parts: dict[str, Callable[[dict[str, Any]], object]] = {
-        "transactions": lambda t: Transaction(**(t | {"rows": tuple(Row(**row) for row in t["rows"])})),
-        "messages": lambda m: Message(**(m | {"answers": tuple(m["answers"])})),
-        "troubles": lambda t: Trouble(**t),
-        "actions": lambda a: Action(**a),
-    }
-    return Plan(**(given | {name: tuple(map(make, given[name])) for name, make in parts.items()}))
 
 
 def draw_plan(seed: int) -> Plan:

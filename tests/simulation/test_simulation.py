@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.campaign import CASES, load_case, run_campaign, run_seed
-from tests.simulation.plan import draw_plan, plan_from_json
+from tests.simulation.campaign import CASES, Case, load_case, run_campaign, run_seed
+from tests.simulation.plan import draw_plan
 from tests.simulation.world import simulate
 
 SEEDS = range(300)
@@ -26,9 +26,11 @@ def test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur() -> N
     assert campaign.missing() == []
 
 
-def test_a_plan_survives_being_stored() -> None:
-    plans = [draw_plan(seed) for seed in range(20)]
-    assert [plan_from_json(plan.to_json()) for plan in plans] == plans
+def test_a_case_survives_being_stored(tmp_path: Path) -> None:
+    for seed in range(20):
+        case = Case("case", "I1", (seed,), draw_plan(seed))
+        case.store(tmp_path)
+        assert load_case(tmp_path / "case.json") == case
 
 
 @pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)

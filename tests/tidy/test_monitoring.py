@@ -4,8 +4,7 @@ from typing import Any
 
 import yaml
 
-from tools.docs.alerts import ALERTS
-from tools.docs.pages import PROMETHEUS_RULE
+from tools.docs.pages import ALERTS, PROMETHEUS_RULE
 
 
 def test_the_rule_has_the_fields_that_the_operator_knows() -> None:

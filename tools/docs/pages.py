@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import figures, results
-from tools.docs import admin, alerts, budgets, cli, doctor, proofs, schema, settings, telemetry
+from tools.docs import admin, cli, proofs, schema, tables
 from tools.docs.markdown import Text, sections, whole
 
 ROOT = Path(__file__).parents[2]
@@ -21,31 +21,51 @@ BUDGETS = _PROOF / "budgets.md"
 BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
 PIPELINE = _PROOF / "benchmarks-pipeline.md"
 FAILOVER = _PROOF / "failover.md"
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 PROMETHEUS_RULE = ROOT / "deploy" / "kubernetes" / "monitoring" / "prometheusrule.yaml"
+_HEAD_OF_THE_RULE = """\
+# deploy/prometheus/alerts.yaml as an object of the Prometheus operator, made by: python -m tools.docs
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: sea-mq-worker
+  labels:
+    app.kubernetes.io/name: sea-mq-worker
+spec:
+"""
+
+
+def prometheus_rule() -> str:
+    """Return the alerts, as they are written, as an object of the Prometheus operator."""
+    _, groups, text = ALERTS.read_text().partition("groups:\n")
+    return _HEAD_OF_THE_RULE + "".join(
+        f"  {line}" if line.strip() else line for line in (groups + text).splitlines(True)
+    )
+
 
 PAGES: Mapping[Path, Text] = {
-    CONFIGURATION: sections(settings=settings.table_of_settings),
+    CONFIGURATION: sections(settings=tables.table_of_settings),
     CLI: sections(commands=cli.table_of_commands),
     CLI_SCHEMA: whole(cli.schema),
     PAGE: sections(routes=admin.table_of_routes),
     PAGE_SCHEMA: whole(admin.schema),
-    DOCTOR: sections(findings=doctor.table_of_findings),
+    DOCTOR: sections(findings=tables.table_of_findings),
     TELEMETRY: sections(
-        metrics=telemetry.metrics,
-        pipeline_metrics=telemetry.pipeline_metrics,
-        spans=telemetry.spans,
-        resource=telemetry.resource,
-        events=telemetry.events,
+        metrics=tables.metrics,
+        pipeline_metrics=tables.pipeline_metrics,
+        spans=tables.spans,
+        resource=tables.resource,
+        events=tables.events,
     ),
     SCHEMA: sections(schema=schema.tables_and_functions),
     FAULTS: proofs.with_tests_of_faults,
-    BUDGETS: sections(budgets=budgets.table_of_budgets),
+    BUDGETS: sections(budgets=tables.table_of_budgets),
     BENCHMARKS: sections(results=results.of_the_worker),
     PEERS: sections(results=results.of_relays),
     PIPELINE: sections(results=results.of_the_pipeline),
     FAILOVER: sections(kills=results.of_takeovers),
     **{figures.FOLDER / f"{name}.svg": whole(draw) for name, draw in figures.pictures().items()},
-    PROMETHEUS_RULE: whole(alerts.prometheus_rule),
+    PROMETHEUS_RULE: whole(prometheus_rule),
 }
 
 

@@ -1,0 +1,115 @@
+"""The tables of settings, findings, metrics, spans, log events and budgets: each follows from the code."""
+
+from collections.abc import Iterable
+from typing import Literal, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from sea_mq_worker.doctor import KINDS
+from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
+from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
+from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS, Metric
+from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
+from tests.counters import budgets
+from tests.counters.budgets import Budget
+from tools.docs.markdown import code, table
+
+
+def table_of_settings() -> str:
+    """Return a row for each setting, in the order of the class."""
+    return table(
+        ("variable", "default", "meaning"),
+        (
+            (f"`{ENV_PREFIX}{name.upper()}`", _default(field), _meaning(field))
+            for name, field in Settings.model_fields.items()
+        ),
+    )
+
+
+def _default(field: FieldInfo) -> str:
+    """Write the default as a variable would hold it, or nothing if there is no default."""
+    match field.default:
+        case None | "" | SecretStr():
+            return ""
+        case bool() as value:
+            return f"`{str(value).lower()}`"
+        case float() as value:
+            return f"`{value:.15g}`"
+        case frozenset() | tuple() as values:
+            return f"`{','.join(sorted(map(_element, values)))}`"
+        case value:
+            return f"`{value}`"
+
+
+def _element(value: object) -> str:
+    return f"{value.stream}/{value.durable}" if isinstance(value, ConsumerSettings) else str(value)
+
+
+def _meaning(field: FieldInfo) -> str:
+    text = (field.description or "").replace("|", "\\|")
+    if get_origin(field.annotation) is not Literal:
+        return text
+    return f"{text} One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
+
+
+def table_of_findings() -> str:
+    """Return a row for each kind of finding, in the order of the code."""
+    return table(
+        ("slug", "severity", "condition", "why it matters", "fix"),
+        ((f"`{kind.slug}`", kind.severity, kind.condition, kind.why, kind.fix) for kind in KINDS),
+    )
+
+
+def metrics() -> str:
+    """Return a row for each metric of the worker."""
+    return _metrics(METRICS)
+
+
+def pipeline_metrics() -> str:
+    """Return a row for each metric that jobs of the pipeline write."""
+    return _metrics(PIPELINE_METRICS)
+
+
+def _metrics(metrics: Iterable[Metric]) -> str:
+    return table(
+        ("metric", "type", "labels", "what", "what to make of it"),
+        ((f"`{m.name}`", m.kind, code(m.labels), m.meaning, m.conclusion) for m in metrics),
+    )
+
+
+def spans() -> str:
+    """Return a row for each span."""
+    return table(("span", "kind", "inside", "link", "time", "attributes"), map(_span, SPANS))
+
+
+def _span(span: SpanKind) -> tuple[str, ...]:
+    return (
+        f"`{span.name}`",
+        span.kind,
+        f"`{span.parent}`" if span.parent else "",
+        "yes" if span.linked else "",
+        span.meaning,
+        code(span.attributes) + (f" [{code(span.sometimes)}]" if span.sometimes else ""),
+    )
+
+
+def resource() -> str:
+    """Return a row for each attribute of the resource."""
+    return table(("attribute", "value"), ((f"`{key}`", value) for key, value in RESOURCE.items()))
+
+
+def events() -> str:
+    """Return a row for each log event."""
+    return table(
+        ("event", "level", "fields", "what, and what to do"),
+        ((f"`{e.key}`", e.level, code(e.fields), e.meaning) for e in LOG_EVENTS),
+    )
+
+
+def table_of_budgets() -> str:
+    """Return a row for each budget, in the order of the module."""
+    every = [value for value in vars(budgets).values() if isinstance(value, Budget)]
+    return table(
+        ("what", "at most", "why"), ((budget.what, f"{budget.most:.4g}", budget.why) for budget in every)
+    )
