@@ -30,7 +30,7 @@ class Condition:
         postgres: settings of a server of its own.
         nats: configuration of a server of its own.
         worker: settings of the worker.
-        replicas: servers that keep the stream, each on this machine.
+        replicated: three servers keep the stream, each on this machine.
     """
 
     padding: int = 0
@@ -39,12 +39,12 @@ class Condition:
     postgres: Mapping[str, str] = field(default_factory=dict)
     nats: Mapping[str, Any] = field(default_factory=dict)
     worker: Mapping[str, str] = field(default_factory=dict)
-    replicas: int = 1
+    replicated: bool = False
 
     @property
     def has_own_servers(self) -> bool:
         """Whether the servers of the other workloads do not serve."""
-        return bool(self.postgres or self.nats) or self.replicas > 1
+        return bool(self.postgres or self.nats or self.replicated)
 
 
 _SYNCED = {"jetstream": {"sync_interval": "always"}}
@@ -58,7 +58,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "wal_level = logical": Condition(postgres={"wal_level": "logical"}),
     "sync_interval: always": Condition(nats=_SYNCED),
     "the same, atomic batches": Condition(nats=_SYNCED, worker={"SEA_MQ_OUTBOX_PUBLISH_MODE": "atomic"}),
-    "3 replicas": Condition(replicas=3),
+    "3 replicas": Condition(replicated=True),
 }
 
 
@@ -93,6 +93,6 @@ async def _stage(stage: Stage, condition: Condition) -> AsyncIterator[Stage]:
             Path(folder),
             postgres_settings=condition.postgres,
             nats_config=condition.nats,
-            replicas=condition.replicas,
+            replicated=condition.replicated,
         ) as own:
             yield own

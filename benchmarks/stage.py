@@ -14,7 +14,6 @@ import asyncpg
 import nats
 from nats.js import JetStreamContext
 
-from benchmarks.cluster import cluster
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
@@ -22,9 +21,11 @@ from sea_mq_worker.operations.broker import apply_topology, defined_streams
 from sea_mq_worker.operations.database import migrate_schema
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
+from tests.support.nats_cluster import nats_cluster
 from tests.support.servers import database_connection
 
 _STREAM_BYTES = 2**30
+_ROOM_BYTES = 2**34
 _LOOK_SECONDS = 0.1
 _STATISTICS = "pg_stat_statements"
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -209,15 +210,21 @@ async def open_stage(
     *,
     postgres_settings: Mapping[str, str] = _NO_SETTINGS,
     nats_config: Mapping[str, Any] = _NO_SETTINGS,
-    replicas: int = 1,
+    replicated: bool = False,
 ) -> AsyncIterator[Stage]:
-    """Start the servers and the handlers, and stop them in the end; each replica has a nats-server."""
+    """Start the servers and the handlers, and stop them in the end; ``replicated``: three nats-servers."""
     async with AsyncExitStack() as stack:
         settings = {"shared_preload_libraries": _STATISTICS, **postgres_settings}
         postgres = EmbeddedPostgres(folder / "postgres", settings=settings)
         await stack.enter_async_context(postgres)
         await _count_statements(postgres)
-        brokers = await stack.enter_async_context(cluster(folder, servers=replicas, config=nats_config))
+        brokers: Sequence[EmbeddedNats]
+        if replicated:
+            servers = nats_cluster(folder.joinpath, room_bytes=_ROOM_BYTES)
+            brokers = (await stack.enter_async_context(servers)).nodes
+        else:
+            server = EmbeddedNats(folder / "nats", config=nats_config)
+            brokers = [await stack.enter_async_context(server)]
         handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
         await stack.enter_async_context(handler)
         bare = await stack.enter_async_context(BareHandler(folder / "bare", source=Path(__file__).parent))
