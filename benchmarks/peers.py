@@ -47,14 +47,14 @@ class Size:
         return max(self.least, min(self.events, round(rate * self.seconds / 1e3) * 1_000))
 
 
-def descriptions(names: Iterable[str] = (), *, folder: Path = RELAYS) -> list[Description]:
+def descriptions(names: Iterable[str] = ()) -> list[Description]:
     """Return our own description first, then the named ones, or all.
 
     Raises:
         DescriptionError: a description is missing or wrong.
     """
-    chosen = dict.fromkeys([OURS, *(names or sorted(file.stem for file in folder.glob("*.toml")))])
-    return [Description.load(folder / f"{name}.toml") for name in chosen]
+    chosen = dict.fromkeys([OURS, *(names or sorted(file.stem for file in RELAYS.glob("*.toml")))])
+    return [Description.load(RELAYS / f"{name}.toml") for name in chosen]
 
 
 async def compare(

@@ -21,18 +21,11 @@ from sea_mq_worker.domain.subjects import event_subject
 MSG_ID = "Nats-Msg-Id"
 _IDENTITY_HEADERS = ("ce-type", "ce-subject")
 _OF_THE_EVENT = frozenset(
-    {
-        "ce-id",
-        "ce-type",
-        "ce-source",
-        "ce-specversion",
-        "ce-time",
-        "ce-subject",
-        "ce-eventversion",
-        "ce-correlationid",
-        "ce-causationid",
-        "ce-partitionkey",
-    }
+    f"ce-{name}"
+    for name in (
+        *("id", "type", "source", "specversion", "time", "subject"),
+        *("eventversion", "correlationid", "causationid", "partitionkey"),
+    )
 )
 """Attributes set from the event's columns; a header of the row could only contradict them."""
 _TRACE = frozenset({"traceparent", "tracestate"})
