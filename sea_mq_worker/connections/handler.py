@@ -1,4 +1,7 @@
-"""Connections to the service's handler."""
+"""Connections to the service's handler.
+
+Each function raises SettingsError if a URL, the token or a file cannot be used.
+"""
 
 import ssl
 from collections.abc import Callable
@@ -15,22 +18,14 @@ _STATUS_BYTES_MAX = 256
 
 
 def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
-    """Create the client of the service's handler for single messages; it connects at the first call.
-
-    Raises:
-        SettingsError: the URL, the token or a file cannot be used.
-    """
+    """Create the client of the service's handler for single messages; it connects at the first call."""
     return _client(settings, "handler_url", concurrency=concurrency)
 
 
 def open_batch_handler(
     settings: Settings, *, concurrency: int, on_failed: Callable[[str], None]
 ) -> HttpBatchHandler:
-    """Create the client of a handler that has a batch endpoint; it connects at the first call.
-
-    Raises:
-        SettingsError: a URL, the token or a file cannot be used.
-    """
+    """Create the client of a handler that has a batch endpoint; it connects at the first call."""
     answer_bytes_max = _ANSWER_BYTES_MAX + _STATUS_BYTES_MAX * settings.handler_batch_max
     return HttpBatchHandler(
         single=open_handler(settings, concurrency=concurrency),
@@ -64,11 +59,7 @@ def _client(
 
 
 def handler_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the context that verifies the handler's certificate; None for the system's trust store.
-
-    Raises:
-        SettingsError: a file cannot be used.
-    """
+    """Return the context that verifies the handler's certificate; None for the system's trust store."""
     s = settings
     if not (s.handler_tls_ca_file or s.handler_tls_cert_file):
         return None

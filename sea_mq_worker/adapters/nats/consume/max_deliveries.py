@@ -57,20 +57,13 @@ class NatsExhaustedMessages:
         self._paused: set[tuple[str, str]] = set()
 
     async def start(self) -> None:
-        """Verify that the advisories can be consumed.
-
-        Raises:
-            BrokerUnavailableError: the server did not answer.
-            ContractError: the stream or its consumer is missing or forbidden.
-        """
+        """Verify that the advisories can be consumed; raises as NatsJetStreamConsumer.start."""
         await self._advisories.start()
 
     async def fetch(self) -> Sequence[InboundMessage]:
         """Return the messages of new advisories; without any, those that a due sweep finds.
 
-        Raises:
-            BrokerUnavailableError: as NatsJetStreamConsumer.fetch; a later call returns the others.
-            ContractError: likewise.
+        Raises as NatsJetStreamConsumer.fetch; a later call returns the others.
         """
         found: list[InboundMessage] = []
         if not self._advised:

@@ -1,4 +1,8 @@
-"""Read facts about PostgreSQL for `doctor`, without changes."""
+"""Read facts about PostgreSQL for `doctor`, without changes.
+
+Each function raises StoreUnavailableError if PostgreSQL cannot serve now, and ContractError if it refuses a
+connection or a query.
+"""
 
 import asyncio
 import contextlib
@@ -235,12 +239,7 @@ class DatabaseFacts:
 
 
 async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
-    """Query the facts that no lock can delay; transactions are reported from ``long_seconds`` on.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: a query is not permitted.
-    """
+    """Query the facts that no lock can delay; transactions are reported from ``long_seconds`` on."""
     ask = _questions(pool)
     began = time.time()
     [identity] = await ask("identity")
@@ -267,10 +266,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
 
 
 async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
-    """Query definitions and backlog of the tables; a lock on a table delays the answer.
-
-    Raises as ``database_facts``.
-    """
+    """Query definitions and backlog of the tables; a lock on a table delays the answer."""
     ask = _questions(pool)
     [audit] = await ask("audit")
     sequences = ["sequence", "action_sequence"] if audit["may_read_ids"] else ["sequence"]
@@ -289,7 +285,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
 
 
 async def table_locks(pool: asyncpg.Pool, *, longer_than_seconds: float) -> Sequence[TableLock]:
-    """Query locks that block the worker from a table. Raises as ``database_facts``."""
+    """Query locks that block the worker from a table."""
     ask = _questions(pool)
     return [TableLock(**row) for row in await ask("locks", list(TABLES), longer_than_seconds)]
 
@@ -304,12 +300,7 @@ def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str,
 
 
 async def hears_itself(dsn: str, pool: asyncpg.Pool, *, schema: str) -> bool:
-    """Return whether a notification sent by ``pool`` arrives on another connection with the same DSN.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: PostgreSQL refuses the connection.
-    """
+    """Return whether a notification sent by ``pool`` arrives on another connection with the same DSN."""
     settings = session_settings(schema, "sea_mq_worker doctor")
     async with opening(dsn) as address:
         connection = await asyncpg.connect(

@@ -1,4 +1,7 @@
-"""Migrate a schema to the version of this worker, and check its version."""
+"""Migrate a schema to the version of this worker, and check its version.
+
+Each function raises StoreUnavailableError if PostgreSQL cannot serve now, besides what it names.
+"""
 
 import functools
 import hashlib
@@ -49,7 +52,6 @@ async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
     """Return what ``migrate`` would do, without changes.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
         ContractError: the schema is newer than this worker, or the server is too old.
     """
     async with owner_session(dsn, schema) as connection:
@@ -66,10 +68,9 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
     """Apply the missing migrations in order and return their names.
 
     Each migration is one transaction under one lock: it may run twice, concurrently, and after a crash.
-    The schema is created if it is missing.
+    The schema is created if it is missing. After an error, applied migrations stay applied.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now; applied migrations stay applied.
         ContractError: the user may not create what is needed, the schema is newer than this worker, or the
             server is too old.
     """
@@ -85,7 +86,6 @@ async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connecti
     """Connect directly for changes of the schema, without a time-out.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
         ContractError: PostgreSQL refuses the connection or a statement in the block, or is too old.
     """
     settings = session_settings(schema, "sea_mq_worker migrate")
@@ -109,7 +109,6 @@ async def check_version(database: Any) -> None:
     Raises:
         FinalError: the schema is newer and does not serve this worker; the text names both versions.
         ContractError: the schema is missing or older; the text names the remedy.
-        StoreUnavailableError: PostgreSQL cannot serve now.
     """
     known = len(migrations())
     with translated():
@@ -125,7 +124,6 @@ async def altered_migrations(database: Any) -> Sequence[Migration]:
     """Return the migrations that were applied to ``database`` from a file with other content.
 
     Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
         ContractError: the login may not read the table.
     """
     with translated():

@@ -1,6 +1,7 @@
 """Check that the tables belong to this context, and that row security hides no row.
 
-Two contexts in one outbox or inbox would process each other's rows.
+Two contexts in one outbox or inbox would process each other's rows. Each function raises
+StoreUnavailableError if PostgreSQL cannot serve now, besides what it names.
 """
 
 from typing import Any
@@ -15,7 +16,6 @@ async def claim_schema(database: Any, context: str) -> None:
 
     Raises:
         ContractError: the schema is another context's; the text names both, and the remedy.
-        StoreUnavailableError: PostgreSQL cannot serve now.
     """
     sql = load_queries("context")
     with translated():
@@ -37,7 +37,6 @@ async def check_rows_visible(database: Any) -> None:
 
     Raises:
         ContractError: row security applies; the text names the table and the remedy.
-        StoreUnavailableError: PostgreSQL cannot serve now.
     """
     with translated():
         hidden = [row["name"] for row in await database.fetch(load_queries("context")["hidden"])]
