@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -41,19 +42,7 @@ _LOCAL_DEFAULTS = {
 _SHELL = {"spark.ui.showConsoleProgress": "false"}
 """Overrides the defaults that Spark has for its interactive shell."""
 
-_QUIET = """\
-status = error
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-# Spark reduces the root's level to this logger's, and prints that it does so.
-logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
-logger.repl.level = error
-"""
+_QUIET = files(__package__).joinpath("log4j2.properties").read_text(encoding="utf-8")
 _ENDED = (
     "Spark's Java process ended unexpectedly ({}): run the job again. If the process was killed for lack of"
     " memory (-9, see the kernel's log), reduce the load by --master 'local[2]' or a smaller --batch-rows"

@@ -7,7 +7,7 @@ one core. Spark stops a task by SIGKILL: other workers then take over its claims
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import uvloop
@@ -25,10 +25,8 @@ from sea_mq_worker.settings import Settings
 def drain(spark: SparkSession, settings: Settings, *, tasks: int | None = None) -> BacklogCounts:
     """Publish the events that are due now; return what is left when none of them can be published any more.
 
-    Args:
-        spark: the session that runs the tasks. Each task connects to the servers like a worker.
-        settings: the driver's settings; each task loads its own.
-        tasks: number of parallel publishers; default: the cluster's number of cores.
+    ``tasks`` is the number of parallel publishers, by default the cluster's number of cores. Each loads its
+    own settings and connects to the servers like a worker.
 
     Raises:
         ContractError: PostgreSQL, the stream or an executor's settings do not meet the worker's requirements.
@@ -38,22 +36,16 @@ def drain(spark: SparkSession, settings: Settings, *, tasks: int | None = None) 
     count = tasks or parallelism(spark)
     found = asyncio.run(count_backlog(settings))
     with described(spark, f"drain {found.due} events"):
-        spark.range(0, count, 1, count).mapInArrow(_Publisher(access_options()), "id bigint").collect()
+        spark.range(0, count, 1, count).mapInArrow(partial(_publish, access_options()), "id bigint").collect()
     return asyncio.run(count_backlog(settings, since=found.at))
 
 
-@dataclass(frozen=True, slots=True)
-class _Publisher:
-    """The function of a task, for ``DataFrame.mapInArrow``; it passes its input on."""
-
-    access: Mapping[str, str]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settings = executor_settings(self.access, needs=("database_url", "nats_url")).model_copy(
-            update={"log_level": "warning"}
-        )
-        code = uvloop.run(run_worker(settings, asyncio.Event(), until_empty=True))
-        if code > ExitCode.FAILED:
-            kind = ContractError if code is ExitCode.CONTRACT else WorkerError
-            raise kind(f"a publisher ended with exit code {code}: the executor's log names the cause")
-        return batches
+def _publish(access: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a publisher in a task, for ``DataFrame.mapInArrow``; pass the task's input on."""
+    settings = executor_settings(access, needs=("database_url", "nats_url"))
+    settings = settings.model_copy(update={"log_level": "warning"})
+    code = uvloop.run(run_worker(settings, asyncio.Event(), until_empty=True))
+    if code > ExitCode.FAILED:
+        kind = ContractError if code is ExitCode.CONTRACT else WorkerError
+        raise kind(f"a publisher ended with exit code {code}: the executor's log names the cause")
+    return batches

@@ -44,6 +44,9 @@ from sea_mq_worker.settings import Settings
 BATCH_ROWS = 500_000
 PER_SECOND = 20_000
 
+_COMMITTED, _FINISHED = "archive", "archived"
+"""Watermarks of committed batches, and of batches whose events were deleted, before the context."""
+
 _TASK_PAGES_MIN = 1024
 _T = TypeVar("_T")
 
@@ -189,8 +192,7 @@ class _ArchiveRun:
                 " events was deleted; find what damages the lake's files, then run again"
             )
         self.outbox.check_lock()
-        mark = Watermark(_watermarks(self.settings)[0], number, after=number - 1)
-        self._commit(files, mark, range=f"{pages.leaf} pages {pages.first}-{pages.end - 1}")
+        self._commit(_COMMITTED, number, files, range=f"{pages.leaf} pages {pages.first}-{pages.end - 1}")
         self._add(batches=1, archived=found.rows)
         progress = f"{self.result.archived:,} of {self.result.found:,} in all"
         self.on_progress(f"batch {number}: {found.rows:,} events verified in the lake; {progress}")
@@ -209,7 +211,7 @@ class _ArchiveRun:
                 f"batch {number}: {count:,} of {keys.num_rows:,} events deleted from the outbox"
             ),
         )
-        self._finish(number)
+        self._commit(_FINISHED, number)
         self._add(deleted=deleted, stayed=stayed)
 
     def _drop(self, leaf: str) -> bool:
@@ -224,23 +226,20 @@ class _ArchiveRun:
             return False
         self._add(deleted=outcome.events, dropped=(outcome,))
         for number in numbers:
-            self._finish(number)
+            self._commit(_FINISHED, number)
         return True
 
     def _add(self, **counts: Any) -> None:
         sums = {name: getattr(self.result, name) + count for name, count in counts.items()}
         self.result = replace(self.result, **sums)
 
-    def _finish(self, number: int) -> None:
-        self._commit(NO_FILES, Watermark(_watermarks(self.settings)[1], number, after=number - 1))
-
-    def _commit(self, files: Files, watermark: Watermark, **facts: str) -> None:
-        facts |= {"job": "archive", "context": self.settings.context, "batch": str(watermark.value)}
+    def _commit(self, progress: str, number: int, files: Files = NO_FILES, **facts: str) -> None:
+        context = self.settings.context
+        facts |= {"job": "archive", "context": context, "batch": str(number)}
         metadata = {f"sea_mq.{name}": text for name, text in facts.items()}
-        if not self._table.commit(files, watermark, metadata=metadata):
-            raise PipelineError(
-                f"{self._table.uri}: another archive has committed batch {watermark.value}; run again"
-            )
+        reached = Watermark(f"{progress} {context}", number, after=number - 1)
+        if not self._table.commit(files, reached, metadata=metadata):
+            raise PipelineError(f"{self._table.uri}: another archive has committed batch {number}; run again")
 
     @property
     def _table(self) -> LakeTable:
@@ -286,12 +285,8 @@ class _ArchiveRun:
             ) from error
 
 
-def _watermarks(settings: Settings) -> tuple[str, str]:
-    """Return the names of the watermarks of committed batches and of batches whose events are deleted."""
-    return f"archive {settings.context}", f"archived {settings.context}"
-
-
 def _unfinished(table: LakeTable, settings: Settings) -> range:
     """Return the numbers of committed batches whose events are not yet deleted from the outbox."""
-    committed, finished = map(table.watermarks(), _watermarks(settings))
+    reached = table.watermarks()
+    committed, finished = (reached(f"{progress} {settings.context}") for progress in (_COMMITTED, _FINISHED))
     return range(finished + 1, committed + 1)

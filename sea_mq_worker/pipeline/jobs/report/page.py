@@ -20,12 +20,7 @@ _SHOWN = {"latest": moment, "oldest_seconds": duration, "size": size}
 
 
 def page(report: Report, *, title: str | None = None) -> str:
-    """Return the whole page.
-
-    Args:
-        report: the figures.
-        title: the heading; by default it names the context.
-    """
+    """Return the whole page; by default its heading names the context."""
     environment = Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=True,

@@ -47,11 +47,7 @@ def refresh(
 ) -> tuple[int, int]:
     """Update the typed tables to silver; return the numbers of rows added to them, and to quarantine.
 
-    Args:
-        spark: the session; None: work in this process.
-        lake: the lake's address.
-        schemas: schemas of all events that have a typed table.
-        progresses: the incarnations of the streams.
+    Without ``spark`` work in this process. ``progresses`` are all incarnations of the streams.
 
     Raises:
         PipelineError: a schema changed in a way that its table cannot follow.
