@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -158,29 +158,26 @@ def _connected(remote: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
 def _started(
     name: str, master: str | None, conf: Mapping[str, str], java_options: str
 ) -> Iterator[SparkSession]:
-    java: subprocess.Popen[bytes] | None = None  # None: spark-submit owns it
-    with temporary_folder() as folder:
-        try:
-            with translated():  # while Java is alive to return an error's text
-                with held():  # a signal during the start would leave a JVM without an owner
-                    given = _SHELL | {"spark.app.name": name} | ({"spark.master": master} if master else {})
-                    submitted = SparkConf(loadDefaults=False).setAll([*(given | {**conf}).items()])
-                    with environment(_java_environment(folder, java_options)):
-                        gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
-                    java = gateway.proc
-                    properties = _properties(SparkConf(_jvm=gateway.jvm).setAll([*conf.items()]), folder)
-                    session = SparkSession(SparkContext(conf=properties, gateway=gateway))
-                try:
-                    yield session
-                except (Py4JError, OSError) as error:
-                    if java and (code := _exit_code(java)) is not None:
-                        raise PipelineError(_ENDED.format(code)) from error
-                    raise
-                finally:
-                    _stop(session)
-        finally:
+    # An error's text is translated while Java is alive to return it.
+    with temporary_folder() as folder, ExitStack() as at_end, translated():
+        with held():  # a signal during the start would leave a JVM without an owner
+            given = _SHELL | {"spark.app.name": name} | ({"spark.master": master} if master else {})
+            submitted = SparkConf(loadDefaults=False).setAll([*(given | {**conf}).items()])
+            with environment(_java_environment(folder, java_options)):
+                gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
+            java: subprocess.Popen[bytes] | None = gateway.proc  # None: spark-submit owns it
             if java:
-                _end(java)
+                at_end.callback(_end, java)
+            properties = _properties(SparkConf(_jvm=gateway.jvm).setAll([*conf.items()]), folder)
+            session = SparkSession(SparkContext(conf=properties, gateway=gateway))
+        try:
+            yield session
+        except (Py4JError, OSError) as error:
+            if java and (code := _exit_code(java)) is not None:
+                raise PipelineError(_ENDED.format(code)) from error
+            raise
+        finally:
+            _stop(session)
 
 
 def _java_environment(folder: Path, java_options: str) -> dict[str, str]:

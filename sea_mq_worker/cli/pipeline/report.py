@@ -51,17 +51,18 @@ def report(
         where = lake_to_read(lake, settings)
         with open_spark("report", master=master, conf=conf) as spark:
             figures = report_(
-                spark, settings, since=since, until=until, lake=where, on_progress=_print_progress
+                spark,
+                settings,
+                since=since,
+                until=until,
+                lake=where,
+                on_progress=lambda text: print_progress(f"report: {text}"),
             )
             write_page(page(figures, title=title), out)
     if json:
         print_json(figures)
     else:
         _summarise(figures, out)
-
-
-def _print_progress(text: str) -> None:
-    print_progress(f"report: {text}")
 
 
 def _check_out(out: Path) -> None:

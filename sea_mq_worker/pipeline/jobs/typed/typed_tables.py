@@ -1,8 +1,8 @@
 """Update the typed tables from silver, each row once; a row that violates its schema goes to quarantine."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -72,7 +72,7 @@ def _refresh(
     if first >= upto:
         return 0, 0
     rows = progress.rows(first, upto)
-    judge, matching = _Judge(tuple(schemas), after), pq.filters_to_expression(rows)
+    judge, matching = partial(_judge, schemas, after), pq.filters_to_expression(rows)
     description = f"land {progress.stream} {first + 1}-{upto}: typed tables"
     entries = rewrite(spark, description, silver, silver.entries(rows), judge, matching=matching)
     typed = 0
@@ -89,43 +89,26 @@ def _refresh(
     return typed, refused.rows if marks and quarantine.commit(refused, *marks) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Judge:
-    """Makes rows of typed tables, and of quarantine, from events.
-
-    Attributes:
-        schemas: schemas of the events.
-        after: by schema, the sequences that the typed table and quarantine have reached.
-    """
-
-    schemas: tuple[EventSchema, ...]
-    after: Mapping[str, tuple[int, int]]
-
-    def __call__(self, silver: pa.RecordBatch) -> Iterator[TableRows]:
-        for schema in self.schemas:
-            kind, _, version = schema.name.rpartition(".v")
-            events = (pc.field("event_type") == kind) & (pc.field("event_version") == int(version))
-            typed, refused = self._judged(schema, silver.filter(events).to_pylist())
-            yield schema.table, pa.RecordBatch.from_pylist(typed, schema.table.schema)
-            yield QUARANTINE, pa.RecordBatch.from_pylist(refused, QUARANTINE.schema)
-
-    def _judged(
-        self, schema: EventSchema, rows: Iterable[Mapping[str, Any]]
-    ) -> tuple[list[_Row], list[_Row]]:
+def _judge(
+    schemas: Sequence[EventSchema], after: Mapping[str, tuple[int, int]], silver: pa.RecordBatch
+) -> Iterator[TableRows]:
+    """Yield rows of typed tables, and of quarantine, after the sequences that both have reached."""
+    for schema in schemas:
+        kind, _, version = schema.name.rpartition(".v")
+        events = (pc.field("event_type") == kind) & (pc.field("event_version") == int(version))
         validator = schema_validator(schema.document)
-        after_typed, after_refused = self.after[schema.name]
-        typed, refused = [], []
-        for row in rows:
+        typed: list[_Row] = []
+        refused: list[_Row] = []
+        for row in silver.filter(events).to_pylist():
             own = {f"_{name}": value for name, value in row.items()}
             try:
-                columns = _columns(schema, validator, row["payload"])
+                typed.append(own | _columns(schema, validator, row["payload"]))
             except (ValueError, OverflowError, RecursionError) as error:
-                if row["seq"] > after_refused:
-                    refused.append({**own, "event": schema.name, "reason": str(error)})
-            else:
-                if row["seq"] > after_typed:
-                    typed.append(own | columns)
-        return typed, refused
+                refused.append({**own, "event": schema.name, "reason": str(error)})
+        tables = (schema.table, QUARANTINE)
+        for table, rows, reached in zip(tables, (typed, refused), after[schema.name], strict=True):
+            new = [row for row in rows if row["_seq"] > reached]
+            yield table, pa.RecordBatch.from_pylist(new, table.schema)
 
 
 def _columns(schema: EventSchema, validator: Validator, payload: str | None) -> _Row:
