@@ -38,9 +38,7 @@ def translated() -> Iterator[None]:
 
 def cause(error: Exception) -> tuple[str, str]:
     """Return the class and the text of the root cause of Spark's error, in Python or in Java."""
-    found = _RAISED.findall(str(error))
-    if found:
+    if found := _RAISED.findall(str(error)):
         name, text = found[-1]
         return name, text
-    lines = str(error).split("\n")
-    return type(error).__name__, next(filter(str.strip, lines), "failed")
+    return type(error).__name__, next(filter(str.strip, str(error).split("\n")), "failed")

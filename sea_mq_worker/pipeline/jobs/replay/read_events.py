@@ -107,14 +107,11 @@ def _candidates(
 def with_content(spark: SparkSession, chosen: DataFrame, *, lake: str, context: str) -> DataFrame:
     """Add the columns of RESTORED, null for events in the table; times are texts."""
     archived = chosen.where("archived")
-    (ends,) = archived.agg(*(end(name) for name in _LOCATION for end in (F.min, F.max))).collect()
-    if ends[0] is None:
+    ends = [(name, sign, end(name)) for name in _LOCATION for sign, end in ((">=", F.min), ("<=", F.max))]
+    (found,) = archived.agg(*(end for _, _, end in ends)).collect()
+    if found[0] is None:
         return chosen
-    limits = [
-        (name, sign, ends[2 * at + last])
-        for at, name in enumerate(_LOCATION)
-        for last, sign in enumerate((">=", "<="))
-    ]
+    limits = [(name, sign, limit) for (name, sign, _), limit in zip(ends, found, strict=True)]
     rows = LakeTable(lake, ARCHIVE).read(spark, [("context", "=", context), *limits])
     content = rows.select("id", "batch", *(_content(name) for name in RESTORED if name not in chosen.columns))
     restored = archived.join(content, ["id", "batch"])
