@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,37 +63,33 @@ def main() -> None:
 
 def run_spark(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
     """Fetch a PySpark and run the tests on it."""
-    name = f"PySpark {version}"
-    try:
-        return run_on([fetch_spark(version, cache)], name, tests)
-    except UnavailableError as error:
-        return Outcome(name, passed=False, text=f"cannot be had: {error}")
+    return run_on(f"PySpark {version}", lambda: ([fetch_spark(version, cache)], sys.executable), tests)
 
 
 def run_python(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
     """Install everything locked for another interpreter and run the tests on it."""
-    name = f"Python {version}"
-    try:
-        return run_on([], name, tests, python=str(fetch_python(version, cache) / "bin" / "python"))
-    except UnavailableError as error:
-        return Outcome(name, passed=False, text=f"cannot be had: {error}")
+    return run_on(
+        f"Python {version}", lambda: ([], str(fetch_python(version, cache) / "bin" / "python")), tests
+    )
 
 
 def run(pair: str, cache: Path, tests: Sequence[str]) -> Outcome:
     """Fetch both servers and run the tests on them."""
     nats, _, postgres = pair.partition("/")
-    try:
-        folders = [fetch_nats(NATS[nats], cache), fetch_postgres(postgres, cache)]
-    except UnavailableError as error:
-        return Outcome(f"{nats} {postgres}", passed=False, text=f"cannot be had: {error}")
     versions = f"nats-server {_release(NATS, nats):8} PostgreSQL {_release(POSTGRES, postgres):6}"
-    return run_on(folders, versions, tests)
+    return run_on(
+        versions,
+        lambda: ([fetch_nats(NATS[nats], cache), fetch_postgres(postgres, cache)], sys.executable),
+        tests,
+    )
 
 
-def run_on(
-    folders: Sequence[Path], versions: str, tests: Sequence[str], *, python: str = sys.executable
-) -> Outcome:
-    """Run the tests with packages of other versions, or another interpreter."""
+def run_on(versions: str, fetch: Callable[[], tuple[Sequence[Path], str]], tests: Sequence[str]) -> Outcome:
+    """Run the tests with the folders of packages and the interpreter that are fetched."""
+    try:
+        folders, python = fetch()
+    except UnavailableError as error:
+        return Outcome(versions, passed=False, text=f"cannot be had: {error}")
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
     began = time.monotonic()
     done = subprocess.run(

@@ -44,7 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def release(package: str) -> tuple[int, ...]:
-    """Return the first two numbers of the installed version."""
     return tuple(map(int, importlib.metadata.version(package).split(".")[:2]))
 
 
