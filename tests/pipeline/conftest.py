@@ -1,20 +1,22 @@
 """Fixtures of the pipeline's tests; one Spark session serves all, since its start takes seconds."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
-import pytest_asyncio
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.session import spark_session
 from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.settings import Settings
+from tests.pipeline.archiving import Desk
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.landing import Lake, lake_at
-from tests.support.jetstream import connected, create_stream
+from tests.support.jetstream import connected
 from tests.support.pipeline_settings import write_settings
+from tests.support.rows import opened
 from tests.support.servers import Database
 
 
@@ -38,7 +40,29 @@ def settings(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
+def settings_with(
+    database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Settings]:
+    """Write the settings of a context with both servers and no inbox, and what else is given."""
+    usual = {"database_url": database.dsn, "nats_url": nats_url, "context": names, "consumers": ""}
+    return lambda **given: write_settings(tmp_path / "settings.toml", monkeypatch, **(usual | given))
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    async with opened(database, hints=OPERATOR_HINTS) as made:
+        yield made
+
+
+@pytest.fixture
+async def desk(spark: SparkSession, settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> Desk:
+    """An outbox that may get rows that the lifecycle does not make."""
+    await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+    return Desk(spark, settings, pool, str(tmp_path / "lake"))
+
+
+@pytest.fixture
 async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
     """An empty stream, of the server that the settings name."""
     monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
@@ -46,15 +70,7 @@ async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> 
         own = Stream(connection, names)
         await own.create()
         yield own
-
-
-@pytest_asyncio.fixture
-async def server(nats_url: str, names: str) -> AsyncIterator[NatsConnection]:
-    """A connection; the stream named as ``names`` exists and is empty."""
-    async with connected(nats_url) as connection:
-        await create_stream(connection, names, f"{names}.>", allow_direct=True)
-        yield connection
-        await api(connection, f"STREAM.DELETE.{names}")
+        await own.drop()
 
 
 @pytest.fixture

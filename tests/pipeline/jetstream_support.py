@@ -1,8 +1,9 @@
 """A stream of a test's own, and what reads it: in Spark, or as Spark's Python workers do."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,19 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
 from tests.support.jetstream import create_stream, store
+from tests.support.pipeline_settings import write_toml
+from tests.support.waiting import eventually
+
+_AT_ONCE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message as it was given to the server."""
+
+    subject: str
+    headers: Mapping[str, str]
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,19 @@ class Stream:
         for _ in range(count):
             await store(self.connection, f"{self.name}.{subject}", body, headers or None)
 
+    async def publish(self, messages: Iterable[Published]) -> None:
+        """Store messages in their order, without waiting for each."""
+        given, client = list(messages), self.connection.client
+        expected = await self.last_seq()
+        # The server drops what is published faster than it can store.
+        for start in range(0, len(given), _AT_ONCE):
+            part = given[start : start + _AT_ONCE]
+            for message in part:
+                await client.publish(message.subject, message.body, headers=dict(message.headers))
+            await client.flush()
+            expected += len(part)
+            await eventually(partial(self._ends_at, expected))
+
     async def store_raw(self, headers: bytes, body: bytes, *, subject: str = "a") -> None:
         """Store a message that nats-py would not write like this."""
         size = len(headers) + len(body)
@@ -39,14 +66,21 @@ class Stream:
         for seq in seqs:
             await api(self.connection, f"STREAM.MSG.DELETE.{self.name}", {"seq": seq})
 
-    async def purge(self, *, before: int) -> None:
-        await api(self.connection, f"STREAM.PURGE.{self.name}", {"seq": before})
+    async def purge(self, **which: int) -> None:
+        """Remove all messages, or those before ``seq``."""
+        await api(self.connection, f"STREAM.PURGE.{self.name}", which)
 
     async def drop(self) -> None:
         await api(self.connection, f"STREAM.DELETE.{self.name}")
 
     async def info(self) -> dict[str, Any]:
         return await api(self.connection, f"STREAM.INFO.{self.name}")
+
+    async def last_seq(self) -> int:
+        return int((await self.info())["state"]["last_seq"])
+
+    async def _ends_at(self, seq: int) -> bool:
+        return await self.last_seq() == seq
 
 
 PASSWORD = "sesame"
@@ -55,9 +89,7 @@ PASSWORD = "sesame"
 
 def settings_file(folder: Path, url: str) -> str:
     """Write the settings that Spark's Python workers read, with a password in them."""
-    path = folder / "settings.toml"
-    path.write_text(f'nats_url = "{url.replace("//", f"//spark:{PASSWORD}@")}"\n')
-    return str(path)
+    return str(write_toml(folder / "settings.toml", nats_url=url.replace("//", f"//spark:{PASSWORD}@")))
 
 
 async def plan(stream: str, **options: Any) -> tuple[JetStreamReader, Sequence[InputPartition]]:
@@ -77,7 +109,6 @@ async def rows_of(reader: Any, ranges: Sequence[InputPartition]) -> list[dict[st
 
 
 async def read_rows(stream: str, **options: Any) -> list[dict[str, Any]]:
-    """Plan and read."""
     return await rows_of(*await plan(stream, **options))
 
 

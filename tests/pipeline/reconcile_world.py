@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -13,13 +11,14 @@ import asyncpg
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.settings import Settings, load_settings
+from sea_mq_worker.settings import Settings
 from tests.support.builders import claimed_event
 from tests.support.jetstream import SECOND, create_stream
 from tests.support.waiting import eventually
 
 WINDOW_SECONDS = 1
 """Short, so that a replay need not wait; a worker's publish time-out has to be below it."""
+IN_TIME = {"outbox_publish_timeout_seconds": str(WINDOW_SECONDS / 2)}
 
 _INSERT = """
 INSERT INTO outbox_events
@@ -65,8 +64,11 @@ class World:
 
     pool: asyncpg.Pool
     connection: NatsConnection
-    context: str
     settings: Settings
+
+    @property
+    def context(self) -> str:
+        return self.settings.context
 
     @property
     def stream(self) -> str:
@@ -165,23 +167,11 @@ def without_message_id(message: OutboundMessage) -> OutboundMessage:
     return message._replace(headers=headers)
 
 
-async def make_world(
-    pool: asyncpg.Pool, connection: NatsConnection, context: str, folder: Path, given: Mapping[str, str]
-) -> World:
-    """Create the stream, and write the settings file that executors read."""
-    stream = f"{context.upper()}_EVENTS"
+async def make_world(pool: asyncpg.Pool, connection: NatsConnection, settings: Settings) -> World:
+    """Create the stream of a context."""
     config = {"allow_direct": True, "duplicate_window": WINDOW_SECONDS * SECOND, "discard": "new"}
-    await create_stream(connection, stream, f"{context}.event.>", **config)
-    own = {"context": context, "consumers": "", "outbox_publish_timeout_seconds": str(WINDOW_SECONDS / 2)}
-    path = write_settings(folder / "settings.toml", {**own, **given})
-    os.environ["SEA_MQ_CONFIG"] = str(path)
-    return World(pool, connection, context, load_settings())
-
-
-def write_settings(path: Path, values: Mapping[str, str]) -> Path:
-    """Write settings as TOML, whose strings are JSON's."""
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
-    return path
+    await create_stream(connection, settings.stream, f"{settings.context}.event.>", **config)
+    return World(pool, connection, settings)
 
 
 def _event(row: Any) -> Any:

@@ -6,22 +6,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.pipeline.jobs.archive.job import archive
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from tests.support.pipeline_settings import write_settings
-from tests.support.rows import opened
-from tests.support.servers import Database
+from tests.pipeline.archiving import Desk
 from tests.support.waiting import eventually
 
 EVENTS = 8_000
@@ -73,103 +68,72 @@ def commits(lake: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_outbox_and_lake_stay_whole_when_the_archive_is_killed_as_it_writes_and_as_it_deletes(
-    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk,
 ) -> None:
-    settings = write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
-    lake = tmp_path / "lake"
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
-        await pool.execute(INSERT, EVENTS, RECENT)
-        inserted = dict(await pool.fetch(FINGERPRINT))
-        total = EVENTS + RECENT
+    lake, total = Path(desk.lake), EVENTS + RECENT
+    await desk.pool.execute(INSERT, EVENTS, RECENT)
+    inserted = dict(await desk.pool.fetch(FINGERPRINT))
 
-        async def left() -> int:
-            return int(await pool.fetchval("SELECT count(*) FROM outbox_events"))
+    async def left() -> int:
+        return int(await desk.pool.fetchval("SELECT count(*) FROM outbox_events"))
 
-        await kill_when(lake, lambda: settled(bool(whole_files(lake))))
-        assert (commits(lake), await left()) == (0, total)
-        await kill_when(lake, lambda: pool.fetchval(DELETED, 2 * SLOW))
-        assert commits(lake) == 1
-        assert 2 * SLOW < total - await left() < BATCH
+    await kill_when(lake, lambda: whole_files(lake))
+    assert (commits(lake), await left()) == (0, total)
+    await kill_when(lake, lambda: desk.pool.fetchval(DELETED, 2 * SLOW))
+    assert commits(lake) == 1
+    assert 2 * SLOW < total - await left() < BATCH
 
-        before = datetime.now(UTC) - timedelta(hours=1)
-        result = await asyncio.to_thread(
-            archive,
-            spark,
-            settings,
-            str(lake),
-            before=before,
-            actor="ada",
-            reason="old",
-            on_progress=lambda _: None,
-        )
+    result = await desk.run(before=datetime.now(UTC) - timedelta(hours=1))
 
-        assert result.resumed
-        assert result.stayed == 0
-        kept = dict(await pool.fetch(FINGERPRINT))
-        archived = lake_fingerprint(spark, lake)
-        assert (len(kept), len(archived)) == (RECENT, EVENTS)
-        assert kept | dict(archived) == inserted
-        assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == EVENTS
+    assert result.resumed
+    assert result.stayed == 0
+    kept = dict(await desk.pool.fetch(FINGERPRINT))
+    archived = lake_fingerprint(desk)
+    assert (len(kept), len(archived)) == (RECENT, EVENTS)
+    assert kept | dict(archived) == inserted
+    assert await desk.pool.fetchval("SELECT sum(affected) FROM operator_actions") == EVENTS
 
 
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_an_event_is_in_the_outbox_or_whole_in_the_lake_after_each_of_ten_kills_at_random(
-    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk,
 ) -> None:
-    settings = write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
-    lake = tmp_path / "lake"
-    inserted: dict[str, str] = {}
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+    lake, inserted = Path(desk.lake), dict[str, str]()
 
-        async def work() -> tuple[int, int]:
-            return len(whole_files(lake)), int(await pool.fetchval("SELECT count(*) FROM outbox_events"))
+    async def work() -> tuple[int, int]:
+        return len(whole_files(lake)), int(await desk.pool.fetchval("SELECT count(*) FROM outbox_events"))
 
-        for _ in range(KILLS):
-            await pool.execute(INSERT, EVENTS, 0)
-            inserted |= dict(await pool.fetch(FINGERPRINT))
-            before = await work()
-            with running(lake) as process:
-                while await work() == before:
-                    assert process.poll() is None
-                with pytest.raises(subprocess.TimeoutExpired):
-                    await asyncio.to_thread(process.wait, random.uniform(0, KILLED_WITHIN_SECONDS))
+    for _ in range(KILLS):
+        await desk.pool.execute(INSERT, EVENTS, 0)
+        inserted |= dict(await desk.pool.fetch(FINGERPRINT))
+        before = await work()
+        with running(lake) as process:
+            while await work() == before:
+                assert process.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, random.uniform(0, KILLED_WITHIN_SECONDS))
 
-            kept = dict(await pool.fetch(FINGERPRINT))
-            archived = lake_fingerprint(spark, lake) if commits(lake) else []
-            assert len(dict(archived)) == len(archived)
-            assert kept | dict(archived) == dict(archived) | kept == inserted
+        kept = dict(await desk.pool.fetch(FINGERPRINT))
+        archived = lake_fingerprint(desk) if commits(lake) else []
+        assert len(dict(archived)) == len(archived)
+        assert kept | dict(archived) == dict(archived) | kept == inserted
 
-        await asyncio.to_thread(
-            archive,
-            spark,
-            settings,
-            str(lake),
-            before=datetime.now(UTC),
-            actor="ada",
-            reason="old",
-            on_progress=lambda _: None,
-        )
-        assert await pool.fetch(FINGERPRINT) == []
-        archived = lake_fingerprint(spark, lake)
-        assert (len(archived), dict(archived)) == (KILLS * EVENTS, inserted)
-        assert await pool.fetchval("SELECT sum(affected) FROM operator_actions") == KILLS * EVENTS
+    await desk.run(before=datetime.now(UTC))
+    assert await desk.pool.fetch(FINGERPRINT) == []
+    archived = lake_fingerprint(desk)
+    assert (len(archived), dict(archived)) == (KILLS * EVENTS, inserted)
+    assert await desk.pool.fetchval("SELECT sum(affected) FROM operator_actions") == KILLS * EVENTS
 
 
-async def kill_when(lake: Path, is_time: Callable[[], Awaitable[bool]]) -> None:
+async def kill_when(lake: Path, is_time: Callable[[], object]) -> None:
     with running(lake):
         await eventually(is_time, within=240)
 
 
-async def settled(answer: bool) -> bool:
-    return answer
-
-
-def lake_fingerprint(spark: SparkSession, lake: Path) -> list[tuple[str, str]]:
+def lake_fingerprint(desk: Desk) -> list[tuple[str, str]]:
     """Return what PostgreSQL's statement does, by Spark's own means; a double shows as one row more."""
     at = F.regexp_replace(F.col("published_at").cast("string"), "$", "+00")
-    rows = LakeTable(str(lake), ARCHIVE).read(spark)
+    rows = LakeTable(desk.lake, ARCHIVE).read(desk.spark)
     return [tuple(row) for row in rows.select("id", F.md5(F.concat("payload", at, "seq"))).collect()]

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.pipeline.java import java_home
-from tests.pipeline.landing import event, publish
+from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import events_of
 from tests.support.documents import ROOT, commands
-from tests.support.jetstream import connected, create_stream
 from tests.support.spark_cluster import SPARK_HOME, standalone_cluster
 
 DOCUMENT = "docs/how-to/pipeline.md"
@@ -38,21 +37,18 @@ FOR_TESTS = {
 
 @pytest.mark.long
 async def test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_standalone_master(
-    nats_url: str, names: str, tmp_path: Path
+    stream: Stream, nats_url: str, tmp_path: Path
 ) -> None:
     """Each executor finds the packages in the archive and the settings in its own environment."""
-    environment = {"SEA_MQ_NATS_URL": nats_url, "SEA_MQ_STREAM": names, "SEA_MQ_CONSUMERS": ""}
-    async with connected(nats_url) as server:
-        await create_stream(server, names, f"{names}.>", allow_direct=True)
-        await publish(server, names, [event(names, number) for number in range(MESSAGES)])
+    environment = {"SEA_MQ_NATS_URL": nats_url, "SEA_MQ_STREAM": stream.name, "SEA_MQ_CONSUMERS": ""}
+    await stream.publish(events_of(stream.name, MESSAGES))
 
-        landed = await asyncio.to_thread(land_on_cluster, tmp_path, environment)
+    landed = await asyncio.to_thread(land_on_cluster, tmp_path, environment)
 
-        assert landed["rows"] == MESSAGES
-        bronze = DeltaTable(tmp_path / "lake" / "bronze").to_pyarrow_table(columns=["seq"])
-        assert sorted(bronze["seq"].to_pylist()) == list(range(1, MESSAGES + 1))
-        assert FOREIGN.items() <= properties(tmp_path / "log").items()
-        await api(server, f"STREAM.DELETE.{names}")
+    assert landed["rows"] == MESSAGES
+    bronze = DeltaTable(tmp_path / "lake" / "bronze").to_pyarrow_table(columns=["seq"])
+    assert sorted(bronze["seq"].to_pylist()) == list(range(1, MESSAGES + 1))
+    assert FOREIGN.items() <= properties(tmp_path / "log").items()
 
 
 def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -60,20 +56,14 @@ def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]
     run(folder, f"{sys.executable} -m hatchling build -t wheel -d {folder}", {}, at=ROOT)
     (folder / "requirements").symlink_to(ROOT / "requirements")
     (folder / "log").mkdir()
-    pack, submit = (
-        [
-            command.text
-            for command in commands(DOCUMENT, "On a cluster")
-            if ("spark://" in command.text) == last
-        ]
-        for last in (False, True)
-    )
-    for command in pack:
+    lines = [command.text for command in commands(DOCUMENT, "On a cluster")]
+    *_, submit = [line for line in lines if "spark://" in line]
+    for command in [line for line in lines if "spark://" not in line]:
         run(folder, command, {})
     given = {**FOR_TESTS, **FOREIGN, "spark.eventLog.dir": (folder / "log").as_uri()}
     options = " ".join(f"--conf {shlex.quote('='.join(pair))}" for pair in given.items())
     with standalone_cluster(folder, workers=2, environment=environment) as master:
-        line = submit[-1].replace("spark://host:7077", f"{master} {options}")
+        line = submit.replace("spark://host:7077", f"{master} {options}")
         ran = run(folder, f"{line} --lake {folder / 'lake'} --json", environment)
     assert len(list(folder.glob("worker-*/app-*/*/stderr"))) == 2
     # spark-submit sends stderr, and so the progress, to stdout as well.

@@ -3,17 +3,17 @@
 import asyncio
 from pathlib import Path
 
+import asyncpg
 import pytest
 from typer.testing import CliRunner, Result
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.cli import app
 from sea_mq_worker.pipeline import session
-from tests.pipeline.landing import event, publish
-from tests.support.jetstream import connected, create_stream
+from sea_mq_worker.settings import Settings
+from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import Lake, events_of
 from tests.support.pipeline_settings import write_settings
-from tests.support.rows import add_event, opened
-from tests.support.servers import Database
+from tests.support.rows import add_event
 
 
 @pytest.fixture(autouse=True)
@@ -27,45 +27,36 @@ async def told(*command: str) -> Result:
 
 
 async def test_what_an_archive_would_move_is_counted(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, pool: asyncpg.Pool, tmp_path: Path
 ) -> None:
-    write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        await add_event(pool, "PUBLISHED")
-        await add_event(pool)
+    await add_event(pool, "PUBLISHED")
+    await add_event(pool)
 
-        found = await told("archive", "--lake", str(tmp_path), "--before", "0s", "--reason", "old")
+    found = await told("archive", "--lake", str(tmp_path), "--before", "0s", "--reason", "old")
 
     assert (found.exit_code, found.stdout) == (0, "1 events would be archived\n")
 
 
-async def test_what_a_drain_would_publish_is_counted(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_settings(tmp_path / "settings.toml", monkeypatch, database_url=database.dsn)
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        await add_event(pool)
-        await add_event(pool, "DEAD")
+async def test_what_a_drain_would_publish_is_counted(settings: Settings, pool: asyncpg.Pool) -> None:
+    await add_event(pool)
+    await add_event(pool, "DEAD")
 
-        found = await told("drain")
+    found = await told("drain")
 
     due = "1 due or behind an earlier event of their key"
     assert (found.exit_code, found.stdout) == (0, f"unpublished: {due}, 0 waiting for their retry, 1 DEAD\n")
 
 
 async def test_what_would_be_landed_is_counted(
-    nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_settings(tmp_path / "settings.toml", monkeypatch, nats_url=nats_url, stream=names, consumers="")
-    async with connected(nats_url) as server:
-        await create_stream(server, names, f"{names}.>", allow_direct=True)
-        await publish(server, names, [event(names, number) for number in range(3)])
+    monkeypatch.setenv("SEA_MQ_STREAM", stream.name)
+    await stream.publish(events_of(stream.name, 3))
 
-        found = await told("land", "--lake", str(tmp_path))
+    found = await told("land", "--lake", str(lake.folder))
 
-    assert (found.exit_code, found.stdout) == (
-        0, f"{names}: 3 messages would be landed, after sequence 0\n",
-    )  # fmt: skip
+    text = f"{stream.name}: 3 messages would be landed, after sequence 0\n"
+    assert (found.exit_code, found.stdout) == (0, text)
 
 
 async def test_a_missing_server_is_reported_as_by_the_job(

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.cli import app
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.pipeline.errors import PipelineError
@@ -28,12 +28,12 @@ from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice, delete_rows
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, load_event_schemas
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
-from tests.pipeline.landing import Lake, Published, copy_of, last_seq, publish
+from sea_mq_worker.settings import Settings
+from tests.pipeline.jetstream_support import Published, Stream
+from tests.pipeline.landing import Lake, copy_of
 from tests.support.documents import commands
-from tests.support.pipeline_settings import write_settings
 from tests.support.programs import own_programs
-from tests.support.rows import add_event, add_message, opened
-from tests.support.servers import Database
+from tests.support.rows import add_event, add_message
 from tests.support.waiting import eventually
 
 TABLES = "SELECT format('%I', c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -52,16 +52,15 @@ class World:
     """A database, a stream and a lake, with events of several customers in all of them."""
 
     pool: asyncpg.Pool
-    broker: NatsConnection
-    stream: str
+    stream: Stream
     lake: Lake
 
     async def add(self, customer: str, state: str = "PUBLISHED", **given: Any) -> str:
         """Insert an event of a customer, store it in the stream, and record it in the inbox."""
         event = await add_event(self.pool, state, aggregate_type="customer", aggregate_id=customer, **given)
         await add_message(self.pool, message_id=event, processed=True)
-        await publish(self.broker, self.stream, [self.message(event, customer, **given)])
-        stored = self.stream, await last_seq(self.broker, self.stream)
+        await self.stream.publish([self.message(event, customer, **given)])
+        stored = self.stream.name, await self.stream.last_seq()
         await self.pool.execute(
             "UPDATE outbox_events SET stream = $2, stream_seq = $3 WHERE id = $1", event, *stored
         )
@@ -71,11 +70,11 @@ class World:
         headers = {"Nats-Msg-Id": str(event), "ce-id": str(event), "ce-subject": f"customer/{customer}"}
         if key := given.get("partition_key"):
             headers["ce-partitionkey"] = key
-        subject = f"{self.stream}.event.customer.moved.v1"
+        subject = f"{self.stream.name}.event.customer.moved.v1"
         return Published(subject, headers, json.dumps({"id": str(event), "who": customer}).encode())
 
     async def land(self, **options: Any) -> None:
-        await self.lake.land(self.stream, **options)
+        await self.lake.land(self.stream.name, **options)
 
     async def archive(self) -> None:
         await asyncio.to_thread(
@@ -100,14 +99,14 @@ class World:
         found += [str(path) for path in files if text in content(path)]
         for log in self.lake.folder.rglob("_delta_log"):
             found += [f"{log.parent}@{version}" for version in versions_with(log.parent, text)]
-        state = (await api(self.broker, f"STREAM.INFO.{self.stream}"))["state"]
+        state = (await self.stream.info())["state"]
         for seq in range(state["first_seq"], state["last_seq"] + 1):
-            found += [f"{self.stream}:{seq}"] if text in await self.stored(seq) else []
+            found += [f"{self.stream.name}:{seq}"] if text in await self.stored(seq) else []
         return found
 
     async def stored(self, seq: int) -> str:
         try:
-            message = await self.broker.client.jetstream().get_msg(self.stream, seq)
+            message = await self.stream.connection.client.jetstream().get_msg(self.stream.name, seq)
         except Exception as error:  # noqa: BLE001 - nats-py has a type for each
             return str(error)
         return f"{message.headers}{message.data!r}"
@@ -139,24 +138,20 @@ def of_ids(wrong: str, folder: Path) -> tuple[EventSchema, ...]:
 
 
 @pytest.fixture
-def lake(spark: SparkSession, database: Database, nats_url: str, tmp_path: Path) -> Iterator[Lake]:
-    where = {"database_url": database.dsn, "nats_url": nats_url, "consumers": ""}
-    with pytest.MonkeyPatch.context() as patch:
-        settings = write_settings(tmp_path / "settings.toml", patch, **where)
-        yield Lake(tmp_path / "lake", settings, spark)
+def lake(spark: SparkSession, settings_with: Callable[..., Settings], tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake", settings_with(), spark)
 
 
 @pytest.fixture
-async def world(lake: Lake, database: Database, server: NatsConnection, names: str) -> AsyncIterator[World]:
-    async with opened(database, hints={}) as pool:
-        yield World(pool, server, names, lake)
+def world(lake: Lake, pool: asyncpg.Pool, stream: Stream) -> World:
+    return World(pool, stream, lake)
 
 
 async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     archived = await world.add("ada")
     await world.archive()
     gone, kept = await world.add("ada"), await world.add("bob")
-    await publish(world.broker, world.stream, [copy_of(world.message(gone, "ada"))])
+    await world.stream.publish([copy_of(world.message(gone, "ada"))])
     await world.land(event_schemas=of_ids(gone, world.lake.folder.parent))
     assert world.lake.count(SILVER) == 3
 
@@ -173,10 +168,10 @@ async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     assert (record["actor"], record["reason"], record["outcome"]) == ("ann", "asked by letter", "done")
 
     again = [world.message(gone, "ada"), world.message(await world.add("eve"), "eve")]
-    await publish(world.broker, world.stream, map(copy_of, again))
+    await world.stream.publish(map(copy_of, again))
     await world.land()
 
-    assert await world.places_of(gone) == [f"{world.stream}:6"]
+    assert await world.places_of(gone) == [f"{world.stream.name}:6"]
     assert (world.lake.count(SILVER), world.lake.count(IDS)) == (2, 3)
 
 
@@ -224,15 +219,15 @@ async def test_a_file_that_a_run_may_be_writing_stays_and_is_named(world: World)
 async def test_a_stream_that_forbids_deletion_leaves_rows_and_a_failed_record(world: World) -> None:
     gone = await world.add("ada")
     await world.land()
-    config = (await api(world.broker, f"STREAM.INFO.{world.stream}"))["config"]
-    await api(world.broker, f"STREAM.UPDATE.{world.stream}", config | {"deny_delete": True})
+    config = (await world.stream.info())["config"] | {"deny_delete": True}
+    await api(world.stream.connection, f"STREAM.UPDATE.{world.stream.name}", config)
 
     with pytest.raises(ContractError, match=r"STREAM\.MSG\.DELETE"):
         await world.erase(ids=frozenset({gone}))
 
     assert await world.pool.fetchval("SELECT outcome FROM operator_actions") == "failed"
     assert (await world.erase(ids=frozenset({gone}), streams=False)).rows["silver"] == 1
-    assert await world.places_of(gone) == [f"{world.stream}:1"]
+    assert await world.places_of(gone) == [f"{world.stream.name}:1"]
 
 
 async def test_an_event_that_is_still_to_be_delivered_is_refused_by_its_id(world: World) -> None:
@@ -256,7 +251,7 @@ async def test_a_run_that_is_killed_or_fails_between_commits_is_completed_by_the
     archived = await world.add("ada", ordering_key=KEY)
     await world.archive()
     foreign = await add_message(world.pool, processed=True)
-    await publish(world.broker, world.stream, [world.message(foreign, "ada", partition_key=KEY)])
+    await world.stream.publish([world.message(foreign, "ada", partition_key=KEY)])
     ids = [archived, str(foreign), await world.add("ada", ordering_key=KEY)]
     other = await world.add("ada", partition_key="k")
     await world.land()

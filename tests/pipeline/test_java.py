@@ -68,7 +68,6 @@ def test_the_module_that_prints_a_warning_is_not_requested(
 
 
 def ran(folder: Path, *arguments: str) -> str:
-    """Return the output of the launcher."""
     command = [java_home(folder / "java") / "bin" / "java", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -51,7 +51,7 @@ async def test_a_query_begins_at_its_starting_offset(
     stream: Stream, drive: Any, start: str | None, read: list[int]
 ) -> None:
     await stream.store(4)
-    await stream.purge(before=3)
+    await stream.purge(seq=3)
     driver = drive(**({"startSeq": start} if start else {}))
     await driver.begin()
     await stream.store(1)
@@ -86,7 +86,7 @@ async def test_messages_that_went_before_they_were_read_are_an_error(stream: Str
     await driver.begin()
     await driver.batch()
     await stream.store(5)
-    await stream.purge(before=7)
+    await stream.purge(seq=7)
 
     with pytest.raises(DataLossError, match="sequences 4 to 6 were removed"):
         await driver.batch()
@@ -97,12 +97,12 @@ async def test_until_something_is_read_the_head_may_go(stream: Stream, drive: An
     await stream.store(5)
     driver = drive()
     await driver.begin()
-    await stream.purge(before=3)
+    await stream.purge(seq=3)
     assert await drive(driver.at).batch(ReadMaxRows(2)) == [3, 4]
 
     named = drive(startSeq=3)
     await named.begin()
-    await stream.purge(before=5)
+    await stream.purge(seq=5)
     with pytest.raises(DataLossError, match="sequences 3 to 4 were removed"):
         await named.batch()
 

@@ -23,6 +23,7 @@ from tests.support.jetstream import connected
 
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 7\r\nTag: a\r\nTag:b: c \r\nEmpty:\r\nWort: \xc3\xb6\r\n\r\n"
 BODY = b"\x00\xff\r\nMSG"
+LOGIN = {"user": "spark", "password": "sesame"}
 
 Meddle = Callable[[list[Frame]], Coroutine[Any, Any, None]]
 
@@ -97,7 +98,7 @@ async def test_a_subject_chooses(stream: Stream) -> None:
 async def test_an_empty_stream_has_no_rows(stream: Stream) -> None:
     assert await read_seqs(stream.name) == []
     await stream.store(2)
-    await stream.purge(before=3)
+    await stream.purge(seq=3)
     assert await read_seqs(stream.name) == []
     assert await read_seqs(stream.name, startSeq=3) == []
 
@@ -128,7 +129,7 @@ async def test_messages_that_go_while_they_are_read_are_an_error(stream: Stream)
     reader, ranges = await plan(stream.name, startSeq=1, rowsPerPartition=10)
     floating = await plan(stream.name, rowsPerPartition=10)
     lenient = await plan(stream.name, startSeq=1, rowsPerPartition=10, failOnDataLoss="false")
-    await stream.purge(before=15)
+    await stream.purge(seq=15)
 
     with pytest.raises(DataLossError, match="sequences 1 to 14 were removed"):
         await rows_of(reader, ranges)
@@ -140,7 +141,7 @@ async def test_messages_that_go_while_they_are_read_are_an_error(stream: Stream)
 async def test_a_read_from_wherever_the_stream_begins_lets_its_head_go(stream: Stream) -> None:
     await stream.store(30)
     reader, ranges = await plan(stream.name, rowsPerPartition=10)
-    await stream.purge(before=5)
+    await stream.purge(seq=5)
     assert [row["seq"] for row in await rows_of(reader, ranges)] == list(range(5, 31))
 
 
@@ -166,7 +167,7 @@ async def test_a_stream_that_is_made_again_while_it_is_read_is_an_error(
 
 async def test_what_the_stream_does_not_hold_is_not_left_out_in_silence(stream: Stream) -> None:
     await stream.store(5)
-    await stream.purge(before=3)
+    await stream.purge(seq=3)
     with pytest.raises(DataLossError, match="sequences 1 to 2 were removed"):
         await plan(stream.name, startSeq=1)
     with pytest.raises(DataLossError, match="ends at sequence 5, before 9"):
@@ -184,6 +185,12 @@ async def test_large_messages_come_in_small_batches(stream: Stream) -> None:
     assert max(sizes) < 10_000_000
 
 
+async def fill(url: str, name: str, count: int, **login: str) -> None:
+    async with connected(url, **login) as connection:
+        await Stream(connection, name).create()
+        await Stream(connection, name).store(count)
+
+
 async def test_a_read_continues_after_its_last_row_when_the_server_returns(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,10 +199,7 @@ async def test_a_read_continues_after_its_last_row_when_the_server_returns(
     monkeypatch.setattr(state, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
     async with EmbeddedNats(tmp_path / "nats") as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
-        async with connected(server.url) as connection:
-            own = Stream(connection, names)
-            await own.create()
-            await own.store(25)
+        await fill(server.url, names, 25)
         reader, (sequences,) = await plan(names)
         batches = reader.read(sequences)
         found = (await asyncio.to_thread(next, batches)).column("seq").to_pylist()
@@ -212,14 +216,10 @@ async def test_a_server_that_stays_away_or_refuses_ends_the_read(
 ) -> None:
     monkeypatch.setattr(state, "_IDLE_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr(state, "_CONNECT_SECONDS", 1.0)
-    config = {"authorization": {"user": "spark", "password": "sesame"}}
-    async with EmbeddedNats(tmp_path / "nats", config=config) as server:
+    async with EmbeddedNats(tmp_path / "nats", config={"authorization": LOGIN}) as server:
         own_url = server.url.replace("//", "//spark:sesame@")
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
-        async with connected(server.url, user="spark", password="sesame") as connection:
-            own = Stream(connection, names)
-            await own.create()
-            await own.store(1)
+        await fill(server.url, names, 1, **LOGIN)
         reader, ranges = await plan(names)
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url.replace("sesame", "tahini"))
         began = time.monotonic()
@@ -236,14 +236,10 @@ async def test_a_server_that_stays_away_or_refuses_ends_the_read(
 async def test_a_missing_permission_is_named(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    denied = {"publish": {"deny": "$JS.API.DIRECT.GET.>"}}
-    users = [{"user": "spark", "password": "sesame", "permissions": denied}]
+    users = [{**LOGIN, "permissions": {"publish": {"deny": "$JS.API.DIRECT.GET.>"}}}]
     async with EmbeddedNats(tmp_path / "nats", config={"authorization": {"users": users}}) as server:
         monkeypatch.setenv("SEA_MQ_NATS_URL", server.url.replace("//", "//spark:sesame@"))
-        async with connected(server.url, user="spark", password="sesame") as connection:
-            own = Stream(connection, names)
-            await own.create()
-            await own.store(1)
+        await fill(server.url, names, 1, **LOGIN)
         with pytest.raises(ContractError, match=r"no permission to publish to \$JS\.API\.DIRECT\.GET"):
             await read_rows(names)
 

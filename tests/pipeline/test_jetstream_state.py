@@ -28,7 +28,7 @@ async def test_a_state_has_the_bounds_of_a_stream(nats_url: str, names: str) -> 
         await stream.delete(1, 3)
         full = await told()
         second, third = [await asyncio.to_thread(message_time, settings, names, seq) for seq in (2, 3)]
-        await stream.purge(before=6)
+        await stream.purge(seq=6)
         empty = await told()
 
     assert (fresh.first_seq, fresh.last_seq, fresh.messages, fresh.last_time) == (1, 0, 0, None)

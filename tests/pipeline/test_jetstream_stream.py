@@ -68,7 +68,7 @@ async def test_each_message_comes_once_over_crashes(stream: Stream, query: Query
 
 async def test_a_loss_ends_the_query_and_shows_no_secret(stream: Stream, query: Query) -> None:
     await stream.store(3)
-    await stream.purge(before=3)
+    await stream.purge(seq=3)
     with pytest.raises(StreamingQueryException, match=r"DataLossError: .*sequences 1 to 2 were rem") as lost:
         await query.run(startSeq=1)
     assert PASSWORD not in str(lost.value)

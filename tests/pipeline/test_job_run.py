@@ -15,7 +15,7 @@ from sea_mq_worker.pipeline.jobs.land import job, tasks
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
-from tests.pipeline.landing import Lake, event, publish
+from tests.pipeline.landing import Lake, events_of
 from tests.support.documents import blocks
 
 FOREIGN = {"spark.sql.session.timeZone": "Pacific/Auckland", "spark.sql.ansi.enabled": "false"}
@@ -82,7 +82,7 @@ async def test_a_job_in_a_notebook_belongs_to_the_job_group_of_its_cell(
 ) -> None:
     for module in (job, tasks):
         monkeypatch.setattr(module, "ROWS_IN_PROCESS", 0)
-    await publish(stream.connection, stream.name, [event(stream.name, number) for number in range(7)])
+    await stream.publish(events_of(stream.name, 7))
     spark.sparkContext.setJobGroup("cell", "of a notebook")
     try:
         land(spark, lake.settings, lake=str(lake.folder), streams=[stream.name])
@@ -95,7 +95,7 @@ async def test_a_job_in_a_notebook_belongs_to_the_job_group_of_its_cell(
 async def test_the_example_of_the_api_lands_in_a_session_with_other_properties(
     spark: SparkSession, stream: Stream, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await publish(stream.connection, stream.name, [event(stream.name, number) for number in range(7)])
+    await stream.publish(events_of(stream.name, 7))
     given = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in FOREIGN.items():
         given.conf.set(name, value)

@@ -13,8 +13,8 @@ import duckdb
 import pytest
 import pytest_asyncio
 
-from tests.pipeline.jetstream_support import Stream
-from tests.pipeline.landing import Lake, Published, event, publish
+from tests.pipeline.jetstream_support import Published, Stream
+from tests.pipeline.landing import Lake, event
 from tests.support.documents import ROOT, commands
 from tests.support.programs import own_programs, refused
 
@@ -25,7 +25,6 @@ TOTAL = sum(range(ORDERS))
 
 
 def order(context: str, number: int) -> Published:
-    """Return an event with a total."""
     made = event(context, number)
     headers = {**made.headers, "ce-type": "order.created"}
     return Published(f"{context}.event.order.created.v1", headers, json.dumps({"total": number}).encode())
@@ -33,8 +32,7 @@ def order(context: str, number: int) -> Published:
 
 @pytest_asyncio.fixture
 async def landed(stream: Stream, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lake with orders."""
-    await publish(stream.connection, stream.name, [order(stream.name, number) for number in range(ORDERS)])
+    await stream.publish(order(stream.name, number) for number in range(ORDERS))
     await lake.land(stream.name)
     monkeypatch.setenv("SEA_MQ_STREAM", stream.name)
     monkeypatch.setenv("SEA_MQ_PIPELINE_LAKE", str(lake.folder))
@@ -42,7 +40,6 @@ async def landed(stream: Stream, lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run(command: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command of a shell."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     ran = subprocess.run(
         command, shell=True, cwd=folder, env={**os.environ, "PATH": path, **(environment or {})},

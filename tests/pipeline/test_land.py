@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.job import LandProgress, write_messages
 from sea_mq_worker.pipeline.jobs.land.loss_checks import current_progress
@@ -20,26 +19,26 @@ from sea_mq_worker.pipeline.lake.table import ConflictError
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
-from tests.pipeline.landing import Lake, Published, copy_of, descriptions, event, publish
-from tests.support.jetstream import connected, create_stream
+from tests.pipeline.jetstream_support import Published, Stream
+from tests.pipeline.landing import DiedError, Lake, copy_of, descriptions, event, events_of
+from tests.support.jetstream import connected
 
 EVENTS = 20_000
 
 
 async def test_a_stream_becomes_bronze_silver_and_gold(
-    spark: SparkSession, lake: Lake, server: NatsConnection, names: str
+    spark: SparkSession, lake: Lake, stream: Stream
 ) -> None:
     lake = replace(lake, spark=spark)
-    events = [event(names, number) for number in range(EVENTS)]
+    events = events_of(stream.name, EVENTS)
     copies = [copy_of(each) for each in events[::100]]
-    await publish(server, names, [*events, *copies])
-    for seq in (1, 7, 500, EVENTS + 3):
-        await api(server, f"STREAM.MSG.DELETE.{names}", {"seq": seq})
+    await stream.publish([*events, *copies])
+    await stream.delete(1, 7, 500, EVENTS + 3)
 
     before = len(descriptions(spark))
-    result = await lake.land(names, batch_rows=EVENTS // 2 + 1000)
+    result = await lake.land(stream.name, batch_rows=EVENTS // 2 + 1000)
     described = descriptions(spark)[: -before or None]
-    assert set(described) == {f"Some(land {names} 2-11001: bronze and silver)", "Some(land: gold)"}
+    assert set(described) == {f"Some(land {stream.name} 2-11001: bronze and silver)", "Some(land: gold)"}
 
     stored = dict(enumerate([*events, *copies], start=1))
     for seq in (1, 7, 500, EVENTS + 3):
@@ -56,12 +55,12 @@ async def test_a_stream_becomes_bronze_silver_and_gold(
     assert_counted(lake)
     versions = lake.versions()
 
-    assert (await lake.land(names)).rows == 0
-    await publish(server, names, [copy_of(events[5]), event(names, EVENTS)])
-    assert await lake.left(names) == 2
+    assert (await lake.land(stream.name)).rows == 0
+    await stream.publish([copy_of(events[5]), event(stream.name, EVENTS)])
+    assert await lake.left(stream.name) == 2
 
     assert lake.versions() == versions
-    again = await lake.land(names)
+    again = await lake.land(stream.name)
     assert (again.rows, again.events) == (2, 1)
     assert_counted(lake)
 
@@ -89,93 +88,87 @@ def assert_counted(lake: Lake) -> None:
 
 
 async def test_rows_without_a_context_or_payload_and_of_year_1_are_counted(
-    lake: Lake, server: NatsConnection, names: str
+    lake: Lake, stream: Stream
 ) -> None:
-    await publish(
-        server,
-        names,
+    await stream.publish(
         [
-            Published(f"{names}.event.order.line.added.v12", {"ce-subject": "order/%C3%BC"}, "{ü}".encode()),
-            Published(f"{names}.other", {"ce-type": "t", "ce-time": "yesterday"}, b"\xff"),
-            Published(f"{names}.other", {"x": "y", "ce-time": "0001-01-01T00:00:00Z"}, b""),
-        ],
+            Published(
+                f"{stream.name}.event.order.line.added.v12", {"ce-subject": "order/%C3%BC"}, "{ü}".encode()
+            ),
+            Published(f"{stream.name}.other", {"ce-type": "t", "ce-time": "yesterday"}, b"\xff"),
+            Published(f"{stream.name}.other", {"x": "y", "ce-time": "0001-01-01T00:00:00Z"}, b""),
+        ]
     )
 
-    await lake.land(names)
+    await lake.land(stream.name)
 
     first, second, third = sorted(lake.rows(SILVER), key=lambda row: int(row["seq"]))
-    assert (first["context"], first["event_type"], first["aggregate"]) == (
-        names,
-        "order.line.added",
-        "order/ü",
-    )
+    assert (first["context"], first["event_type"]) == (stream.name, "order.line.added")
+    assert first["aggregate"] == "order/ü"
     assert (second["context"], second["event_type"], second["payload"]) == (None, "t", None)
     moment = third["published_at"].isoformat(timespec="microseconds").replace("+00:00", "Z")
-    assert third["message_id"] == f"{names}/3@{moment}"
+    assert third["message_id"] == f"{stream.name}/3@{moment}"
     assert {row["seq"]: row["data"] for row in lake.rows(BRONZE)} == {1: "{ü}".encode(), 2: b"\xff", 3: b""}
     assert_counted(lake)
 
 
-async def test_one_event_in_two_streams_is_one_row(lake: Lake, server: NatsConnection, names: str) -> None:
-    other = f"{names}b"
-    await create_stream(server, other, f"{other}.>", allow_direct=True)
-    await publish(server, names, [event(names, number) for number in range(10)])
-    mirrored = [event(names, number) for number in range(5, 15)]
-    await publish(server, other, [Published(f"{other}.copy", m.headers, m.body) for m in mirrored])
+async def test_one_event_in_two_streams_is_one_row(lake: Lake, stream: Stream) -> None:
+    second = Stream(stream.connection, f"{stream.name}b")
+    await second.create()
+    await stream.publish(events_of(stream.name, 10))
+    subject = f"{second.name}.copy"
+    mirrored = [replace(event(stream.name, number), subject=subject) for number in range(5, 15)]
+    await second.publish(mirrored)
 
-    result = await lake.land(names, other)
+    result = await lake.land(stream.name, second.name)
 
     assert (result.rows, result.events) == (20, 15)
     assert len({row["message_id"] for row in lake.rows(SILVER)}) == 15
-    await publish(
-        server, other, [Published(f"{other}.copy", m.headers, m.body) for m in map(copy_of, mirrored)]
-    )
-    later = await lake.land(names, other, dedupe_days=1)
+    await second.publish(map(copy_of, mirrored))
+    later = await lake.land(stream.name, second.name, dedupe_days=1)
     assert (later.rows, later.events) == (10, 0)
 
 
-async def test_a_lake_without_an_index_of_ids_gets_one(
-    lake: Lake, server: NatsConnection, names: str
-) -> None:
-    events = [event(names, number) for number in range(10)]
-    await publish(server, names, events)
-    await lake.land(names)
+async def test_a_lake_without_an_index_of_ids_gets_one(lake: Lake, stream: Stream) -> None:
+    events = events_of(stream.name, 10)
+    await stream.publish(events)
+    await lake.land(stream.name)
     shutil.rmtree(lake.folder / "ids")
-    await publish(server, names, [copy_of(events[3]), event(names, 10)])
+    await stream.publish([copy_of(events[3]), event(stream.name, 10)])
 
-    again = await lake.land(names)
+    again = await lake.land(stream.name)
 
     assert (again.rows, again.events) == (2, 1)
     assert lake.count(IDS) == 12
 
 
 async def test_a_run_that_needs_more_space_than_is_free_does_not_begin(
-    lake: Lake, server: NatsConnection, names: str, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await publish(server, names, [Published(f"{names}.x", {}, bytes(300_000)) for _ in range(10)])
+    await stream.publish([Published(f"{stream.name}.x", {}, bytes(300_000)) for _ in range(10)])
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
 
     with pytest.raises(PipelineError, match="has 1 MiB of free space, 1 MiB are needed"):
-        await lake.land(names)
+        await lake.land(stream.name)
 
     assert lake.rows(BRONZE) == []
 
 
 async def test_what_arrives_during_a_run_is_landed_by_the_next(
-    lake: Lake, server: NatsConnection, nats_url: str, names: str
+    lake: Lake, stream: Stream, nats_url: str
 ) -> None:
-    await publish(server, names, [event(names, number) for number in range(100)])
+    await stream.publish(events_of(stream.name, 100))
     seen: list[LandProgress] = []
 
     def arrive(progress: LandProgress) -> None:
         seen.append(progress)
-        asyncio.run(publish_one(nats_url, names, event(names, 1000 + len(seen))))
+        asyncio.run(publish_one(nats_url, stream.name, event(stream.name, 1000 + len(seen))))
 
-    first = await lake.land(names, on_progress=arrive, batch_rows=60)
+    first = await lake.land(stream.name, on_progress=arrive, batch_rows=60)
 
     assert [(progress.rows, progress.left) for progress in seen] == [(60, 40), (100, 0)]
     assert (first.rows, first.events) == (100, 100)
-    last = await lake.land(names, compact_files=1, vacuum_hours=1)
+    last = await lake.land(stream.name, compact_files=1, vacuum_hours=1)
     assert (last.rows, last.compacted) == (2, 3)
     assert len(lake.rows(SILVER)) == 102
     assert_counted(lake)
@@ -183,28 +176,22 @@ async def test_what_arrives_during_a_run_is_landed_by_the_next(
 
 async def publish_one(url: str, stream: str, message: Published) -> None:
     async with connected(url) as connection:
-        await publish(connection, stream, [message])
+        await Stream(connection, stream).publish([message])
 
 
-class DiedError(Exception):
-    """The run ends here, with silver ahead of gold."""
-
-
-async def test_a_run_that_died_between_two_steps_is_caught_up(
-    lake: Lake, server: NatsConnection, names: str
-) -> None:
-    await publish(server, names, [event(names, number) for number in range(300)])
-    await asyncio.to_thread(land_bronze_alone, lake, names, 200)
+async def test_a_run_that_died_between_two_steps_is_caught_up(lake: Lake, stream: Stream) -> None:
+    await stream.publish(events_of(stream.name, 300))
+    await asyncio.to_thread(land_bronze_alone, lake, stream.name, 200)
 
     def die(_: LandProgress) -> None:
         raise DiedError
 
     with pytest.raises(DiedError):
-        await lake.land(names, on_progress=die)
+        await lake.land(stream.name, on_progress=die)
     assert len(lake.rows(BRONZE)) == len(lake.rows(SILVER)) == 300
     assert lake.rows(GOLD) == []
 
-    assert (await lake.land(names)).rows == 0
+    assert (await lake.land(stream.name)).rows == 0
     assert_counted(lake)
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
-from tests.pipeline.landing import Lake, copy_of, event, lake_at, publish
+from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import Lake, copy_of, event, events_of, lake_at
 from tests.support.documents import commands
-from tests.support.jetstream import connected, create_stream
+from tests.support.jetstream import connected
 from tests.support.waiting import eventually
 
 EVENTS = 30_000
@@ -34,43 +34,45 @@ WAYS = ((("--batch-rows", "2000"), 1.5), (("--master", "local[2]"), 4.0))
 
 
 async def test_a_stream_made_again_is_landed_only_when_the_loss_is_accepted(
-    lake: Lake, server: NatsConnection, names: str
+    lake: Lake, stream: Stream
 ) -> None:
-    other = f"{names}b"
-    await create_stream(server, other, f"{other}.>", allow_direct=True)
-    await publish(server, names, [event(names, number) for number in range(10)])
-    await lake.land(names)
-    await api(server, f"STREAM.DELETE.{names}")
-    await create_stream(server, names, f"{names}.>", allow_direct=True)
-    await publish(server, names, [event(names, number) for number in range(8, 13)])
-    await publish(server, other, [event(other, 1)])
+    other = Stream(stream.connection, f"{stream.name}b")
+    await other.create()
+    await stream.publish(events_of(stream.name, 10))
+    await lake.land(stream.name)
+    await stream.drop()
+    await stream.create()
+    await stream.publish(events_of(stream.name, 8, 13))
+    await other.publish([event(other.name, 1)])
 
-    with pytest.raises(DataLossError, match=rf"stream {names} was deleted and created again: sequence 10 of"):
-        await lake.land(names, other)
+    with pytest.raises(
+        DataLossError, match=rf"stream {stream.name} was deleted and created again: sequence 10 of"
+    ):
+        await lake.land(stream.name, other.name)
 
     assert len(lake.rows(BRONZE)) == 11, "the other stream was landed"
-    result = await lake.land(names, other, accept_loss=True)
+    result = await lake.land(stream.name, other.name, accept_loss=True)
     assert (result.rows, result.events) == (5, 3)
     assert len(result.missing) == 1
-    assert len({row["incarnation"] for row in lake.rows(BRONZE) if row["stream"] == names}) == 2
-    again = await lake.land(names, other)
+    assert len({row["incarnation"] for row in lake.rows(BRONZE) if row["stream"] == stream.name}) == 2
+    again = await lake.land(stream.name, other.name)
     assert (again.rows, again.missing) == (0, ())
 
 
-async def test_what_retention_removed_is_named(lake: Lake, server: NatsConnection, names: str) -> None:
-    await publish(server, names, [event(names, number) for number in range(10)])
-    await lake.land(names)
-    await publish(server, names, [event(names, number) for number in range(10, 20)])
-    await api(server, f"STREAM.PURGE.{names}", {"seq": 16})
+async def test_what_retention_removed_is_named(lake: Lake, stream: Stream) -> None:
+    await stream.publish(events_of(stream.name, 10))
+    await lake.land(stream.name)
+    await stream.publish(events_of(stream.name, 10, 20))
+    await stream.purge(seq=16)
 
     with pytest.raises(DataLossError, match=r"sequences 11 to 15 were removed .* continue from sequence 16"):
-        await lake.land(names)
+        await lake.land(stream.name)
 
-    result = await lake.land(names, accept_loss=True)
+    result = await lake.land(stream.name, accept_loss=True)
     assert (result.rows, len(result.missing)) == (5, 1)
     assert sorted(row["seq"] for row in lake.rows(BRONZE)) == [*range(1, 11), *range(16, 21)]
-    await api(server, f"STREAM.PURGE.{names}")
-    assert (await lake.land(names)).rows == 0, "what was landed may be removed"
+    await stream.purge()
+    assert (await lake.land(stream.name)).rows == 0, "what was landed may be removed"
 
 
 async def test_a_stream_restored_to_an_older_state_is_found(
@@ -82,11 +84,11 @@ async def test_a_stream_restored_to_an_older_state_is_found(
 
     async def put(first: int, behind: int) -> None:
         async with connected(lake.settings.nats_url.get_secret_value()) as connection:
-            await publish(connection, names, [event(names, number) for number in range(first, behind)])
+            await Stream(connection, names).publish(events_of(names, first, behind))
 
     async with EmbeddedNats(home, port=port):
         async with connected(f"nats://127.0.0.1:{port}") as connection:
-            await create_stream(connection, names, f"{names}.>", allow_direct=True)
+            await Stream(connection, names).create()
         await put(0, 10)
     shutil.copytree(home / "jetstream", tmp_path / "backup")
     async with EmbeddedNats(home, port=port):
@@ -111,17 +113,17 @@ async def test_a_stream_restored_to_an_older_state_is_found(
 @pytest.mark.crash
 @pytest.mark.timeout(900)
 async def test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing(
-    lake: Lake, server: NatsConnection, nats_url: str, names: str
+    lake: Lake, stream: Stream, nats_url: str
 ) -> None:
-    events = [event(names, number) for number in range(EVENTS)]
-    await publish(server, names, [*events, *(copy_of(each) for each in events[::50])])
-    await kill_when(lake, names, nats_url, lambda: silver_batches(lake) > 0)
+    events = events_of(stream.name, EVENTS)
+    await stream.publish([*events, *(copy_of(each) for each in events[::50])])
+    await kill_when(lake, stream.name, nats_url, lambda: silver_batches(lake) > 0)
     assert lake.count(SILVER) > 0
     assert not (lake.folder / "gold").exists()
 
-    await stop_when(lake, names, nats_url, lambda: silver_batches(lake) == BATCHES)
+    await stop_when(lake, stream.name, nats_url, lambda: silver_batches(lake) == BATCHES)
 
-    assert (await lake.land(names)).rows == 0
+    assert (await lake.land(stream.name)).rows == 0
     bronze = lake.rows(BRONZE)
     stored = {seq: message.body for seq, message in enumerate(events, start=1)}
     stored |= {EVENTS + place: message.body for place, message in enumerate(events[::50], start=1)}
@@ -134,18 +136,18 @@ async def test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_bronze_is_the_beginning_of_the_stream_after_each_of_ten_kills_at_random(
-    lake: Lake, server: NatsConnection, nats_url: str, names: str
+    lake: Lake, stream: Stream, nats_url: str
 ) -> None:
     bodies: list[bytes] = []
     for kill in range(KILLS):
-        events = [event(names, number) for number in range(len(bodies), len(bodies) + EVENTS)]
-        await publish(server, names, events)
+        events = events_of(stream.name, len(bodies), len(bodies) + EVENTS)
+        await stream.publish(events)
         bodies += [each.body for each in events]
-        await kill_at_random(lake, names, nats_url, *WAYS[kill % len(WAYS)])
+        await kill_at_random(lake, stream.name, nats_url, *WAYS[kill % len(WAYS)])
         assert contents(lake, BRONZE, "data") == expected(bodies[: lake.count(BRONZE)])
         assert contents(lake, SILVER, "payload") == expected(bodies[: lake.count(SILVER)])
 
-    await lake.land(names)
+    await lake.land(stream.name)
     assert contents(lake, BRONZE, "data") == contents(lake, SILVER, "payload") == expected(bodies)
     assert sum(row["events"] for row in lake.rows(GOLD)) == len(bodies)
 

@@ -4,36 +4,32 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 
+import asyncpg
 import pytest
-import pytest_asyncio
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.result import Verdict
-from tests.pipeline.reconcile_world import World, make_world, without_message_id
+from sea_mq_worker.settings import Settings
+from tests.pipeline.reconcile_world import IN_TIME, World, make_world, without_message_id
 from tests.support.jetstream import connected
-from tests.support.rows import opened
-from tests.support.servers import Database
 
 ROWS = int(os.environ.get("SEA_MQ_TEST_RECONCILE_ROWS", "20000"))
 FAULTS = 10
 LOG = logging.getLogger(__name__)
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def world(
-    database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: asyncpg.Pool, nats_url: str, names: str, settings_with: Callable[..., Settings]
 ) -> AsyncIterator[World]:
-    monkeypatch.setenv("SEA_MQ_CONFIG", "")
-    given = {"database_url": database.dsn, "nats_url": nats_url, "consumers": f"{names.upper()}_EVENTS/own"}
-    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
-        yield await make_world(pool, connection, names, tmp_path, given)
+    settings = settings_with(consumers=f"{names.upper()}_EVENTS/own", **IN_TIME)
+    async with connected(nats_url) as connection:
+        yield await make_world(pool, connection, settings)
 
 
 async def test_planted_faults_are_named_and_nothing_else(world: World, spark: SparkSession) -> None:
@@ -98,7 +94,6 @@ def _moved_back(
 
 
 def _altered(message: OutboundMessage, kind: int) -> OutboundMessage:
-    """Change the body, or a header."""
     if kind % 2:
         return message._replace(headers={**message.headers, "ce-time": "2026-01-01T00:00:00Z"})
     return message._replace(payload=message.payload.replace(b"total", b"Total"))

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import pyarrow as pa
 import pytest
-import pytest_asyncio
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
@@ -34,19 +34,21 @@ from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nan
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue, load_receiver
-from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued, Verdict
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings, SettingsError
-from tests.pipeline.reconcile_world import World, make_world, write_settings
+from tests.pipeline.reconcile_world import IN_TIME, World, make_world
 from tests.support.jetstream import connected, store
+from tests.support.pipeline_settings import write_toml
 from tests.support.rows import opened
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, running
 
+NONE_IS_OPEN = "SELECT NOT EXISTS (SELECT FROM outbox_events WHERE is_open)"
 LOG = logging.getLogger(__name__)
 _PACE_SECONDS = 0.2
 
@@ -56,31 +58,30 @@ _PACE_SECONDS = 0.2
 @pytest.mark.timeout(600)
 @pytest.mark.fault("P33")
 async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
-    database: Database, spark: SparkSession, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    *,
+    pool: asyncpg.Pool,
+    spark: SparkSession,
+    settings_with: Callable[..., Settings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("SEA_MQ_CONFIG", "")
     server = EmbeddedNats(tmp_path / "nats")
-    given = {"database_url": database.dsn, "nats_url": server.url}
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        async with server, connected(server.url) as connection:
-            world = await make_world(pool, connection, names, tmp_path, given)
-            await world.publish(200)
-        shutil.copytree(tmp_path / "nats" / "jetstream", tmp_path / "older")
-        async with server, connected(server.url) as connection:
-            lost = await replace(world, connection=connection).publish(100)
-        shutil.rmtree(tmp_path / "nats" / "jetstream")
-        shutil.copytree(tmp_path / "older", tmp_path / "nats" / "jetstream")
-        async with server, connected(server.url) as connection:
-            world = replace(world, connection=connection)
-            await world.publish(20)
+    async with server, connected(server.url) as connection:
+        world = await make_world(pool, connection, settings_with(nats_url=server.url, **IN_TIME))
+        await world.publish(200)
+    shutil.copytree(tmp_path / "nats" / "jetstream", tmp_path / "older")
+    async with server, connected(server.url) as connection:
+        lost = await replace(world, connection=connection).publish(100)
+    shutil.rmtree(tmp_path / "nats" / "jetstream")
+    shutil.copytree(tmp_path / "older", tmp_path / "nats" / "jetstream")
+    async with server, connected(server.url) as connection:
+        world = replace(world, connection=connection)
+        await world.publish(20)
 
-            told = await asyncio.to_thread(_requeue, spark, monkeypatch, tmp_path / "out")
-            await _relayed(world, tmp_path / "worker.log")
-            wanted = ReconcileRequest(grace_seconds=0)
-            async with _traffic(world):
-                after = await asyncio.to_thread(
-                    reconcile, spark, world.settings, wanted, on_progress=LOG.info
-                )
+        told = await asyncio.to_thread(_requeue, spark, monkeypatch, tmp_path / "out")
+        await _relayed(world, tmp_path / "worker.log")
+        async with _traffic(world):
+            after = await _reconciled(spark, world)
 
     assert told["hops"][0]["verdicts"] == {"missing-in-stream": 100, "delivered": 220}
     assert set(told["hops"][0]["examples"]["missing-in-stream"]) <= set(lost)
@@ -111,14 +112,9 @@ def _requeue(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, out: Path) ->
 
 
 async def _relayed(world: World, log: Path) -> None:
-    """Let the worker publish what is pending."""
     environment = {"SEA_MQ_CONFIG": os.environ["SEA_MQ_CONFIG"], "SEA_MQ_ADMIN_PORT": "0"}
     async with running(Deployment(context=world.context, upstream="", environment=environment), log):
-
-        async def done() -> bool:
-            return not await world.pool.fetchval("SELECT count(*) FROM outbox_events WHERE is_open")
-
-        await eventually(done, within=60)
+        await eventually(lambda: world.pool.fetchval(NONE_IS_OPEN), within=60)
 
 
 def _written(folder: Path) -> set[str]:
@@ -143,46 +139,46 @@ async def _traffic(world: World) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def _reconciled(spark: SparkSession, world: World, **wanted: Any) -> Reconciliation:
+    request = ReconcileRequest(grace_seconds=0, **wanted)
+    return await asyncio.to_thread(reconcile, spark, world.settings, request, on_progress=LOG.info)
+
+
+@pytest.fixture
+async def world(
+    pool: asyncpg.Pool, nats_url: str, settings_with: Callable[..., Settings]
+) -> AsyncIterator[World]:
+    async with connected(nats_url) as connection:
+        yield await make_world(pool, connection, settings_with(**IN_TIME))
+
+
 @pytest.mark.slow
 async def test_lake_prune_replay_and_receiver_are_taken_into_account(
-    *,
-    database: Database,
-    their_database: Database,
-    nats_url: str,
-    spark: SparkSession,
-    names: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, their_database: Database, nats_url: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SEA_MQ_CONFIG", "")
-    given = {"database_url": database.dsn, "nats_url": nats_url}
-    lake = str(tmp_path / "lake")
-    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
-        world = await make_world(pool, connection, names, tmp_path, given)
-        tables = PostgresOperations(pool=pool)
-        archived = await world.publish(50)
-        await asyncio.to_thread(_to_lake, spark, world, lake, landed=28)
-        await pool.execute("DELETE FROM outbox_events")
-        pruned = await world.publish(10)
-        await tables.prune("outbox", datetime.now(UTC), actor="ada", reason="old")
-        here = await world.publish(40)
-        async with opened(their_database, hints=OPERATOR_HINTS) as theirs:
-            receiver = replace(world, pool=theirs)
-            await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
-        await api(connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})
-        await replay_matching(
-            PostgresReplays(pool=pool),
-            OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
-            actor="ada", reason="asked", cap=9, dry_run=False,
-        )  # fmt: skip
-        await world.relay()
-        nobody = str(uuid4())
-        await store(connection, world.subject, headers={"ce-id": nobody})
-        config = given | {"context": "theirs", "database_url": their_database.dsn}
-        config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/theirs"
-        receivers = [load_receiver(write_settings(tmp_path / "theirs.toml", config))]
-        wanted = ReconcileRequest(grace_seconds=0, lake=lake, receivers=receivers)
-        result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
+    lake, pool = str(tmp_path / "lake"), world.pool
+    archived = await world.publish(50)
+    await asyncio.to_thread(_to_lake, spark, world, lake, landed=28)
+    await pool.execute("DELETE FROM outbox_events")
+    pruned = await world.publish(10)
+    await PostgresOperations(pool=pool).prune("outbox", datetime.now(UTC), actor="ada", reason="old")
+    here = await world.publish(40)
+    async with opened(their_database, hints=OPERATOR_HINTS) as theirs:
+        receiver = replace(world, pool=theirs)
+        await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
+    await api(world.connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})
+    await replay_matching(
+        PostgresReplays(pool=pool),
+        OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
+        actor="ada", reason="asked", cap=9, dry_run=False,
+    )  # fmt: skip
+    await world.relay()
+    nobody = str(uuid4())
+    await store(world.connection, world.subject, headers={"ce-id": nobody})
+    config = {"nats_url": nats_url, "context": "theirs", "database_url": their_database.dsn}
+    config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/theirs"
+    receivers = [load_receiver(write_toml(tmp_path / "theirs.toml", **config))]
+    result = await _reconciled(spark, world, lake=lake, receivers=receivers)
 
     outbox, inbox = result.hops
     assert outbox.verdicts[Verdict.DELIVERED] == 48 + 40
@@ -196,7 +192,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
     assert inbox.verdicts[Verdict.DELIVERED] == 37
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def their_database(
     postgres_server: PostgresAddress, template_database: Database
 ) -> AsyncIterator[Database]:
@@ -233,15 +229,8 @@ def _files(table: LakeTable, rows: DataFrame, time: str, days_ago: Sequence[int]
 
 
 async def test_since_reads_only_the_files_of_its_time(
-    *,
-    database: Database,
-    nats_url: str,
-    spark: SparkSession,
-    names: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SEA_MQ_CONFIG", "")
     lake, read, entries = str(tmp_path / "lake"), [], LakeTable.entries
 
     def spy(table: LakeTable, skip_unless: Conditions) -> pa.Table:
@@ -249,16 +238,11 @@ async def test_since_reads_only_the_files_of_its_time(
         read.extend(found["path"].to_pylist())
         return found
 
-    async with opened(database, hints=OPERATOR_HINTS) as pool, connected(nats_url) as connection:
-        given = {"database_url": database.dsn, "nats_url": nats_url}
-        world = await make_world(pool, connection, names, tmp_path, given)
-        await world.publish(5)
-        await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
-        await api(connection, f"STREAM.PURGE.{world.stream}", {})
-        monkeypatch.setattr(LakeTable, "entries", spy)
-        since = datetime.now(UTC) - timedelta(days=1)
-        wanted = ReconcileRequest(grace_seconds=0, lake=lake, since=since)
-        result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
+    await world.publish(5)
+    await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
+    await api(world.connection, f"STREAM.PURGE.{world.stream}", {})
+    monkeypatch.setattr(LakeTable, "entries", spy)
+    result = await _reconciled(spark, world, lake=lake, since=datetime.now(UTC) - timedelta(days=1))
 
     today = f"date={datetime.now(UTC).date()}"
     assert {path.split("/")[1] for path in read} == {today}
@@ -271,7 +255,7 @@ def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(
 ) -> None:
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://own")
     with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL in the environment would override"):
-        load_receiver(write_settings(tmp_path / "theirs.toml", {"nats_url": "nats://theirs"}))
+        load_receiver(write_toml(tmp_path / "theirs.toml", nats_url="nats://theirs"))
 
 
 async def test_more_lost_than_the_cap_or_a_dry_run_changes_nothing(

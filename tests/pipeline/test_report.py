@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,11 +11,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.jobs.report.job import report
 from sea_mq_worker.pipeline.jobs.report.model import Report
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD, TableSchema
@@ -23,9 +21,6 @@ from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.report_reference import BEGIN, CONTEXT, World, durations, figures, percentile, world
-from tests.support.pipeline_settings import write_settings
-from tests.support.rows import opened
-from tests.support.servers import Database
 
 PERIODS = (
     (BEGIN + timedelta(seconds=15), BEGIN + timedelta(minutes=2, seconds=5), 1),
@@ -49,13 +44,6 @@ SELECT r.* FROM jsonb_to_recordset($1::jsonb) AS r (message_id uuid, subject tex
     processed_at timestamptz, attempts int, dead_letter_reason text, dead_letter_begun_at timestamptz,
     dead_lettered_at timestamptz)
 """
-
-
-@pytest_asyncio.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    """Connections that write rows with a past, as they are."""
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
 
 
 @pytest.mark.slow
@@ -116,21 +104,12 @@ async def test_a_report_of_a_day_opens_no_file_of_another_day(
 
 @pytest.mark.slow
 async def test_dead_letters_come_from_their_stream(
-    spark: SparkSession,
-    database: Database,
-    stream: Stream,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    nats_url: str,
+    spark: SparkSession, stream: Stream, settings_with: Callable[..., Settings]
 ) -> None:
     subject = {"Dlq-Original-Subject": "a.event.b.v1"}
     await stream.store(2, **{"Dlq-Reason": "REJECTED"}, **subject)
     await stream.store(1, **{"Dlq-Reason": "foreign"}, **subject)
-    given = {"database_url": database.dsn, "nats_url": nats_url, "dlq_stream": stream.name}
-    settings = write_settings(tmp_path / "settings.toml", monkeypatch, **given)
-
-    found = await asyncio.to_thread(report, spark, settings)
+    found = await asyncio.to_thread(report, spark, settings_with(dlq_stream=stream.name))
 
     assert [(each.reason, each.count) for each in found.dead_letters] == [("REJECTED", 2), ("foreign", 1)]
     assert {each.subject for each in found.dead_letters} == {"a.event.b.v1"}

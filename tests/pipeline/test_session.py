@@ -104,11 +104,7 @@ def test_a_start_prints_nothing_and_keeps_properties_of_the_machine(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("command", "options", "compilers"),
-    [
-        ("reconcile", "", "1"),
-        ("reconcile", "-XX:TieredStopAtLevel=4", "4"),
-        ("report", "", "4"),
-    ],
+    [("reconcile", "", "1"), ("reconcile", "-XX:TieredStopAtLevel=4", "4"), ("report", "", "4")],
 )
 def test_java_compiles_once_for_reconcile_alone_unless_options_of_the_user_differ(
     command: str, options: str, compilers: str, tmp_path: Path

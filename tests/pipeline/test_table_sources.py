@@ -8,29 +8,21 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import asyncpg
 import pytest
-import pytest_asyncio
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.snapshot import Condition, read_inbox, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.connection import connected, libpq_uri
 from sea_mq_worker.pipeline.sources.tables.source import TableReader
 from sea_mq_worker.settings import Settings
-from tests.support.rows import add_event, add_message, opened
+from tests.support.rows import add_event, add_message
 from tests.support.servers import Database
 
 ODD = "a 'quote', \"two\", \\back\\slash, \n line, \t tab, \x01, ünï, 漢字, 🦑, \u202e$1 {} %s); DROP x; --"
 AT = datetime(2025, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-
-
-@pytest_asyncio.fixture
-async def pool(database: Database) -> Any:
-    async with opened(database, hints=OPERATOR_HINTS) as pool:
-        yield pool
 
 
 def as_spark(row: asyncpg.Record) -> dict[str, Any]:

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import load_event_schemas
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import QUARANTINE
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from tests.pipeline.landing import Lake, Published, publish
+from tests.pipeline.jetstream_support import Published, Stream
+from tests.pipeline.landing import DiedError, Lake
 
 ALIKE = {"type": "object", "properties": {"a": {}, "A": {}}}
+NESTED = {"type": "object", "properties": {"of": {"type": "array", "items": ALIKE}}}
 ORDER = {
     "type": "object",
     "required": ["total"],
@@ -54,19 +55,15 @@ COLUMNS = {
 RESCUED = {"more": True, "to": {"zip": "1"}, "lines": [None, {"n": 1}]}
 
 
-class DiedError(Exception):
-    """The run ends here."""
-
-
 def schema_file(folder: Path, document: Any, name: str = "order.paid.v1.json") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(json.dumps(document))
     return folder
 
 
-async def store(server: NatsConnection, stream: str, *bodies: Any, event: str = "order.paid.v1") -> None:
+async def store(stream: Stream, *bodies: Any, event: str = "order.paid.v1") -> None:
     written = (body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies)
-    await publish(server, stream, [Published(f"{stream}.event.{event}", {}, body) for body in written])
+    await stream.publish(Published(f"{stream.name}.event.{event}", {}, body) for body in written)
 
 
 def rows_of(lake: Lake, name: str = "order.paid.v1") -> list[dict[str, Any]]:
@@ -74,7 +71,7 @@ def rows_of(lake: Lake, name: str = "order.paid.v1") -> list[dict[str, Any]]:
 
 
 async def test_payloads_become_columns_and_violations_go_to_quarantine(
-    lake: Lake, server: NatsConnection, names: str, tmp_path: Path
+    lake: Lake, stream: Stream, tmp_path: Path
 ) -> None:
     schemas = load_event_schemas(schema_file(tmp_path / "schemas", ORDER))
     wrong = [
@@ -89,17 +86,17 @@ async def test_payloads_become_columns_and_violations_go_to_quarantine(
         {"total": 1, "more": "\ud800"},
         b'{"total": 1, "more": %s%s}' % (b"[" * 5000, b"]" * 5000),
     ]
-    await store(server, names, VALID, *wrong)
-    await store(server, names, {"any": 1}, event="order.paid.v2")
+    await store(stream, VALID, *wrong)
+    await store(stream, {"any": 1}, event="order.paid.v2")
 
-    first = await lake.land(names, event_schemas=schemas)
-    again = await lake.land(names, event_schemas=schemas)
+    first = await lake.land(stream.name, event_schemas=schemas)
+    again = await lake.land(stream.name, event_schemas=schemas)
 
     assert (first.typed, first.violations, again.typed, again.violations) == (1, len(wrong), 0, 0)
     [row] = rows_of(lake)
     assert {name: row[name] for name in COLUMNS} == COLUMNS
     assert json.loads(row["_rescued"]) == RESCUED
-    assert (row["_seq"], row["_stream"]) == (1, names)
+    assert (row["_seq"], row["_stream"]) == (1, stream.name)
     refused = {each["_seq"]: each["reason"] for each in rows_of(lake, "quarantine")}
     assert sorted(refused) == list(range(2, 2 + len(wrong)))
     assert refused[2] == "$.total: -1 is less than the minimum of 0"
@@ -107,37 +104,37 @@ async def test_payloads_become_columns_and_violations_go_to_quarantine(
 
 
 async def test_an_added_property_becomes_a_column_and_a_changed_type_is_refused(
-    lake: Lake, server: NatsConnection, names: str, tmp_path: Path
+    lake: Lake, stream: Stream, tmp_path: Path
 ) -> None:
     first = {"type": ["object", "null"], "properties": {"a": {"type": "string"}}}
     folder = schema_file(tmp_path / "schemas", first)
-    await store(server, names, {"a": "x", "b": 1}, None)
-    await lake.land(names, event_schemas=load_event_schemas(folder))
+    await store(stream, {"a": "x", "b": 1}, None)
+    await lake.land(stream.name, event_schemas=load_event_schemas(folder))
 
     more = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
-    await store(server, names, {"a": "y", "b": 2})
-    await lake.land(names, event_schemas=load_event_schemas(schema_file(folder, more)))
+    await store(stream, {"a": "y", "b": 2})
+    await lake.land(stream.name, event_schemas=load_event_schemas(schema_file(folder, more)))
 
     assert [(row["a"], row["b"]) for row in sorted(rows_of(lake), key=lambda row: row["_seq"])] == [
         ("x", None), (None, None), ("y", 2)
     ]  # fmt: skip
     other = {"type": "object", "properties": {"a": {"type": "integer"}}}
     with pytest.raises(PipelineError, match=r"order\.paid\.v1\.json: a is .*long.*string.*describe another"):
-        await lake.land(names, event_schemas=load_event_schemas(schema_file(folder, other)))
+        await lake.land(stream.name, event_schemas=load_event_schemas(schema_file(folder, other)))
 
 
 async def test_a_schema_that_comes_later_takes_earlier_events(
-    lake: Lake, server: NatsConnection, names: str, tmp_path: Path
+    lake: Lake, stream: Stream, tmp_path: Path
 ) -> None:
     folder = schema_file(tmp_path / "schemas", ORDER)
-    await store(server, names, VALID, {"total": -1})
-    await store(server, names, {"n": 1}, event="user.made.v1")
-    await lake.land(names, event_schemas=load_event_schemas(folder))
-    await store(server, names, {"total": -2})
+    await store(stream, VALID, {"total": -1})
+    await store(stream, {"n": 1}, event="user.made.v1")
+    await lake.land(stream.name, event_schemas=load_event_schemas(folder))
+    await store(stream, {"total": -2})
     user = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
     await lake.land(
-        names, event_schemas=load_event_schemas(schema_file(folder, user, name="user.made.v1.json"))
+        stream.name, event_schemas=load_event_schemas(schema_file(folder, user, name="user.made.v1.json"))
     )
 
     assert [row["n"] for row in rows_of(lake, "user.made.v1")] == [1]
@@ -147,10 +144,10 @@ async def test_a_schema_that_comes_later_takes_earlier_events(
 @pytest.mark.crash
 @pytest.mark.parametrize("table", ["typed/order.paid.v1", QUARANTINE.name])
 async def test_a_run_that_died_before_a_commit_adds_each_row_once_later(
-    lake: Lake, server: NatsConnection, names: str, tmp_path: Path, table: str
+    lake: Lake, stream: Stream, tmp_path: Path, table: str
 ) -> None:
     schemas = load_event_schemas(schema_file(tmp_path / "schemas", ORDER))
-    await store(server, names, VALID, {"total": -1})
+    await store(stream, VALID, {"total": -1})
     commit = LakeTable.commit
 
     def die(self: LakeTable, *given: Any, **options: Any) -> bool:
@@ -161,9 +158,9 @@ async def test_a_run_that_died_before_a_commit_adds_each_row_once_later(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LakeTable, "commit", die)
         with pytest.raises(DiedError):
-            await lake.land(names, event_schemas=schemas)
-    await store(server, names, VALID, {"total": -2})
-    await lake.land(names, event_schemas=schemas)
+            await lake.land(stream.name, event_schemas=schemas)
+    await store(stream, VALID, {"total": -2})
+    await lake.land(stream.name, event_schemas=schemas)
 
     assert sorted(row["_seq"] for row in rows_of(lake)) == [1, 3]
     assert sorted(row["_seq"] for row in rows_of(lake, "quarantine")) == [2, 4]
@@ -176,22 +173,9 @@ async def test_a_run_that_died_before_a_commit_adds_each_row_once_later(
         ("a.v1.json", {"type": "array"}, "describe an object"),
         ("a.v1.json", {"type": "object", "properties": {"a b": {}}}, "a b: cannot be names of columns"),
         ("a.v1.json", ALIKE, "a, A: cannot be names"),
-        (
-            "a.v1.json",
-            {
-                "type": "object",
-                "properties": {
-                    "of": {"type": "array", "items": {"type": "object", "properties": {"a": {}, "A": {}}}}
-                },
-            },
-            "a, A: cannot be names",
-        ),
+        ("a.v1.json", NESTED, "a, A: cannot be names"),
         ("a.v1.json", {"type": 7}, "is no JSON Schema"),
-        (
-            "a.v1.json",
-            {"properties": {"a": {"$ref": "b.json"}}},
-            r"\$ref b\.json does not lead into this file",
-        ),
+        ("a.v1.json", {"properties": {"a": {"$ref": "b.json"}}}, r"\$ref b\.json does not lead into this"),
     ],
 )
 def test_a_file_that_makes_no_table_is_refused_by_its_name(

@@ -126,33 +126,33 @@ def judge(
     ]
 
 
+OPEN = {"published_at": None, "stream": None, "stream_seq": None}
+SLOW = {"occurred_at": ago(1100)}
+CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str]]] = {
+    "fine": ({}, {}, ["delivered"]),
+    "lost": ({}, None, ["missing-in-stream"]),
+    "above-the-last": ({"stream_seq": 1001}, None, ["missing-in-stream"]),
+    "since-then": ({"published_at": NOW, "stream_seq": 1001}, None, ["pending"]),
+    "in-grace": ({"published_at": ago(59)}, None, ["pending"]),
+    "dropped": ({"stream_seq": 99}, None, ["expired"]),
+    "of-an-older-stream": ({"stream_seq": 99, "published_at": ago(20_000)}, None, ["missing-in-stream"]),
+    "elsewhere": ({"stream": "OTHER"}, None, ["expired"]),
+    "open": ({"state": "PENDING", **OPEN}, None, ["pending"]),
+    "held": ({"state": "CLAIMED", **OPEN}, None, ["pending"]),
+    "given-up": ({"state": "DEAD", "sent_as": None, **OPEN}, None, ["dead"]),
+    "other-body": ({}, {"content": b"x"}, ["altered"]),
+    "other-headers": ({}, {"header_hash": b"x"}, ["altered"]),
+    "slow": (SLOW, {}, ["late"]),
+    "slow-and-altered": (SLOW, {"header_hash": b"x"}, ["altered", "late"]),
+    "nobody's": (None, {}, ["unexpected"]),
+    "pruned": (None, {"time": ago(3000)}, ["pruned"]),
+}
+"""How row and message differ from those without trouble, if there are any, and the findings."""
+
+
 def test_each_row_and_each_message_gets_what_holds_of_it() -> None:
-    events = [
-        event("fine"),
-        event("lost"),
-        event("above-the-last", stream_seq=1001),
-        event("since-then", published_at=NOW, stream_seq=1001),
-        event("in-grace", published_at=ago(59)),
-        event("dropped", stream_seq=99),
-        event("of-an-older-stream", stream_seq=99, published_at=ago(20_000)),
-        event("elsewhere", stream="OTHER"),
-        event("open", state="PENDING", published_at=None, stream=None, stream_seq=None),
-        event("held", state="CLAIMED", published_at=None, stream=None, stream_seq=None),
-        event("given-up", state="DEAD", published_at=None, stream=None, stream_seq=None, sent_as=None),
-        event("other-body"),
-        event("other-headers"),
-        event("slow", occurred_at=ago(1100)),
-        event("slow-and-altered", occurred_at=ago(1100)),
-    ]
-    copies = [
-        message("fine"),
-        message("other-body", content=b"x"),
-        message("other-headers", header_hash=b"x"),
-        message("slow"),
-        message("slow-and-altered", header_hash=b"x"),
-        message("nobody's"),
-        message("pruned", time=ago(3000)),
-    ]
+    events = [event(name, **row) for name, (row, _, _) in CASES.items() if row is not None]
+    copies = [message(name, **sent) for name, (_, sent, _) in CASES.items() if sent is not None]
     copied_events, more_copies, replays, copied = _copied()
     moved_events, moved_copies, moved = _moved()
     found = judge(
@@ -162,30 +162,8 @@ def test_each_row_and_each_message_gets_what_holds_of_it() -> None:
         replays=replays,
         pruned_before=ago(2000),
     )
-
-    assert found[0] == judged(
-        {
-            "fine": ["delivered"],
-            "lost": ["missing-in-stream"],
-            "above-the-last": ["missing-in-stream"],
-            "since-then": ["pending"],
-            "in-grace": ["pending"],
-            "dropped": ["expired"],
-            "of-an-older-stream": ["missing-in-stream"],
-            "elsewhere": ["expired"],
-            "open": ["pending"],
-            "held": ["pending"],
-            "given-up": ["dead"],
-            "other-body": ["altered"],
-            "other-headers": ["altered"],
-            "slow": ["late"],
-            "slow-and-altered": ["altered", "late"],
-            "nobody's": ["unexpected"],
-            "pruned": ["pruned"],
-            **copied,
-            **moved,
-        }
-    )
+    wanted = {name: findings for name, (_, _, findings) in CASES.items()}
+    assert found[0] == judged(wanted | copied | moved)
 
 
 def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
@@ -219,13 +197,8 @@ def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
 
 def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
     """Make keys whose events are stored in another order than they were inserted in, the alphabet's."""
-    stored = {
-        "order": "abcdefgh",
-        "late": "acdefgbh",
-        "early": "agbcdefh",
-        "swap": "abdcefgh",
-        "two": "bcdahefg",
-    }
+    stored = {"order": "abcdefgh", "late": "acdefgbh", "early": "agbcdefh", "swap": "abdcefgh"}
+    stored["two"] = "bcdahefg"
     wrong = {"late-b", "early-g", "swap-c", "two-a", "two-h"}
     letters = [
         (key, letter, 300 + position)
@@ -252,14 +225,7 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
         message("later", 200, time=ago(900)),
     ]
     replays = [AuditedReplay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
-    wanted = ReconcileRequest(since=ago(9000))
-    found = judge(
-        events,
-        copies,
-        state=state,
-        wanted=wanted,
-        replays=replays,
-    )
+    found = judge(events, copies, state=state, wanted=ReconcileRequest(since=ago(9000)), replays=replays)
     assert found[0] == judged(
         {
             "purged": ["missing-in-stream"],
@@ -281,59 +247,43 @@ def test_the_rest_is_in_order_and_no_fewer_would_do(positions: list[int]) -> Non
     assert len(rest) == max(longest, default=0)
 
 
+DONE = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
+RECEIVED_CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any] | None, list[str]]] = {
+    "fine": ({}, DONE, ["delivered"]),
+    "slow": ({}, DONE | {"processed_at": ago(100)}, ["late"]),
+    "another-content": ({}, DONE | {"content_hash": b"x"}, ["altered"]),
+    "by-hand": ({}, {"processed_at": ago(990)}, ["delivered"]),
+    "dead": ({}, {"dead_lettered_at": ago(100)}, ["dead"]),
+    "in-hand": ({}, {"locked_until": ago(-60)}, ["pending"]),
+    "settled-without-effect": ({}, {"locked_until": ago(60)}, ["missing-in-inbox"]),
+    "waits": ({"position": 501}, {"stream_seq": 501}, ["pending"]),
+    "lost": ({}, None, ["missing-in-inbox"]),
+    "undelivered": ({"position": 501}, None, ["pending"]),
+    "in-grace": ({"time": ago(30)}, None, ["pending"]),
+    "pruned": ({"time": ago(3000)}, None, ["pruned"]),
+    "before-the-consumer": ({"position": 50, "time": ago(9000)}, None, ["expired"]),
+}
+"""How a message differs from one without trouble, its row in the inbox, if there is one, and the findings."""
+
+
 def test_each_covered_message_is_judged_by_the_inbox() -> None:
-    done = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
-    rows: dict[str, dict[str, Any]] = {
-        "fine": done,
-        "slow": done | {"processed_at": ago(100)},
-        "another-content": done | {"content_hash": b"x"},
-        "by-hand": {"processed_at": ago(990)},
-        "dead": {"dead_lettered_at": ago(100)},
-        "in-hand": {"locked_until": ago(-60)},
-        "settled-without-effect": {"locked_until": ago(60)},
-        "waits": {"stream_seq": 501},
-    }
-    messages = [message(name, 501 if name == "waits" else 200) for name in rows]
-    messages += [
-        message("lost"),
-        message("undelivered", 501),
-        message("in-grace", time=ago(30)),
-        message("pruned", time=ago(3000)),
-        message("before-the-consumer", 50, time=ago(9000)),
-        message("not-covered", subject="sea.event.invoice.made.v1"),
-    ]
+    messages = [message(name, **sent) for name, (sent, _, _) in RECEIVED_CASES.items()]
+    rows = [row | {"id": name} for name, (_, row, _) in RECEIVED_CASES.items() if row]
     found = judge(
         [],
-        messages,
-        inbox=[row | {"id": name} for name, row in rows.items()],
+        [*messages, message("not-covered", subject="sea.event.invoice.made.v1")],
+        inbox=rows,
         consumers=[CONSUMER],
         wanted=ReconcileRequest(late_seconds=60),
         pruned_before=ago(2000),
     )
-    assert found[1] == judged(
-        {
-            "fine": ["delivered"],
-            "slow": ["late"],
-            "another-content": ["altered"],
-            "by-hand": ["delivered"],
-            "dead": ["dead"],
-            "in-hand": ["pending"],
-            "settled-without-effect": ["missing-in-inbox"],
-            "waits": ["pending"],
-            "lost": ["missing-in-inbox"],
-            "undelivered": ["pending"],
-            "in-grace": ["pending"],
-            "pruned": ["pruned"],
-            "before-the-consumer": ["expired"],
-        }
-    )
+    assert found[1] == judged({name: findings for name, (_, _, findings) in RECEIVED_CASES.items()})
 
 
 def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream() -> None:
     events = [event("lost"), event("lost-but-received"), event("open", state="PENDING", published_at=None)]
     events += [event("fine"), event("other", sent_as="sea.event.invoice.made.v1")]
-    received = {"processed_at": ago(990), "content_hash": b"c", "stream_seq": 200}
-    inbox = [{"id": name} | received for name in ("lost-but-received", "in the inbox alone")]
+    inbox = [{"id": name} | DONE for name in ("lost-but-received", "in the inbox alone")]
     found = judge(events, [message("fine")], inbox=inbox, consumers=[CONSUMER])
     assert found[1] == judged(
         {
