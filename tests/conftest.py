@@ -7,7 +7,9 @@ The servers are embedded ones unless `SEA_MQ_TEST_POSTGRES` or `SEA_MQ_TEST_NATS
 import os
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -15,6 +17,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import servers
 from tests.support.servers import Database, NatsAddress, PostgresAddress
+
+if TYPE_CHECKING:
+    from tests.support.site import Site, SiteWith
 
 _JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -111,3 +116,18 @@ def nats_url(nats_server: NatsAddress) -> str:
 def names() -> str:
     """A token of the test's own, to name its streams, subjects and consumers with."""
     return servers.unique("t")
+
+
+@pytest.fixture
+def site_with(database: Database, nats_url: str, names: str, tmp_path: Path) -> "SiteWith":
+    """Set a site up with what differs from `shared`; see `site` for what that may be."""
+    from tests.support.site import site  # noqa: PLC0415 - only these tests need it
+
+    return partial(site, dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path)
+
+
+@pytest.fixture
+async def shared(site_with: "SiteWith") -> "AsyncIterator[Site]":
+    """A site with the fast profile on the session's servers, which nobody may hurt."""
+    async with site_with() as made:
+        yield made

@@ -83,7 +83,6 @@ async def measured(folder: Path, *options: str) -> dict[str, Any]:
 
 
 async def run(*command: str) -> str:
-    """Run a module, and return what it prints."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *command,
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -42,7 +42,6 @@ class Stack:
     project: str
 
     def compose(self, *arguments: str) -> str:
-        """Run Compose; return what it printed."""
         return self.run(*self.program, "-p", self.project, *arguments)
 
     def run(self, *command: str) -> str:
@@ -64,7 +63,6 @@ class Stack:
         return self.compose("exec", "-T", "postgres", "psql", "-U", "sea", "-d", "sea", "-AtXqc", statement)
 
     def address(self, service: str, port: int) -> str:
-        """Return where a service's port is published on this machine."""
         return self.compose("port", service, str(port))
 
     def inspect(self, service: str, template: str) -> str:
@@ -108,14 +106,12 @@ def insert(count: int) -> str:
 
 
 async def connected(stack: Stack, user: str, password: str) -> Client:
-    """Log in to NATS."""
     return await nats.connect(
         f"nats://{stack.address('nats', 4222)}", user=user, password=password, inbox_prefix=f"_INBOX_{user}"
     )
 
 
 async def stored(stack: Stack, stream: str) -> int:
-    """Count the messages of a stream."""
     client = await connected(stack, "sea_operator", "sea")
     try:
         return (await client.jetstream().stream_info(stream)).state.messages

@@ -2,7 +2,6 @@
 
 import ast
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.support.documents import blocks, commands
 from tests.support.jetstream import create_stream
-from tests.support.operators import World, world_of
+from tests.support.operators import World
 from tests.support.programs import own_programs
 from tests.support.servers import Database
 
@@ -24,15 +23,12 @@ SCHEMA = {
 
 
 @pytest.fixture
-async def world(
-    database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[World]:
+def world(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A context that is in a folder with schemas."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "released", SCHEMA)
     write(tmp_path / "schemas", SCHEMA)
-    async with world_of(database, nats_url, names) as made:
-        yield made
+    return world
 
 
 def write(folder: Path, schema: dict[str, Any]) -> None:

@@ -1,23 +1,20 @@
 """`dlq` and `inbox close` as they are typed: many dead letters at once, deleted ones, messages given up."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
 
 from tests.support.handlers import answer, handler_server
 from tests.support.jetstream import stored_messages
-from tests.support.operators import WHY, World, world_of
+from tests.support.operators import WHY, World
 from tests.support.rows import add_message
-from tests.support.servers import Database
 
 
 @pytest.fixture
-async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
-    async with world_of(database, nats_url, names) as made:
-        await made.streams()
-        yield made
+async def world(world: World) -> World:
+    await world.streams()
+    return world
 
 
 async def dead(world: World, count: int) -> list[UUID]:

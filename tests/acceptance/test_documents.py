@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ from sea_mq_worker.settings import load_settings
 from tests.integration.test_migrations import psql
 from tests.support import servers
 from tests.support.builders import enqueueable
-from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
+from tests.support.checkups import OF_TEST_SERVERS, Patient
 from tests.support.documents import ROOT, blocks, commands, output
 from tests.support.jetstream import shipped_files
 from tests.support.operators import Answer
@@ -45,16 +45,6 @@ from tests.support.worker import deployment, running
 PRODUCING, HANDLING = "docs/how-to/producing.md", "docs/how-to/handling.md"
 PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 ROLES = "SELECT rolname::text FROM pg_roles WHERE rolname LIKE 'sea\\_mq\\_%' ORDER BY 1"
-
-
-@pytest.fixture
-async def system(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
-    async with patient(database, nats_url, names, tmp_path) as made:
-        yield made
-
-
-def settings(system: Patient) -> dict[str, str]:
-    return {f"SEA_MQ_{key.upper()}": str(value) for key, value in system.given.items()}
 
 
 async def typed(line: str, environment: Mapping[str, str], **named: object) -> Answer:
@@ -119,7 +109,7 @@ async def test_what_to_ask_at_three_in_the_morning(system: Patient) -> None:
     await add_event(system.pool, id=UUID(id_.ljust(32, "0")), error="no answer")
     await add_event(system.pool, "DEAD", error="too large")
     message = await add_message(system.pool)
-    answers = {" ".join(words_of(line)): await typed(line, settings(system)) for line in lines}
+    answers = {" ".join(words_of(line)): await typed(line, system.environment) for line in lines}
     outputs = {command: answer.out for command, answer in answers.items()}
     assert "outbox_dead" in outputs["doctor"]
     assert [answer for command, answer in answers.items() if answer.code and command != "doctor"] == []
@@ -137,7 +127,7 @@ def test_every_exit_code_is_documented() -> None:
 
 async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:
     migrate, doctor = [
-        await typed(command.text, settings(system)) for command in commands("docs/how-to/upgrading.md")
+        await typed(command.text, system.environment) for command in commands("docs/how-to/upgrading.md")
     ]
     assert (migrate.code, "side by side" in migrate.out) == (0, True)
     assert {word for word in doctor.out.replace(":", "").split() if word in OF_TEST_SERVERS}
@@ -146,7 +136,7 @@ async def test_what_to_ask_before_an_upgrade(system: Patient) -> None:
 async def test_doctor_prints_what_its_document_shows(system: Patient) -> None:
     await system.sql("DROP INDEX idx_outbox_due")
     [shown] = commands("docs/reference/doctor.md")
-    assert output("docs/reference/doctor.md") in (await typed(shown.text, settings(system))).out
+    assert output("docs/reference/doctor.md") in (await typed(shown.text, system.environment)).out
 
 
 async def test_psql_makes_the_roles(system: Patient, database: Database) -> None:

@@ -1,23 +1,19 @@
 """What commands print with `--json` is as docs/reference/cli.schema.json says; `World.run` compares it."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from sea_mq_worker.cli.outputs import OUTPUTS
-from tests.support.operators import WHY, World, world_of
+from tests.support.operators import WHY, World
 from tests.support.rows import add_event, add_message
-from tests.support.servers import Database
 
 NEED_MORE = {"doctor", "dlq redrive"}
 """Tried where there is a handler."""
 
 
 @pytest.fixture
-async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
-    async with world_of(database, nats_url, names) as made:
-        await made.streams()
-        yield made
+async def world(world: World) -> World:
+    await world.streams()
+    return world
 
 
 async def test_every_command_prints_what_is_documented(world: World) -> None:
@@ -38,14 +34,7 @@ async def test_every_command_prints_what_is_documented(world: World) -> None:
         "dlq purge": (seq, *WHY),
         "prune": ("--before", "30d", *WHY),
     }
-    later = [
-        "outbox replay",
-        "outbox mark-dead",
-        "outbox discard",
-        "inbox close",
-        "inbox resume",
-        "dlq purge",
-    ]
+    later = ["outbox replay", "outbox mark-dead", "outbox discard", "inbox close", "inbox resume"]
     later += ["dlq purge", "prune", "audit"]
     looking = [name for name in OUTPUTS if name not in {*later, *NEED_MORE}]
     assert (await world.run("prune", "--before", "30d", "--dry-run", *WHY, "--json")).code == 0

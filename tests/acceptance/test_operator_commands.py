@@ -3,24 +3,16 @@
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from sea_mq_worker.producer import uuid7
 from tests.support.jetstream import create_consumer, create_stream, store
-from tests.support.operators import WHY, Answer, World, world_of
+from tests.support.operators import WHY, Answer, World
 from tests.support.partitions import id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, add_message
-from tests.support.servers import Database, PostgresAddress, scratch_database
-
-
-@pytest.fixture
-async def world(database: Database, nats_url: str, names: str) -> AsyncIterator[World]:
-    async with world_of(database, nats_url, names) as made:
-        yield made
-
+from tests.support.servers import PostgresAddress, scratch_database
 
 # --- outbox
 
@@ -58,17 +50,14 @@ async def test_a_list_reports_how_far_back_it_has_read(world: World) -> None:
     for _ in range(3):
         await add_event(world.pool, "PUBLISHED", id=uuid7())
         await add_message(world.pool, message_id=uuid7(), processed=True)
-    [_, event, _] = await world.pool.fetch(
-        "SELECT id FROM outbox_events WHERE published_at IS NOT NULL ORDER BY id"
-    )
-    [_, message, _] = await world.pool.fetch(
-        "SELECT message_id AS id FROM inbox_messages ORDER BY message_id"
-    )
+    second = "SELECT {0} FROM {1} WHERE {2} IS NOT NULL ORDER BY 1 OFFSET 1 LIMIT 1"
+    event = await world.pool.fetchval(second.format("id", "outbox_events", "published_at"))
+    message = await world.pool.fetchval(second.format("message_id", "inbox_messages", "processed_at"))
 
     for command, behind in (
         (["outbox", "list", "--type", "nobody's"], pending),
-        (["outbox", "list", "--state", "PUBLISHED", "--key", "nobody's"], event["id"]),
-        (["inbox", "list", "--state", "PROCESSED", "--consumer", "nobody"], message["id"]),
+        (["outbox", "list", "--state", "PUBLISHED", "--key", "nobody's"], event),
+        (["inbox", "list", "--state", "PROCESSED", "--consumer", "nobody"], message),
     ):
         some = await world.run(*command, "--read", "2")
         assert (some.code, some.out.split()[:3], f"continue with --after {behind}" in some.err) == (
@@ -190,9 +179,6 @@ async def test_a_replay_that_is_not_clear_is_refused(
 ) -> None:
     refused = await world.run("outbox", "replay", *options)
     assert (refused.code, reported in refused.err) == (2, True)
-
-
-# --- inbox and dead letters
 
 
 # --- both sides

@@ -2,7 +2,6 @@
 
 import re
 import uuid
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -12,25 +11,17 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.filters import OutboxFilter
-from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
+from tests.support.checkups import OF_TEST_SERVERS, Patient
 from tests.support.operators import World
 from tests.support.rows import add_event, add_message
-from tests.support.servers import Database
 from tests.support.tasks import done, tasks
 
 DAY = timedelta(days=1)
 
 
 @pytest.fixture
-async def system(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Patient]:
-    async with patient(database, nats_url, names, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 def world(system: Patient) -> World:
-    env = {f"SEA_MQ_{key.upper()}": str(value) for key, value in system.given.items()}
-    return World(env=env, pool=system.pool, connection=system.broker, name=system.name)
+    return World(env=system.environment, pool=system.pool, connection=system.broker, name=system.name)
 
 
 async def states(world: World) -> dict[str, int]:

@@ -67,7 +67,6 @@ def test_every_job_runs_on_a_spark_connect_server(tmp_path: Path) -> None:
 
 
 def verdicts(printed: dict[str, Any]) -> list[dict[str, int]]:
-    """Return the numbers of each hop's verdicts."""
     return [hop["verdicts"] for hop in printed["pipeline reconcile"]["hops"]]
 
 
@@ -103,7 +102,6 @@ def name_of(command: str) -> str:
 
 
 def documents(text: str) -> Iterator[Any]:
-    """Find what was printed as JSON, in its order."""
     while (at := text.find("{\n")) >= 0:
         document, end = json.JSONDecoder().raw_decode(text[at:])
         yield document

@@ -1,30 +1,26 @@
 """``streams apply`` and ``streams check``: a context changes what is its own, and says what it did."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import api
 from tests.support.documents import commands
 from tests.support.jetstream import consumer_info, create_stream, shipped_files
-from tests.support.operators import World, world_of
+from tests.support.operators import World
 from tests.support.programs import own_programs
-from tests.support.servers import Database
 
 
-@pytest_asyncio.fixture
-async def world(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world_of(database, nats_url, names) as made:
-        made.env |= {
-            "SEA_MQ_STREAMS_FOLDER": str(shipped_files(tmp_path, upstream=f"{names}v")),
-            "SEA_MQ_CONSUMERS": f"{upstream(made)}/{durable(made)}",
-            "SEA_MQ_STREAM_REPLICAS": "1",
-            "SEA_MQ_STREAM_MAX_BYTES": str(2**20),
-        }
-        yield made
+@pytest.fixture
+def world(world: World, tmp_path: Path) -> World:
+    world.env |= {
+        "SEA_MQ_STREAMS_FOLDER": str(shipped_files(tmp_path, upstream=f"{world.name}v")),
+        "SEA_MQ_CONSUMERS": f"{upstream(world)}/{durable(world)}",
+        "SEA_MQ_STREAM_REPLICAS": "1",
+        "SEA_MQ_STREAM_MAX_BYTES": str(2**20),
+    }
+    return world
 
 
 def upstream(world: World) -> str:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ from sea_mq_worker.telemetry.catalog.spans import OUTCOME, RESOURCE, SPANS
 from tests.support.handlers import HandlerServer, answer, handler_server, hang, in_turn
 from tests.support.jetstream import store
 from tests.support.rows import add_event
-from tests.support.servers import Database
-from tests.support.site import Site, site
+from tests.support.site import Site
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
@@ -42,25 +40,16 @@ async def work(here: Site, worker: WorkerProcess) -> None:
     await here.quiet()
     for event in ("event_published", "event_died", "message_retried", "message_dead_lettered"):
         await worker.tells(event)
-
-    async def is_processed() -> bool:
-        return worker.events().count("message_processed") == 2
-
-    await eventually(is_processed, what="two messages are processed")
+    await eventually(worker.events, until=lambda found: found.count("message_processed") == 2)
 
 
 @pytest.mark.clause("EVT-047-001")
-async def test_a_worker_exports_what_is_documented(
-    database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with (
-        handler_server() as collector,
-        site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as here,
-    ):
+async def test_a_worker_exports_what_is_documented(shared: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with handler_server() as collector:
         export_often(monkeypatch, collector)
-        async with here.worker(log_level="debug", tracing=True, otlp_metrics=True) as worker:
+        async with shared.worker(log_level="debug", tracing=True, otlp_metrics=True) as worker:
             await worker.ready()
-            await work(here, worker)
+            await work(shared, worker)
             scraped = scraped_names(await worker.exposition())
             await eventually(lambda: all_told(collector), what="spans and metrics are exported")
             exemplified = await worker.exposition(accept="application/openmetrics-text")
@@ -75,18 +64,15 @@ async def test_a_worker_exports_what_is_documented(
 
 @pytest.mark.fault("L15")
 async def test_a_collector_that_never_responds_blocks_no_work(
-    database: Database, nats_url: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        handler_server(hang) as collector,
-        site(dsn=database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as here,
-    ):
+    async with handler_server(hang) as collector:
         export_often(monkeypatch, collector)
-        async with here.worker(tracing=True, otlp_metrics=True) as worker:
+        async with shared.worker(tracing=True, otlp_metrics=True) as worker:
             await worker.ready()
             await collector.called(1, within=30.0)
-            await here.both_ways()
-            await here.quiet()
+            await shared.both_ways()
+            await shared.quiet()
             await worker.stopped()
 
 

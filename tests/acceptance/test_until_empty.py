@@ -1,23 +1,15 @@
 """``run --until-empty`` publishes a backlog beside running workers, and ends."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from signal import SIGKILL, SIGTERM
 
-import asyncpg
 import pytest
-import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from tests.support.jetstream import connected
-from tests.support.rows import add_event, opened
-from tests.support.servers import Database
+from tests.support.rows import add_event
+from tests.support.site import Site
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment, running
+from tests.support.worker import WorkerProcess
 
 EVENTS = 20_000
 KEYS = 200
@@ -26,38 +18,15 @@ INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload
 SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', jsonb_build_object('n', n),
        CASE WHEN n % 2 = 0 THEN 'key-' || n % {KEYS} END
   FROM generate_series(1, {EVENTS}) n"""
+CLAIMED = "SELECT count(*) > 0 FROM outbox_events WHERE claimed_by LIKE '%-' || $1 || '-%'"
 UNTIL_EMPTY = ("run", "--until-empty")
-CLAIMED = "SELECT count(*) FROM outbox_events WHERE claimed_by LIKE '%-' || $1 || '-%'"
+STATES = "SELECT state, count(*) FROM outbox_events GROUP BY 1"
+
+outbound = partial(Site.worker, outbox_batch_max=100, handler_url="", consumers="")
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An empty outbox and its stream."""
-
-    target: Deployment
-    pool: asyncpg.Pool
-    broker: NatsConnection
-    folder: Path
-
-    async def states(self) -> dict[str, int]:
-        rows = await self.pool.fetch("SELECT state, count(*) AS count FROM outbox_events GROUP BY 1")
-        return {row["state"]: row["count"] for row in rows}
-
-    async def has_claims_of(self, worker: WorkerProcess) -> bool:
-        return await self.pool.fetchval(CLAIMED, str(worker.process.pid)) > 0
-
-
-@pytest_asyncio.fixture
-async def site(database: Database, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
-    given = {"database_url": database.dsn, "nats_url": nats_url, "handler_url": ""}
-    async with opened(database, hints={}) as pool, connected(nats_url) as broker:
-        target = deployment(context=names, outbox_batch_max=100, **given)
-        await apply_streams(target, tmp_path / "streams")
-        yield Site(target, pool, broker, tmp_path)
-
-
-async def test_what_nobody_can_publish_now_is_left_and_told(site: Site) -> None:
-    add = partial(add_event, site.pool)
+async def test_what_nobody_can_publish_now_is_left_and_told(shared: Site) -> None:
+    add = partial(add_event, shared.database)
     published = [await add(), await add(ordering_key="free"), await add(ordering_key="free")]
     bad = await add(event_type="no such thing!")
     failing = await add(ordering_key="k", error="not now")
@@ -67,52 +36,52 @@ async def test_what_nobody_can_publish_now_is_left_and_told(site: Site) -> None:
     later = await add()
     not_of_the_backlog = await add(error="not now", created_at=datetime.now(UTC) + timedelta(hours=1))
     hour = "UPDATE outbox_events SET available_at = now() + interval '1 hour' WHERE id = ANY ($1)"
-    await site.pool.execute(hour, [failing, later, not_of_the_backlog])
-    await site.pool.execute(hour.replace("1 hour", "2 seconds"), [soon])
+    await shared.database.execute(hour, [failing, later, not_of_the_backlog])
+    await shared.database.execute(hour.replace("1 hour", "2 seconds"), [soon])
 
-    async with running(site.target, site.folder / "log", *UNTIL_EMPTY, outbox_dead_key="hold") as worker:
+    async with outbound(shared, *UNTIL_EMPTY, outbox_dead_key="hold") as worker:
         assert await worker.ended() == 1, worker.written
 
-    found = {row["id"]: row["state"] for row in await site.pool.fetch("SELECT id, state FROM outbox_events")}
+    rows = await shared.database.fetch("SELECT id, state FROM outbox_events")
+    found = {row["id"]: row["state"] for row in rows}
     assert {found[event] for event in (*published, soon)} == {"PUBLISHED"}
     assert [found[event] for event in (bad, failing, behind, *held, later)] == [
         *("DEAD", "PENDING", "PENDING", "DEAD", "PENDING", "PENDING")
     ]
-    assert (
-        "left: 2 due or behind an earlier event of their key, 1 waiting for their retry, 2 DEAD"
-        in worker.written
-    )
+    left = "left: 2 due or behind an earlier event of their key, 1 waiting for their retry, 2 DEAD"
+    assert left in worker.written
 
 
-async def test_a_stopped_publisher_leaves_no_claim_and_tells_that_it_was_early(site: Site) -> None:
-    await site.pool.execute(FILL)
-    async with running(site.target, site.folder / "log", *UNTIL_EMPTY) as worker:
-        await eventually(partial(site.has_claims_of, worker), what="it claims")
-        worker.send(SIGTERM)
+async def has_claims(site: Site, worker: WorkerProcess) -> None:
+    await eventually(partial(site.database.fetchval, CLAIMED, str(worker.process.pid)), what="it claims")
+
+
+async def test_a_stopped_publisher_leaves_no_claim_and_tells_that_it_was_early(shared: Site) -> None:
+    await shared.database.execute(FILL)
+    async with outbound(shared, *UNTIL_EMPTY) as worker:
+        await has_claims(shared, worker)
+        worker.process.terminate()
         assert await worker.ended() == 1, worker.written
     assert "run it again" in worker.written
-    assert (await site.states()).keys() <= {"PENDING", "PUBLISHED"}
+    assert dict(await shared.database.fetch(STATES)).keys() <= {"PENDING", "PUBLISHED"}
 
 
 @pytest.mark.crash
-async def test_a_killed_one_of_two_beside_a_worker_doubles_and_loses_nothing(site: Site) -> None:
-    await site.pool.execute(FILL)
-    start = partial(running, site.target)
-    async with start(site.folder / "killed", *UNTIL_EMPTY) as killed:
-        await eventually(partial(site.has_claims_of, killed), what="it claims")
-        killed.send(SIGKILL)
-        await killed.ended()
+async def test_a_killed_one_of_two_beside_a_worker_doubles_and_loses_nothing(shared: Site) -> None:
+    await shared.database.execute(FILL)
+    async with outbound(shared, *UNTIL_EMPTY, name="killed") as killed:
+        await has_claims(shared, killed)
+        await killed.killed()
     async with (
-        start(site.folder / "first", *UNTIL_EMPTY) as first,
-        start(site.folder / "second", *UNTIL_EMPTY) as second,
-        start(site.folder / "worker", consumers=""),
+        outbound(shared, *UNTIL_EMPTY, name="first") as first,
+        outbound(shared, *UNTIL_EMPTY, name="second") as second,
+        outbound(shared),
     ):
         assert [await first.ended(within=120), await second.ended(within=120)] == [0, 0], first.written
 
-    assert await site.states() == {"PUBLISHED": EVENTS}
-    stored = (await api(site.broker, f"STREAM.INFO.{site.target.stream}"))["state"]["messages"]
-    rows = await site.pool.fetch("SELECT ordering_key, stream_seq FROM outbox_events ORDER BY seq")
-    assert stored == len({row["stream_seq"] for row in rows}) == EVENTS
+    assert dict(await shared.database.fetch(STATES)) == {"PUBLISHED": EVENTS}
+    rows = await shared.database.fetch("SELECT ordering_key, stream_seq FROM outbox_events ORDER BY seq")
+    assert (await shared.stream())["state"]["messages"] == len({row["stream_seq"] for row in rows}) == EVENTS
     by_key = defaultdict(list)
     for row in rows:
         by_key[row["ordering_key"]].append(row["stream_seq"])
@@ -121,8 +90,7 @@ async def test_a_killed_one_of_two_beside_a_worker_doubles_and_loses_nothing(sit
     assert all(seqs == sorted(seqs) for seqs in by_key.values())
 
 
-async def test_a_worker_that_publishes_no_outbox_refuses(site: Site) -> None:
-    settings = {"outbox_enabled": "false", "handler_url": "http://127.0.0.1:1"}
-    async with running(site.target, site.folder / "log", *UNTIL_EMPTY, **settings) as worker:
+async def test_a_worker_that_publishes_no_outbox_refuses(shared: Site) -> None:
+    async with shared.worker(*UNTIL_EMPTY, outbox_enabled="false") as worker:
         assert await worker.ended() == 2
     assert worker.written == "--until-empty publishes the outbox: set SEA_MQ_OUTBOX_ENABLED=true\n"

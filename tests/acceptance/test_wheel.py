@@ -15,67 +15,6 @@ import pytest
 from tests.support.servers import Database
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from this checkout with the installed hatchling, so without a network."""
-    folder = tmp_path_factory.mktemp("dist")
-    run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and all that it requires, which is nothing: pip has no index to look in."""
-    folder = tmp_path_factory.mktemp("site")
-    run("-m", "pip", "install", "--quiet", "--no-index", "--target", str(folder), str(wheel))
-    return folder
-
-
-def run(*arguments: str, cwd: Path | None = None, site: Path | None = None) -> str:
-    """Run our Python, with the site before the checkout; return what it printed."""
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd or site,
-        env=os.environ | ({"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"} if site else {}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-def relative_files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("name", ["sql", "streams"])
-def test_the_installed_worker_finds_its_files_inside_itself(site: Path, name: str) -> None:
-    code = f"from sea_mq_worker.resources import resource_folder; print(resource_folder({name!r}))"
-    found = Path(run("-c", code, site=site).strip())
-    assert found.is_relative_to(site)
-    assert relative_files(found) == relative_files(ROOT / name)
-
-
-def test_the_installed_worker_answers_on_its_command_line(site: Path) -> None:
-    assert "migrate" in run("-m", "sea_mq_worker", "--help", site=site)
-
-
-def test_the_installed_worker_prints_its_version(site: Path) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert run("-m", "sea_mq_worker", "--version", site=site) == f"sea-mq-worker {version}\n"
-
-
-def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel: Path) -> None:
-    files = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].split("-")[0] for name in files} == {"sea_mq_worker"}
-    assert "sea_mq_worker/py.typed" in files
-    assert any(name.endswith("licenses/LICENSE") for name in files)
-
-
 PRODUCER = """
 import sys
 from sea_mq_worker.producer import Event, enqueue_sync
@@ -88,32 +27,76 @@ with psycopg.connect(sys.argv[2]) as connection:
 """Imports the producer before any other package can be found."""
 
 
-def bare(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python that finds the standard library and the wheel's content alone."""
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run our Python in a folder, whose packages go before the checkout."""
+    here = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
     return subprocess.run(
-        [sys.executable, "-S", *arguments],
-        cwd=site,
-        env=os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, *arguments],
+        cwd=folder, env=os.environ | here, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def printed(folder: Path, *arguments: str) -> str:
+    done = run(folder, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this checkout with the installed hatchling, so without a network."""
+    folder = tmp_path_factory.mktemp("dist")
+    printed(ROOT, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and all that it requires, which is nothing: pip has no index to look in."""
+    folder = tmp_path_factory.mktemp("site")
+    printed(ROOT, "-m", "pip", "install", "--quiet", "--no-index", "--target", str(folder), str(wheel))
+    return folder
+
+
+def relative_files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["sql", "streams"])
+def test_the_installed_worker_finds_its_files_inside_itself(site: Path, name: str) -> None:
+    code = f"from sea_mq_worker.resources import resource_folder; print(resource_folder({name!r}))"
+    found = Path(printed(site, "-c", code).strip())
+    assert found.is_relative_to(site)
+    assert relative_files(found) == relative_files(ROOT / name)
+
+
+def test_the_installed_worker_prints_its_commands_and_its_version(site: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert printed(site, "-m", "sea_mq_worker", "--version") == f"sea-mq-worker {version}\n"
+    assert "migrate" in printed(site, "-m", "sea_mq_worker", "--help")
+
+
+def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(wheel: Path) -> None:
+    files = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in files} == {"sea_mq_worker"}
+    assert "sea_mq_worker/py.typed" in files
+    assert any(name.endswith("licenses/LICENSE") for name in files)
 
 
 async def test_a_base_install_enqueues_with_the_services_driver_alone(site: Path, database: Database) -> None:
     driver = str(Path(psycopg.__file__).parents[1])
-    done = await asyncio.to_thread(bare, site, "-c", PRODUCER, driver, database.dsn)
-    assert done.returncode == 0, done.stderr
+    event_id = await asyncio.to_thread(printed, site, "-S", "-c", PRODUCER, driver, database.dsn)
 
     connection = await asyncpg.connect(database.dsn)
     try:
-        assert str(await connection.fetchval("SELECT id FROM outbox_events")) == done.stdout.strip()
+        assert str(await connection.fetchval("SELECT id FROM outbox_events")) == event_id.strip()
     finally:
         await connection.close()
 
 
 def test_a_base_install_names_the_extra_that_its_commands_need(site: Path) -> None:
-    done = bare(site, "-m", "sea_mq_worker", "depth")
+    done = run(site, "-S", "-m", "sea_mq_worker", "depth")
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "need the extra `worker`" in done.stderr

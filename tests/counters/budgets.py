@@ -41,9 +41,7 @@ STATEMENTS_AT_START = Budget(
     "locks and prepared statements of each connection, the schema's check, eleven polls of each lane",
 )
 IDLE_STATEMENTS_PER_SECOND = Budget(
-    "statements per second of an idle worker",
-    2,
-    "the three below together, and some for a new connection",
+    "statements per second of an idle worker", 2, "the three below together, and some for a new connection"
 )
 IDLE_LOOKS_PER_SECOND = Budget(
     "polls for events per second of an idle worker",
@@ -57,9 +55,7 @@ IDLE_REPEATS = Budget(
 )
 IDLE_OTHERS = Budget("such other statements in 15 s", 9, "five for depth, version and role, two for leases")
 LOG_BYTES_PER_EVENT = Budget(
-    "bytes of write-ahead log per event, without its insert",
-    600,
-    "a claim touches no index",
+    "bytes of write-ahead log per event, without its insert", 600, "a claim touches no index"
 )
 BROKER_MESSAGES_PER_EVENT = Budget(
     "messages to and from the broker per event, in batches of 50",
@@ -74,11 +70,7 @@ BROKER_MESSAGES_PER_MESSAGE = Budget(
 REQUESTS_PER_MESSAGE = Budget(
     "HTTP requests per message that the handler accepts", 1, "a received answer is never requested again"
 )
-CALLS_PER_EVENT = Budget(
-    "calls of functions per event, Python's and C's",
-    76,
-    "20 % above the present count",
-)
+CALLS_PER_EVENT = Budget("calls of functions per event, Python's and C's", 76, "20 % above the present count")
 CALLS_PER_MESSAGE = Budget(
     "calls of functions per inbound message, Python's and C's",
     400,

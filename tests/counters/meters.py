@@ -91,7 +91,6 @@ class Servers:
 
 @asynccontextmanager
 async def counting_servers(folder: Path) -> AsyncIterator[Servers]:
-    """Start servers that nobody else uses."""
     async with AsyncExitStack() as stack:
         postgres = EmbeddedPostgres(folder / "postgres", settings=_COUNTING)
         await stack.enter_async_context(postgres)
@@ -132,11 +131,10 @@ class Meters:
         for number in range(count):
             body, headers = json.dumps({"order": number}).encode(), {"Nats-Msg-Id": str(uuid.uuid4())}
             await self.broker.client.publish(subject, body, headers=headers)
-
-        async def there() -> bool:
-            return await self._messages(self.target.upstream_stream) == count
-
-        await eventually(there, within=30, what="the upstream stream has what was sent")
+        upstream = self.target.upstream_stream
+        await eventually(
+            lambda: self._messages(upstream), until=lambda found: found == count, what="all is stored"
+        )
 
     async def stored(self) -> int:
         """Count the messages of the own stream; the tables are left alone."""
@@ -148,7 +146,6 @@ class Meters:
         return Statements({row["query"]: row["calls"] for row in rows})
 
     async def log_bytes(self) -> int:
-        """Return the length of the write-ahead log."""
         return int(await self.servers.admin.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
 
     async def traffic(self, purpose: str) -> Traffic:

@@ -48,16 +48,17 @@ async def test_messages_ask_postgresql_the_broker_and_the_handler_no_more_than_t
 
 
 async def test_a_message_takes_no_more_calls_of_functions(metered: Meters, tmp_path: Path) -> None:
-    async def all_processed() -> bool:
-        return bool(await metered.database.fetchval(PROCESSED) == MESSAGES_OF_PROFILE)
-
     metered.handler.default, on_done = held(answer(200))
     async with counted(metered, tmp_path, outbox_enabled="false") as counter:
         await metered.send(MESSAGES_OF_PROFILE)
         await metered.handler.called(BATCH)
         await counter.begin()
         on_done()
-        await eventually(all_processed, within=60)
+        await eventually(
+            lambda: metered.database.fetchval(PROCESSED),
+            until=lambda found: found == MESSAGES_OF_PROFILE,
+            within=60,
+        )
         calls = await counter.end()
     budgets.CALLS_PER_MESSAGE.check(calls / MESSAGES_OF_PROFILE)
 

@@ -33,7 +33,7 @@ async def test_a_drain_asks_postgresql_and_the_broker_no_more_than_it_must(
     await metered.commit(EVENTS, per_key=per_key)
     log_before, began = await metered.log_bytes(), time.monotonic()
     async with running(metered.target, tmp_path / "log", consumers="", outbox_batch_max=BATCH) as worker:
-        await eventually(lambda: all_stored(metered), within=60)
+        await eventually(metered.stored, until=lambda found: found == EVENTS, within=60)
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 0
     elsewhere = budgets.unbatched_statements(seconds=time.monotonic() - began)
@@ -55,7 +55,7 @@ async def test_workers_that_stand_by_ask_for_nothing_but_their_turn(metered: Met
             )
             for n in range(WORKERS)
         ]
-        await eventually(lambda: all_stored(metered), within=60)
+        await eventually(metered.stored, until=lambda found: found == EVENTS, within=60)
         for worker in workers:
             worker.send(signal.SIGTERM)
         assert [await worker.ended() for worker in workers] == [0] * WORKERS
@@ -92,10 +92,6 @@ async def test_events_that_come_one_by_one_take_hardly_more_than_a_claim_each(
         spent = await metered.statements() - before
     elsewhere = budgets.IDLE_STATEMENTS_PER_SECOND.most * (asyncio.get_running_loop().time() - began)
     budgets.STATEMENTS_PER_PACED_EVENT.check((spent.total - elsewhere) / PACED, spent)
-
-
-async def all_stored(metered: Meters) -> bool:
-    return await metered.stored() == EVENTS
 
 
 async def all_published(metered: Meters) -> bool:

@@ -205,12 +205,7 @@ class Statements:
 @pytest.mark.parametrize("rows", [GATE_ROWS, pytest.param(5_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "prepare",
-    [
-        never_analysed,
-        analysed_while_empty,
-        analysed_when_all_was_pruned,
-        divided_and_analysed_while_empty,
-    ],
+    [never_analysed, analysed_while_empty, analysed_when_all_was_pruned, divided_and_analysed_while_empty],
 )
 async def test_a_statement_reads_few_pages_for_each_row(
     servers: Servers, prepare: Prepare, rows: int
@@ -226,12 +221,7 @@ async def test_a_statement_reads_few_pages_for_each_row(
             for hints in (WORKER_HINTS, BY_INDEX, OPERATOR_HINTS)
         ]
         statements = Statements(
-            admin=servers.admin,
-            owner=owner,
-            database=own.name,
-            loops=loops,
-            upkeep=upkeep,
-            operator=operator,
+            admin=servers.admin, owner=owner, database=own.name, loops=loops, upkeep=upkeep, operator=operator
         )
         await statements.run()
         await change(owner, FILL.replace("$1", str(rows)))

@@ -11,6 +11,7 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,6 @@ async def website(
 
 
 def settings_of(context: str, database: str, nats_url: str, **others: str) -> dict[str, str]:
-    """Return the variables of a worker and its service."""
     return {
         "SEA_MQ_CONTEXT": context,
         "SEA_MQ_CONSUMERS": "",
@@ -112,13 +112,11 @@ class Shop:
         context = self.settings["SEA_MQ_CONTEXT"]
         subject = f"{context}.event.{event_type}.v1"
         async with connected(self.settings["SEA_MQ_NATS_URL"]) as connection:
-
-            async def count() -> bool:
-                request = {"subjects_filter": subject}
-                info = await api(connection, f"STREAM.INFO.{context.upper()}_EVENTS", request)
-                return info["state"].get("subjects") == {subject: 1}
-
-            await eventually(count, within=30, what=f"{subject} is in the stream")
+            info = f"STREAM.INFO.{context.upper()}_EVENTS"
+            await eventually(
+                lambda: api(connection, info, {"subjects_filter": subject}),
+                until=lambda now: now["state"].get("subjects") == {subject: 1},
+            )
             last = {"last_by_subj": subject}
             found = await api(connection, f"STREAM.MSG.GET.{context.upper()}_EVENTS", last)
         payload: dict[str, Any] = json.loads(base64.b64decode(found["message"]["data"]))
@@ -195,11 +193,7 @@ async def test_two_services_talk_both_ways(
             await stack.enter_async_context(worker(settings, tmp_path / f"{name}.worker.log"))
         for order, state in ((1, "reserved"), (2, "refused")):
             assert (await https["orders"].post("/orders", json={"item": "book"})).json() == {"order": order}
-            await has_state(https["orders"], order, state)
-
-
-async def has_state(http: httpx2.AsyncClient, order: int, state: str) -> None:
-    async def reached() -> bool:
-        return (await http.get(f"/orders/{order}")).json() == {"state": state}
-
-    await eventually(reached, within=30, what=f"order {order} is {state}")
+            await eventually(
+                partial(https["orders"].get, f"/orders/{order}"),
+                until=lambda found, state=state: found.json() == {"state": state},
+            )

@@ -46,7 +46,6 @@ class Service:
     calls: int = 0
 
     async def take(self, call: Call, writer: Any) -> None:
-        """Take effect once."""
         self.calls += 1
         await asyncio.sleep(WORK_SECONDS)
         known = call.message_id in self.effects
@@ -138,7 +137,6 @@ class Cost:
         return not (self.lost_out or self.lost_in or self.copies or self.disorder)
 
     def __str__(self) -> str:
-        """Return a row for people."""
         return (
             f"pause out {self.pause_out:.1f} s, in {self.pause_in:.1f} s,"
             f" slowest message {self.slowest_in:.1f} s;"

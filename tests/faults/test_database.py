@@ -3,17 +3,15 @@
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import asyncpg
 import pytest
 
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.support.processes import frozen
-from tests.support.site import Site, site
+from tests.support.site import Site, SiteWith
 from tests.support.standby import either_of, standby_of
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
 
 RESTARTS = 20
 SESSIONS = "SELECT pid, state FROM pg_stat_activity WHERE application_name LIKE 'sea_mq_worker%'"
@@ -33,12 +31,9 @@ async def reconnected(made: Site) -> AsyncIterator[Site]:
 @pytest.mark.crash
 @pytest.mark.slow
 async def test_a_server_that_crashes_again_and_again_loses_nothing(
-    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+    own_postgres: EmbeddedPostgres, site_with: SiteWith
 ) -> None:
-    async with (
-        site(dsn=own_postgres.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made,
-        made.worker() as worker,
-    ):
+    async with site_with(dsn=own_postgres.dsn) as made, made.worker() as worker:
         for number in range(RESTARTS):
             async with reconnected(made) as here:
                 if number % 4 == 0:
@@ -55,18 +50,10 @@ async def test_a_server_that_crashes_again_and_again_loses_nothing(
 @pytest.mark.fault("D02")
 @pytest.mark.parametrize("frozen_part", ["session", "server"])
 async def test_a_frozen_database_is_given_up_and_taken_up_again(
-    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path, frozen_part: str
+    own_postgres: EmbeddedPostgres, site_with: SiteWith, frozen_part: str
 ) -> None:
-    async with (
-        site(
-            dsn=own_postgres.dsn,
-            nats_url=nats_url,
-            name=names,
-            folder=tmp_path,
-            database_timeout_seconds=0.3,
-        ) as made,
-        made.worker() as worker,
-    ):
+    impatient = site_with(dsn=own_postgres.dsn, database_timeout_seconds=0.3)
+    async with impatient as made, made.worker() as worker:
         await worker.ready()
         await made.both_ways()
         await made.quiet()
@@ -190,20 +177,6 @@ async def test_a_statement_that_is_refused_for_every_row_pauses_its_side(shared:
     await shared.audit()
 
 
-@asynccontextmanager
-async def deployed_on_two(
-    primary: EmbeddedPostgres, nats_url: str, name: str, folder: Path
-) -> AsyncIterator[tuple[Site, WorkerProcess, EmbeddedPostgres]]:
-    """Run a worker that knows a primary and its standby."""
-    async with (
-        standby_of(primary, primary.folder / "standby") as standby,
-        site(dsn=primary.dsn, nats_url=nats_url, name=name, folder=folder) as made,
-        made.worker(database_url=either_of(primary, standby)) as worker,
-    ):
-        await worker.ready()
-        yield made, worker, standby
-
-
 async def caught_up(primary: asyncpg.Connection) -> bool:
     lag = "SELECT pg_current_wal_lsn() - replay_lsn FROM pg_stat_replication"
     return bool(await primary.fetchval(lag) == 0)
@@ -211,9 +184,14 @@ async def caught_up(primary: asyncpg.Connection) -> bool:
 
 @pytest.mark.fault("D08")
 async def test_the_worker_leaves_a_primary_that_turns_read_only(
-    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+    own_postgres: EmbeddedPostgres, site_with: SiteWith
 ) -> None:
-    async with deployed_on_two(own_postgres, nats_url, names, tmp_path) as (made, worker, standby):
+    async with (
+        standby_of(own_postgres, own_postgres.folder / "standby") as standby,
+        site_with(dsn=own_postgres.dsn) as made,
+        made.worker(database_url=either_of(own_postgres, standby)) as worker,
+    ):
+        await worker.ready()
         await made.both_ways()
         await made.quiet()
         await eventually(lambda: caught_up(made.database))

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -13,7 +12,7 @@ from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
 from tests.support.servers import PostgresAddress
-from tests.support.site import Site, SiteWith, site
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
 SESSIONS = (
@@ -33,10 +32,7 @@ RELY_ON_WAKING = 60.0
 async def test_no_session_waits_in_a_transaction_for_the_broker(
     own_nats: EmbeddedNats, site_with: SiteWith
 ) -> None:
-    async with (
-        site_with(nats_url=own_nats.url) as made,
-        made.worker() as worker,
-    ):
+    async with site_with(nats_url=own_nats.url) as made, made.worker() as worker:
         await worker.ready()
         await made.both_ways()
         with frozen(own_nats.pid):
@@ -153,11 +149,11 @@ async def test_a_database_that_takes_no_connections_for_a_while_is_waited_for(
 
 @pytest.mark.fault("D11")
 async def test_it_works_through_a_transaction_pooler(
-    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path
+    own_postgres: EmbeddedPostgres, site_with: SiteWith
 ) -> None:
     async with (
         transaction_pooler(own_postgres) as pooled,
-        site(dsn=own_postgres.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made,
+        site_with(dsn=own_postgres.dsn) as made,
         made.worker(database_url=pooled, database_pooler=True, name="one") as one,
         made.worker(database_url=pooled, database_pooler=True, name="two") as two,
     ):
@@ -172,12 +168,12 @@ async def test_it_works_through_a_transaction_pooler(
 @pytest.mark.fault("D11")
 @pytest.mark.parametrize("refuses", [True, False], ids=["refuses", "drops"])
 async def test_a_pooler_that_is_not_configured_is_named(
-    own_postgres: EmbeddedPostgres, nats_url: str, names: str, tmp_path: Path, refuses: bool
+    own_postgres: EmbeddedPostgres, site_with: SiteWith, refuses: bool
 ) -> None:
     """It refuses what sessions are to start with, or drops it."""
     async with (
         transaction_pooler(own_postgres, refuses=refuses) as pooled,
-        site(dsn=own_postgres.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made,
+        site_with(dsn=own_postgres.dsn) as made,
         made.worker(database_url=pooled) as worker,
     ):
         assert await worker.ended() == 3

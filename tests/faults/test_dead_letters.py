@@ -1,9 +1,7 @@
 """Dead letters: none is lost while their stream is away, none comes twice, each can be handled after all."""
 
 import asyncio
-import signal
-import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.handlers import Call, answer
 from tests.support.hold import held
-from tests.support.jetstream import SECOND, consumer_info
-from tests.support.site import FAST_CONSUMER, Site, SiteWith
+from tests.support.jetstream import SECOND
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import apply_streams, deployment
 
 WHY = ("--reason", "the service is mended", "--actor", "ann")
-USERS: Mapping[str, Any] = {
+USERS: Mapping[str, Any] = {  # worker may publish all but dead letters, admin everything
     "authorization": {
         "users": [
             {"user": "admin", "password": "a"},
@@ -38,22 +35,15 @@ async def rejected(site: Site) -> str:
     return message_id
 
 
-async def unanswered(site: Site) -> int:
-    info = await consumer_info(site.broker, site.target.upstream_stream, site.target.durable)
-    return int(info["num_ack_pending"])
-
-
 async def row_says(site: Site, message_id: str, text: str) -> None:
-    async def said() -> bool:
-        row = await site.inbox_row(message_id)
-        return row is not None and text in (row["last_error"] or "")
-
-    await eventually(said, what=f"the row says {text}")
+    await eventually(
+        lambda: site.inbox_row(message_id), until=lambda row: row and text in (row["last_error"] or "")
+    )
 
 
 @pytest.mark.fault("N30")
 async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_the_worker_is_not_ready(
-    shared: Site, nats_url: str, tmp_path: Path
+    shared: Site,
 ) -> None:
     dlq = f"{shared.target.context.upper()}_DLQ"
     async with shared.worker() as worker:
@@ -62,37 +52,27 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged_and_the_wo
         message_id = await rejected(shared)
         await worker.answers(503, dlq)
         await row_says(shared, message_id, "REJECTED")
-        assert await unanswered(shared) == 1
-        target = shared.target
-        direct = deployment(
-            context=target.context, database_url=shared.dsn, nats_url=nats_url, handler_url=shared.handler.url
-        )
-        await apply_streams(direct, tmp_path / "again", consumer=FAST_CONSUMER)
+        assert (await shared.consumer())["num_ack_pending"] == 1
+        await shared.apply_streams()
         await shared.quiet()
         await worker.ready()
     await shared.audit(dead_lettered=frozenset((message_id,)))
 
 
-@pytest.fixture
-async def guarded_nats() -> AsyncIterator[EmbeddedNats]:
-    """A nats-server that forbids the user ``worker`` to publish dead letters, and nothing else to anybody."""
-    with tempfile.TemporaryDirectory(prefix="sea-mq-test-") as folder:
-        async with EmbeddedNats(Path(folder), config=USERS) as server:
-            yield server
-
-
 @pytest.mark.fault("N30")
 async def test_a_forbidden_dead_letter_is_reported_and_waits_for_the_permission(
-    guarded_nats: EmbeddedNats, site_with: SiteWith
+    site_with: SiteWith, tmp_path: Path
 ) -> None:
-    made = site_with(nats_url=guarded_nats.url)
-    async with made as guarded:
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=USERS) as server,
+        site_with(nats_url=server.url) as guarded,
+    ):
         message_id = await rejected(guarded)
         url = guarded.target.environment["SEA_MQ_NATS_URL"].replace("//", "//worker:w@")
         async with guarded.worker(name="forbidden", nats_url=url) as forbidden:
             await row_says(guarded, message_id, "REJECTED")
             await forbidden.answers(503, "no permission to publish")
-            assert await unanswered(guarded) == 1
+            assert (await guarded.consumer())["num_ack_pending"] == 1
         async with guarded.worker():
             await guarded.quiet()
         await guarded.audit(dead_lettered=frozenset((message_id,)))
@@ -109,8 +89,7 @@ async def test_a_worker_killed_behind_the_dead_letter_leaves_one_however_late_th
             message_id = await rejected(made)
             await hold.reached()
             assert len(await made.dead_letters()) == 1
-            killed.send(signal.SIGKILL)
-            await killed.ended()
+            await killed.killed()
         async with made.worker():
             await made.quiet()
         await made.audit(dead_lettered=frozenset((message_id,)))

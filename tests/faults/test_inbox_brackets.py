@@ -12,7 +12,7 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.handlers import answer
-from tests.support.jetstream import SECOND, consumer_info
+from tests.support.jetstream import SECOND
 from tests.support.operators import WHY
 from tests.support.site import SHIPPED, Site, SiteWith
 
@@ -91,8 +91,7 @@ async def test_bodies_of_brackets_end_once_and_cost_no_more_memory_than_others(
             peak = worker.peak_bytes
         assert peak < CONTAINER
         assert await slowest < 2.0
-        delivered = await consumer_info(at.broker, at.target.upstream_stream, at.target.durable)
-        assert delivered["delivered"]["consumer_seq"] == 2 * len(BODIES), "each was delivered once"
+        assert await at.deliveries() == 2 * len(BODIES), "each was delivered once"
         expected = {large[name]: "INVALID_PAYLOAD" for name in REFUSED} | {large[REJECTED]: "REJECTED"}
         letters = await at.dead_letters()
         assert len(letters) == len(expected)

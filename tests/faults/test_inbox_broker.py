@@ -1,7 +1,6 @@
 """What becomes of received messages when the broker, its streams or the durable change under them."""
 
 import json
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -12,10 +11,9 @@ import pytest
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.handlers import hang
-from tests.support.jetstream import SECOND, consumer_info, create_consumer, store
-from tests.support.site import FAST_CONSUMER, Site, SiteWith
+from tests.support.jetstream import SECOND, create_consumer, store
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import apply_streams, deployment
 
 PULL_SECONDS = 5.0
 UNSEEN = "messages_missed"
@@ -27,30 +25,9 @@ QUICK_CONSUMER: Mapping[str, Any] = {"ack_wait": SECOND}
 async def quick(site_with: SiteWith) -> AsyncIterator[Site]:
     """A site that finds after seconds what nothing delivers any more."""
     async with site_with(
-        consumer={**QUICK_CONSUMER, "max_deliver": 2},
-        inbox_attempts_max=1,
-        **QUICK,
+        consumer={**QUICK_CONSUMER, "max_deliver": 2}, inbox_attempts_max=1, **QUICK
     ) as made:
         yield made
-
-
-async def make_anew(made: Site, nats_url: str, **consumer: Any) -> None:
-    """Apply the definitions again, as `streams apply` does."""
-    target = made.target
-    direct = deployment(
-        context=target.context, database_url=made.dsn, nats_url=nats_url, handler_url=made.handler.url
-    )
-    await apply_streams(direct, made.folder / "streams", consumer={**FAST_CONSUMER, **consumer})
-
-
-async def asked_for(made: Site) -> None:
-    """Wait until the worker waits for messages."""
-
-    async def asked() -> bool:
-        info = await consumer_info(made.broker, made.target.upstream_stream, made.target.durable)
-        return bool(info["num_waiting"])
-
-    await eventually(asked, what="a pull request waits at the server")
 
 
 async def killed_in_a_call(made: Site) -> str:
@@ -59,8 +36,7 @@ async def killed_in_a_call(made: Site) -> str:
     made.effects.script[message_id] = hang
     async with made.worker(name="killed") as killed:
         await made.handler.called(1, within=15)
-        killed.process.kill()
-        await killed.ended()
+        await killed.killed()
     del made.effects.script[message_id]
     return message_id
 
@@ -72,7 +48,7 @@ async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
     async with site_with(nats_url=own_nats.url) as made:
         async with made.worker() as worker:
             await worker.ready()
-            await asked_for(made)
+            await eventually(made.consumer, until=lambda now: now["num_waiting"], what="a pull waits")
             await own_nats.kill()
             await own_nats.start()
             await eventually(lambda: made.broker.is_connected, what="the broker is back")
@@ -85,23 +61,19 @@ async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
 
 
 @pytest.mark.fault("N44")
-async def test_missed_messages_are_reported_once_and_counted(
-    shared: Site,
-) -> None:
+async def test_missed_messages_are_reported_once_and_counted(shared: Site) -> None:
     async with shared.worker(name="first") as first:
         await shared.send(3)
         await shared.handler.called(3)
         await shared.quiet()
-        first.send(signal.SIGTERM)
-        assert await first.ended() == 0
+        await first.stopped()
     await shared.send(40)
     await api(shared.broker, f"STREAM.PURGE.{shared.target.upstream_stream}", {"keep": 10})
     async with shared.worker(name="second") as second:
         await second.ready()
         counted = await second.metrics()
         await shared.quiet()
-        second.send(signal.SIGTERM)
-        assert await second.ended() == 0
+        await second.stopped()
     [reported] = [line for line in map(json.loads, second.written.splitlines()) if line["event"] == UNSEEN]
     assert (reported["first_seq"], reported["last_seq"], reported["count"]) == (4, 33, 30)
     assert counted[f'sea_mq_inbox_missed_total{{consumer="{shared.target.durable}"}}'] == 30
@@ -114,7 +86,7 @@ async def test_missed_messages_are_reported_once_and_counted(
 
 
 @pytest.mark.fault("N34")
-async def test_a_deleted_consumer_pauses_alone_until_it_is_created_again(shared: Site, nats_url: str) -> None:
+async def test_a_deleted_consumer_pauses_alone_until_it_is_created_again(shared: Site) -> None:
     stream, durable, other = shared.target.upstream_stream, shared.target.durable, "other"
     subject = f"{shared.target.upstream}.event.other.v1"
     await create_consumer(shared.broker, stream, other, filter_subject=subject, ack_wait=3 * SECOND)
@@ -128,7 +100,7 @@ async def test_a_deleted_consumer_pauses_alone_until_it_is_created_again(shared:
         await store(shared.broker, subject, b"{}", headers={"Nats-Msg-Id": str(uuid.uuid4())})
         await shared.handler.called(4, within=15)
         await shared.send(2)
-        await make_anew(shared, nats_url)
+        await shared.apply_streams()
         await worker.ready()
         await shared.quiet()
     await shared.audit()
@@ -147,16 +119,16 @@ async def test_a_consumer_that_stays_deleted_ends_the_worker_if_a_limit_is_set(s
 
 
 @pytest.mark.fault("N34")
-async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site, nats_url: str) -> None:
+async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site) -> None:
     stream = quick.target.upstream_stream
     await api(quick.broker, f"STREAM.DELETE.{stream}")
     async with quick.worker(name="first") as worker:
         assert await worker.ended(within=30) == 3
     assert "streams apply" in worker.written
-    await make_anew(quick, nats_url, **QUICK_CONSUMER)
+    await quick.apply_streams(**QUICK_CONSUMER)
     lost = await killed_in_a_call(quick)
     await api(quick.broker, f"STREAM.DELETE.{stream}")
-    await make_anew(quick, nats_url, **QUICK_CONSUMER)
+    await quick.apply_streams(**QUICK_CONSUMER)
     sent = await quick.send(3)
     async with quick.worker() as worker:
         await quick.quiet()
@@ -181,12 +153,12 @@ async def test_a_consumer_with_other_values_is_named_field_by_field_and_changed_
         "max_deliver": 19,
         "filter_subject": f"{shared.target.upstream}.event.m.>",
     }
-    config = (await consumer_info(shared.broker, stream, durable))["config"] | changed
+    config = (await shared.consumer())["config"] | changed
     update = {"stream_name": stream, "config": config, "action": "update"}
     await api(shared.broker, f"CONSUMER.CREATE.{stream}.{durable}.{changed['filter_subject']}", update)
 
     async def found() -> dict[str, Any]:
-        config = (await consumer_info(shared.broker, stream, durable))["config"]
+        config = (await shared.consumer())["config"]
         return {field: config[field] for field in changed}
 
     async with shared.worker(name="a", **known) as first, shared.worker(name="b", **known) as second:

@@ -10,27 +10,11 @@ import pytest
 
 from tests.support.handlers import Behaviour, Call, answer, hang, in_turn
 from tests.support.hold import held
-from tests.support.jetstream import SECOND, consumer_info
+from tests.support.jetstream import SECOND
 from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
 
 ACK_WAIT = FAST_CONSUMER["ack_wait"] / SECOND
-
-
-async def killed(worker: WorkerProcess) -> None:
-    worker.send(signal.SIGKILL)
-    await worker.ended()
-
-
-async def server_view(at: Site) -> dict[str, Any]:
-    """Return what the server knows of the consumer."""
-    return await consumer_info(at.broker, at.target.upstream_stream, at.target.durable)
-
-
-async def deliveries(at: Site) -> int:
-    """Count what the server delivered, repeats included."""
-    return int((await server_view(at))["delivered"]["consumer_seq"])
 
 
 async def processed(at: Site, message_id: str) -> bool:
@@ -47,7 +31,7 @@ async def test_a_worker_killed_while_it_records_a_message_leaves_it_to_the_next(
         await first.ready()
         [message] = await shared.send()
         await hold.reached()
-        await killed(first)
+        await first.killed()
     async with shared.worker():
         await shared.quiet()
     await shared.audit()
@@ -60,7 +44,7 @@ async def test_a_recorded_message_that_no_handler_saw_is_no_duplicate(shared: Si
     [message] = await shared.send()
     async with shared.worker(name="killed") as first:
         await eventually(lambda: shared.inbox_row(message), what="the message is recorded")
-        await killed(first)
+        await first.killed()
     assert not shared.effects.calls
     shared.to_handler.heal()
     async with shared.worker():
@@ -89,7 +73,7 @@ async def test_an_effect_that_its_worker_never_noted_is_not_repeated(shared: Sit
     shared.effects.script[answered] = in_turn(answer_into_the_void, answer(409))
     async with shared.worker(name="killed") as first:
         await eventually(lambda: len(shared.effects.taken) == 2, within=15, what="both have their effect")
-        await killed(first)
+        await first.killed()
     shared.to_database.heal()
     async with shared.worker():
         await shared.quiet()
@@ -114,10 +98,10 @@ async def test_an_effect_is_acknowledged_only_when_the_database_knows_of_it(shar
         await eventually(lambda: shared.effects.taken[message])
         await asyncio.sleep(ACK_WAIT + 0.5)
         await worker.answers(503, "inbox database")
-        assert (await server_view(shared))["num_ack_pending"] == 1
+        assert (await shared.consumer())["num_ack_pending"] == 1
         shared.to_database.heal()
         await shared.quiet()
-        assert await deliveries(shared) == 1
+        assert await shared.deliveries() == 1
     await shared.audit()
     assert shared.effects.calls == {message: 1}
 
@@ -140,27 +124,26 @@ async def test_a_processed_message_whose_acknowledgement_is_lost_is_not_handled_
             await hold.reached()
             shared.to_broker.drop_to_server()
         await eventually(lambda: processed(shared, unsaid))
-        await killed(first)
+        await first.killed()
     shared.to_broker.heal()
-    assert (await server_view(shared))["num_ack_pending"] == 1
+    assert (await shared.consumer())["num_ack_pending"] == 1
     async with shared.worker():
         await shared.quiet()
     await shared.audit()
     assert shared.effects.calls == {unheard: 1, unsaid: 1}
-    assert await deliveries(shared) == 4
+    assert await shared.deliveries() == 4
 
 
 @pytest.mark.fault("N18")
 async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(site_with: SiteWith) -> None:
     """The handler is not asked once more when its attempts are spent."""
-    workers: list[WorkerProcess] = []
+    workers: list[Any] = []
 
     async def kill(_call: Call, _writer: asyncio.StreamWriter) -> None:
         workers[-1].send(signal.SIGKILL)
 
     short: dict[str, Any] = {"inbox_lease_seconds": 0.9, "handler_timeout_seconds": 0.9}
-    consumer = {"ack_wait": SECOND}
-    async with site_with(consumer=consumer, **short) as at:
+    async with site_with(consumer={"ack_wait": SECOND}, **short) as at:
         [deadly] = await at.send()
         at.effects.script[deadly] = kill
         for name in ("first", "second"):
@@ -245,15 +228,14 @@ async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_w
         await answer(200)(call, writer)
 
     short: dict[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 3.9}
-    consumer = {"ack_wait": 4 * SECOND}
-    async with site_with(consumer=consumer, **short) as at:
+    async with site_with(consumer={"ack_wait": 4 * SECOND}, **short) as at:
         [message] = await at.send()
         at.effects.script[message] = work_long
         async with at.worker(name="one"), at.worker(name="two"):
             await at.quiet()
         await at.audit()
         assert at.effects.calls == {message: 1}
-        assert await deliveries(at) == 1
+        assert await at.deliveries() == 1
 
 
 @pytest.mark.fault("N10")
@@ -266,12 +248,11 @@ async def test_messages_are_fetched_only_when_there_is_a_place_for_them(site_wit
         await answer(200)(call, writer)
 
     few: dict[str, Any] = {"handler_concurrency": 2, "handler_timeout_seconds": 1.5}
-    consumer = {"ack_wait": 2 * SECOND}
-    async with site_with(consumer=consumer, **few) as at:
+    async with site_with(consumer={"ack_wait": 2 * SECOND}, **few) as at:
         messages = await at.send(20)
         at.effects.script.update(dict.fromkeys(messages, work))
         async with at.worker():
             await at.quiet()
         await at.audit()
         assert at.effects.calls == Counter(messages)
-        assert await deliveries(at) == len(messages)
+        assert await at.deliveries() == len(messages)

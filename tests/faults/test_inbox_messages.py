@@ -83,7 +83,6 @@ def different(headers: bytes) -> tuple[bytes, str]:
 
 
 async def letters(site: Site) -> list[tuple[bytes, Mapping[str, str]]]:
-    """Return bodies and headers of the dead letters."""
     stored = await stored_messages(site.broker, f"{site.target.context.upper()}_DLQ")
     return [(body, headers) for _, _, body, headers in stored]
 
@@ -120,8 +119,7 @@ async def test_a_message_without_an_id_has_one_dead_letter_however_often_it_come
         await killed.ready()
         await store(shared.broker, shared.subject, b"{}")
         await hold.reached()
-        killed.process.kill()
-        await killed.ended()
+        await killed.killed()
     async with shared.worker():
         await shared.quiet()
     [(_, headers)] = await letters(shared)
@@ -194,11 +192,8 @@ _LIMIT_BYTES = 256 * 2**20
 @pytest.fixture
 async def patient(site_with: SiteWith) -> AsyncIterator[Site]:
     """A site whose handler may take its time."""
-    async with site_with(
-        consumer={"ack_wait": 90 * SECOND},
-        handler_timeout_seconds=80,
-        inbox_lease_seconds=90,
-    ) as made:
+    leisure = {"handler_timeout_seconds": 80, "inbox_lease_seconds": 90}
+    async with site_with(consumer={"ack_wait": 90 * SECOND}, **leisure) as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -11,11 +10,7 @@ from tests.support.jetstream import store
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
-QUICK: dict[str, Any] = {
-    "handler_concurrency": 10,
-    "handler_slow_after": 5,
-    "handler_slow_failures_per_second": 20,
-}
+QUICK = {"handler_concurrency": 10, "handler_slow_after": 5, "handler_slow_failures_per_second": 20}
 
 
 def fail(at: Site, status: int, bad: list[str]) -> None:
@@ -27,7 +22,6 @@ def taken(at: Site, messages: list[str]) -> Callable[[], bool]:
 
 
 def fix(at: Site) -> None:
-    """Let the handler take every message from now on."""
     at.effects.script.clear()
 
 
@@ -76,12 +70,8 @@ async def test_an_operator_ends_the_slow_pace_of_a_running_worker(shared: Site) 
     """The handler is mended, and nothing would be asked about again for minutes."""
     messages = await shared.send(20)
     shared.effects.script |= dict.fromkeys(messages, answer(429, retry_after="1"))
-    quick = {
-        "handler_slow_after": 5,
-        "handler_slow_failures_per_second": 0.01,
-        "inbox_backoff_max_seconds": 600,
-    }
-    async with shared.worker(**quick) as worker:
+    slow = {"handler_slow_after": 5, "handler_slow_failures_per_second": 0.01}
+    async with shared.worker(inbox_backoff_max_seconds=600, **slow) as worker:
         await worker.tells("type_slowed")
         await eventually(lambda: set(shared.effects.calls) == set(messages), what="all are asked about")
         fix(shared)

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,6 @@ async def own(own_nats: EmbeddedNats, site_with: SiteWith) -> AsyncIterator[Site
         yield made
 
 
-async def config(site: Site) -> dict[str, Any]:
-    info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
-    return dict(info["config"])
-
-
-async def update(site: Site, **change: Any) -> None:
-    await api(site.broker, f"STREAM.UPDATE.{site.target.stream}", await config(site) | change)
-
-
-async def state(site: Site) -> dict[str, int]:
-    info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
-    return dict(info["state"])
-
-
 async def quiet_again(site: Site) -> None:
     """Wait until all is done, and until the test itself has found the broker again."""
     await site.published()
@@ -69,11 +56,11 @@ async def test_a_stream_that_takes_nothing_costs_no_event_its_life(
     shared: Site, mode: str, backlog: int
 ) -> None:
     name, subjects = shared.target.stream, [f"{shared.target.context}.event.>"]
-    wanted = await config(shared)
+    wanted = (await shared.stream())["config"]
     async with shared.worker(outbox_publish_mode=mode) as worker:
         await worker.ready()
 
-        await update(shared, sealed=True)
+        await shared.change_stream(sealed=True)
         await assert_it_waits_and_says(shared, worker, "sealed", backlog)
         await api(shared.broker, f"STREAM.DELETE.{name}")
         await assert_it_waits_and_says(shared, worker, "no stream takes the subject", backlog)
@@ -81,26 +68,26 @@ async def test_a_stream_that_takes_nothing_costs_no_event_its_life(
         await shared.published()
         await worker.tells(f"stream {name} was created anew")
 
-        await update(shared, max_bytes=(await state(shared))["bytes"] + 100_000)
+        await shared.change_stream(max_bytes=(await shared.stream())["state"]["bytes"] + 100_000)
         await assert_it_waits_and_says(shared, worker, "maximum bytes exceeded", backlog)
-        await update(shared, max_bytes=2**26)
+        await shared.change_stream(max_bytes=2**26)
         await shared.published()
 
-        await update(shared, max_msgs=(await state(shared))["messages"] + 10)
+        await shared.change_stream(max_msgs=(await shared.stream())["state"]["messages"] + 10)
         await assert_it_waits_and_says(shared, worker, "maximum messages exceeded", backlog)
-        await update(shared, max_msgs=-1)
+        await shared.change_stream(max_msgs=-1)
         await shared.published()
 
-        await update(shared, no_ack=True)
+        await shared.change_stream(no_ack=True)
         await assert_it_waits_and_says(shared, worker, "acknowledges nothing", backlog)
-        await update(shared, no_ack=False)
+        await shared.change_stream(no_ack=False)
         await shared.published()
 
-        await update(shared, subjects=[f"{shared.target.context}.elsewhere.>"])
+        await shared.change_stream(subjects=[f"{shared.target.context}.elsewhere.>"])
         await create_stream(shared.broker, f"{name}_THIEF", *subjects)
         await assert_it_waits_and_says(shared, worker, f"{name}_THIEF", backlog)
         await api(shared.broker, f"STREAM.DELETE.{name}_THIEF")
-        await update(shared, subjects=subjects)
+        await shared.change_stream(subjects=subjects)
         await shared.published()
     failed = "SELECT count(*) FROM outbox_events WHERE failures > 0"
     assert await shared.database.fetchval(failed) == 0
@@ -110,18 +97,13 @@ async def test_a_stream_that_takes_nothing_costs_no_event_its_life(
 @pytest.mark.fault("P27")
 async def test_events_of_a_full_subject_keep_no_others_waiting(shared: Site) -> None:
     limits = {"max_msgs_per_subject": 5, "discard_new_per_subject": True}
-    await update(shared, **limits)
+    await shared.change_stream(**limits)
     async with shared.worker() as worker:
         await worker.ready()
         crowd = await shared.commit(CROWD, event_type="crowd.made")
-        others = [await shared.commit(event_type=f"rare{number}.made") for number in range(5)]
-
-        async def others_are_out() -> bool:
-            rows = [await shared.row(event_id) for [event_id] in others]
-            return all(row["state"] == "PUBLISHED" for row in rows)
-
-        await eventually(others_are_out, what="events of other subjects go out")
-        await update(shared, max_msgs_per_subject=-1, discard_new_per_subject=False)
+        others = [(await shared.commit(event_type=f"rare{number}.made"))[0] for number in range(5)]
+        await eventually(shared.copies, until=set(others).issubset, what="events of other subjects go out")
+        await shared.change_stream(max_msgs_per_subject=-1, discard_new_per_subject=False)
         await shared.published()
     assert len(crowd) == CROWD
     await shared.audit()
@@ -132,10 +114,9 @@ async def test_a_repeat_after_the_duplicate_window_is_found_instead_of_stored_ag
     site_with: SiteWith,
 ) -> None:
     short = {"duplicate_window": 2 * SECOND}
+    long = {"outbox_publish_timeout_seconds": 2, "outbox_lease_seconds": 4}
     async with site_with(stream=short) as forgetful:
-        async with forgetful.worker(
-            name="refused", outbox_publish_timeout_seconds=2, outbox_lease_seconds=4
-        ) as no:
+        async with forgetful.worker(name="refused", **long) as no:
             assert await no.ended() == 2
         assert "SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS" in no.written
         async with forgetful.worker() as worker:
@@ -163,12 +144,10 @@ async def test_a_replay_is_delivered_and_not_called_published_while_the_window_s
             [event_id] = await forgetful.commit()
             await forgetful.published()
             await forgetful.database.execute(REPLAY_BY_HAND, event_id)
-
-            async def swallowed() -> bool:
-                error = (await forgetful.row(event_id))["publish_error"]
-                return "forgotten the earlier copy" in (error or "")
-
-            await eventually(swallowed, what="the stream swallows the replay")
+            await eventually(
+                lambda: forgetful.row(event_id),
+                until=lambda row: "forgotten the earlier copy" in (row["publish_error"] or ""),
+            )
             assert (await forgetful.copies())[event_id] == 1
             await forgetful.published()
         assert (await forgetful.copies())[event_id] == 2
@@ -186,7 +165,7 @@ async def test_events_that_a_recreated_stream_lost_are_reported_and_replayed_at_
             await worker.ready()
             ids = await site.commit(20)
             await site.published()
-            info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
+            info = await site.stream()
             await api(site.broker, f"STREAM.DELETE.{site.target.stream}")
             await api(site.broker, f"STREAM.CREATE.{site.target.stream}", info["config"])
         async with site.worker(name="after") as worker:
@@ -222,11 +201,7 @@ async def test_the_tail_of_a_slow_batch_is_given_back_before_its_lease_ends(shar
         await worker.ready()
         shared.to_broker.delay(0.1)
         await shared.commit(100, ordering_key="k")
-
-        async def returned() -> bool:
-            return (await worker.metrics())["sea_mq_outbox_released_total"] > 0
-
-        await eventually(returned, what="what was not sent in time is given back")
+        await eventually(worker.metrics, until=lambda now: now["sea_mq_outbox_released_total"] > 0)
         shared.to_broker.heal()
         await shared.published()
         counted = await worker.metrics()
@@ -320,7 +295,7 @@ async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
             "users": [
                 {"user": "worker", "password": "w", "permissions": {"publish": permissions}},
                 {"user": "admin", "password": "a"},
-            ],
+            ]
         }
 
     all_of_it, secret = f"{names}.event.>", f"{names}.event.secret.>"
@@ -335,11 +310,11 @@ async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
             await guarded.commit(CROWD, event_type="secret.made")
             await worker.answers(503, "permission")
             open_ones = await guarded.commit(3)
-
-            async def out() -> bool:
-                return set(await guarded.copies()) == set(open_ones)
-
-            await eventually(out, what="what is permitted goes out")
+            await eventually(
+                guarded.copies,
+                until=lambda found: found == Counter(open_ones),
+                what="what is permitted goes out",
+            )
             with configured(server, authorization=users(deny=[all_of_it])):
                 await guarded.commit(3)
                 await worker.answers(503, "permission")

@@ -11,7 +11,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.hold import held
 from tests.support.site import Site, SiteWith
@@ -40,25 +39,11 @@ def claimed(row: asyncpg.Record) -> bool:
 
 
 async def has_come_to_claimed(site: Site, event_id: str) -> None:
-    async def is_claimed() -> bool:
-        return claimed(await site.row(event_id))
-
-    await eventually(is_claimed, what="the event is claimed")
+    await eventually(lambda: site.row(event_id), until=claimed, what="the event is claimed")
 
 
 async def has_come_to_the_stream(site: Site, *ids: str) -> None:
-    async def stored() -> bool:
-        return await site.copies() == Counter(ids)
-
-    await eventually(stored, what="the stream has the events")
-
-
-async def has_come_to_hold(site: Site, count: int) -> None:
-    async def holds() -> bool:
-        info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
-        return bool(info["state"]["messages"] == count)
-
-    await eventually(holds, what=f"the stream holds {count} messages")
+    await eventually(site.copies, until=lambda found: found == Counter(ids), what="the stream has the events")
 
 
 @pytest.mark.fault("P01")
@@ -70,8 +55,7 @@ async def test_a_worker_killed_while_it_claims_leaves_the_event_to_the_next(shar
         await killed.ready()
         await shared.commit()
         await hold.reached()
-        killed.send(signal.SIGKILL)
-        await killed.ended()
+        await killed.killed()
     async with shared.worker(**HEIR):
         await shared.quiet()
     await shared.audit()
@@ -88,8 +72,7 @@ async def test_an_event_whose_worker_died_before_a_frozen_broker_counts_the_cras
             os.kill(own_nats.pid, signal.SIGSTOP)
             [event_id] = await frozen.commit()
             await has_come_to_claimed(frozen, event_id)
-            killed.send(signal.SIGKILL)
-            await killed.ended()
+            await killed.killed()
         os.kill(own_nats.pid, signal.SIGCONT)
         async with frozen.worker(**HEIR):
             await frozen.quiet()
@@ -106,16 +89,11 @@ async def test_events_whose_acknowledgement_was_lost_with_the_worker_are_stored_
         shared.to_broker.drop_to_client()
         ids = await shared.commit(3)
         await has_come_to_the_stream(shared, *ids)
-        killed.send(signal.SIGKILL)
-        await killed.ended()
+        await killed.killed()
     shared.to_broker.heal()
     async with shared.worker(**HEIR) as heir:
         await shared.quiet()
-
-        async def counted() -> bool:
-            return (await heir.metrics())["sea_mq_outbox_duplicates_total"] == 3
-
-        await eventually(counted, what="the stream has known all three")
+        await eventually(heir.metrics, until=lambda now: now["sea_mq_outbox_duplicates_total"] == 3)
     await shared.audit()
 
 
@@ -131,8 +109,7 @@ async def test_a_worker_killed_before_it_recorded_an_acknowledgement_has_its_eve
         await killed.ready()
         ids = await shared.commit(2)
         await hold.reached()
-        killed.send(signal.SIGKILL)
-        await killed.ended()
+        await killed.killed()
         await shared.database.execute(SESSIONS_ENDED)
         assert await shared.copies() == Counter(ids)
         assert all([claimed(await shared.row(event_id)) for event_id in ids])
@@ -156,9 +133,10 @@ async def test_a_batch_cut_off_by_a_kill_at_any_message_arrives_whole_and_once(
             await shared.commit(100)
             await cut
             arrived += place
-            await has_come_to_hold(shared, arrived)
-            killed.send(signal.SIGKILL)
-            await killed.ended()
+            await eventually(
+                shared.stream, until=lambda now, all_of=arrived: now["state"]["messages"] == all_of
+            )
+            await killed.killed()
         shared.to_broker.heal()
     async with shared.worker(outbox_publish_mode=mode, **HEIR):
         await shared.quiet()
@@ -181,11 +159,8 @@ async def test_a_settlement_that_comes_after_the_lease_changes_nothing(shared: S
             await shared.published()
         before = dict(await shared.row(event_id))
         shared.to_database.heal()
-
-        async def lost() -> bool:
-            return (await late.metrics()).get('sea_mq_leases_lost_total{side="outbox"}') == 1
-
-        await eventually(lost, what="the late worker knows that it came too late")
+        lost = 'sea_mq_leases_lost_total{side="outbox"}'
+        await eventually(late.metrics, until=lambda now: now.get(lost) == 1)
         await late.tells("leases_lost")
         assert late.events().count("leases_lost") == 1
     assert dict(await shared.row(event_id)) == before

@@ -9,7 +9,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
 from tests.faults.test_outbox_crashes import HEIR
 from tests.support.site import Site
 from tests.support.waiting import eventually
@@ -28,12 +27,6 @@ LATEST_OWNER = (
 )
 
 
-async def update(site: Site, **change: object) -> None:
-    name = site.target.stream
-    config = (await api(site.broker, f"STREAM.INFO.{name}"))["config"]
-    await api(site.broker, f"STREAM.UPDATE.{name}", config | change)
-
-
 async def states(site: Site, *ids: str) -> list[str]:
     return [(await site.row(event_id))["state"] for event_id in ids]
 
@@ -41,7 +34,7 @@ async def states(site: Site, *ids: str) -> list[str]:
 @IN_BOTH_MODES
 @pytest.mark.fault("P28")
 async def test_a_failing_event_holds_the_later_ones_of_its_key_and_no_other(shared: Site, mode: str) -> None:
-    await update(shared, max_msgs_per_subject=1, discard_new_per_subject=True)
+    await shared.change_stream(max_msgs_per_subject=1, discard_new_per_subject=True)
     async with shared.worker(outbox_publish_mode=mode) as worker:
         await worker.ready()
         await shared.commit(event_type="full.made", ordering_key="k")
@@ -49,18 +42,10 @@ async def test_a_failing_event_holds_the_later_ones_of_its_key_and_no_other(shar
         [failing] = await shared.commit(event_type="full.made", ordering_key="k")
         [behind] = await shared.commit(event_type="free.made", ordering_key="k")
         [beside] = await shared.commit(event_type="open.made", ordering_key="k2")
-
-        async def beside_is_out() -> bool:
-            return await states(shared, beside) == ["PUBLISHED"]
-
-        await eventually(beside_is_out, what="the other key goes on")
-
-        async def tried_again() -> bool:
-            return bool((await shared.row(failing))["publish_attempts"] > 2)
-
-        await eventually(tried_again)
+        await eventually(lambda: states(shared, beside), until=lambda found: found == ["PUBLISHED"])
+        await eventually(lambda: shared.row(failing), until=lambda row: row["publish_attempts"] > 2)
         assert "PUBLISHED" not in await states(shared, failing, behind)
-        await update(shared, max_msgs_per_subject=-1, discard_new_per_subject=False)
+        await shared.change_stream(max_msgs_per_subject=-1, discard_new_per_subject=False)
         await shared.published()
     await shared.audit()
 
@@ -76,11 +61,9 @@ async def test_events_after_a_dead_one_of_their_key_continue_or_wait_by_the_sett
         [dead] = await shared.commit(payload={"far": "x" * 2**20}, ordering_key="k")
         [behind] = await shared.commit(ordering_key="k")
         beside = await shared.commit(3, ordering_key="k2")
-
-        async def others_are_out() -> bool:
-            return set(await states(shared, *first, *beside)) == {"PUBLISHED"}
-
-        await eventually(others_are_out)
+        await eventually(
+            lambda: states(shared, *first, *beside), until=lambda found: found == 4 * ["PUBLISHED"]
+        )
         if dead_key == "hold":
             await asyncio.sleep(1)  # twice the longest wait between claims
             assert await states(shared, dead, behind) == ["DEAD", "PENDING"]

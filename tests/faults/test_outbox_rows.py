@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
@@ -137,12 +136,7 @@ async def insert_all(database: asyncpg.Connection) -> Rows:
 async def test_rows_that_can_never_be_sent_die_alone_and_the_others_arrive_as_they_are(
     shared: Site, mode: str
 ) -> None:
-    info = await api(shared.broker, f"STREAM.INFO.{shared.target.stream}")
-    await api(
-        shared.broker,
-        f"STREAM.UPDATE.{shared.target.stream}",
-        {**info["config"], "max_msg_size": MAX_MSG_SIZE},
-    )
+    await shared.change_stream(max_msg_size=MAX_MSG_SIZE)
     overheard = await shared.broker.client.subscribe(">", pending_bytes_limit=0)
     async with shared.worker(outbox_publish_mode=mode) as worker:
         await worker.ready()
@@ -218,14 +212,8 @@ async def relay(site: Site, name: str) -> AsyncIterator[None]:
             database_url=SecretStr(site.target.environment["SEA_MQ_DATABASE_URL"]),
             nats_url=SecretStr(site.target.environment["SEA_MQ_NATS_URL"]),
         )
-        base = WorkerContext(
-            settings=settings,
-            name=name,
-            observer=RecordingObserver(),
-            metrics=MetricsObserver(),
-            stop=stop,
-            stack=stack,
-        )
+        seen = {"observer": RecordingObserver(), "metrics": MetricsObserver()}
+        base = WorkerContext(settings=settings, name=name, stop=stop, stack=stack, **seen)
         for loop in (await outbound_loops(base)).values():
             group.create_task(until_stopped(loop, stop))
         yield

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
 from tests.support.handlers import Call
 from tests.support.jetstream import SECOND
 from tests.support.site import SHIPPED, Site, SiteWith
@@ -37,7 +36,7 @@ async def test_large_events_and_large_messages_at_once_fit_the_memory_of_a_conta
 ) -> None:
     """As shipped. The handler answers when half of the events are out: until then its side is full."""
     async with site_with(consumer={"ack_wait": 120 * SECOND}, **SHIPPED) as at:
-        await widen(at)
+        await at.change_stream(max_bytes=2**30)
         await at.database.execute(INSERT, MANY, LARGE)
         await at.send(50, body=b"[%s0]" % (b"[]," * (MIB // 3 - 100)))
         half_out = asyncio.Event()
@@ -58,8 +57,7 @@ async def test_large_events_and_large_messages_at_once_fit_the_memory_of_a_conta
             await at.quiet(within=240.0)
             ended_seconds, peak = time.monotonic() - began, worker.peak_bytes
             assert worker.process.returncode is None
-        info = await api(at.broker, f"STREAM.INFO.{at.target.stream}")
-        assert await at.database.fetchval(PUBLISHED) == info["state"]["messages"] == MANY
+        assert await at.database.fetchval(PUBLISHED) == (await at.stream())["state"]["messages"] == MANY
         assert sorted(at.handler.calls_of().values()) == [1] * 50
         assert not await at.dead_letters()
         print(  # noqa: T201 - what it is for
@@ -86,9 +84,3 @@ async def test_an_event_of_200_mb_is_dead_within_seconds_and_disturbs_no_other(s
         assert set(await shared.copies()) == set(good)
         assert worker.peak_bytes < 120 * MIB
         await eventually(lambda: "event_died" in worker.events())
-
-
-async def widen(site: Site) -> None:
-    """Let the stream hold all of it."""
-    info = await api(site.broker, f"STREAM.INFO.{site.target.stream}")
-    await api(site.broker, f"STREAM.UPDATE.{site.target.stream}", info["config"] | {"max_bytes": 2**30})

@@ -23,6 +23,7 @@ OUTAGE_SECONDS = 10.0
 LINES_PER_MINUTE = 60
 CPU_SHARE = 0.1
 SCRAPE_SECONDS = 5.0
+METADATA = "https://169.254.169.254/latest/meta-data/"
 WORKER = (sys.executable, "-m", "sea_mq_worker")
 
 
@@ -77,6 +78,15 @@ async def test_a_wrong_setting_is_named_on_one_line(
     [line] = [line for line in worker.written.splitlines() if not line.startswith("{")]
     assert line.startswith(f"{named}:")
     assert "Traceback" not in worker.written
+
+
+@pytest.mark.fault("S08")
+async def test_a_metadata_service_is_no_handler_unless_a_setting_says_so(shared: Site) -> None:
+    async with shared.worker(handler_url=METADATA) as refused:
+        assert await refused.ended() == 2
+    assert "handler_allow_link_local" in refused.written
+    async with shared.worker(handler_url=METADATA, handler_allow_link_local=True) as worker:
+        await worker.ready()
 
 
 @pytest.mark.fault("L07")

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.handlers import Call, answer, hang
 from tests.support.hold import held
-from tests.support.jetstream import consumer_info
 from tests.support.site import Site
 from tests.support.waiting import eventually
 
@@ -49,8 +48,7 @@ async def in_handling(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[N
 
     async def wait(call: Call, writer: asyncio.StreamWriter) -> None:
         await may_answer.wait()
-        site.effects.taken[call.message_id] += 1
-        await answer(200)(call, writer)
+        await site.effects.take(call, writer)
 
     site.handler.default = wait
     await site.send(5)
@@ -70,11 +68,7 @@ async def in_burying(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[No
     site.handler.default = reject
     [message] = await site.send()
 
-    async def begun() -> bool:
-        row = await site.inbox_row(message)
-        return row is not None and row["dead_letter_begun_at"] is not None
-
-    await eventually(begun)
+    await eventually(lambda: site.inbox_row(message), until=lambda row: row and row["dead_letter_begun_at"])
     return healing(site)
 
 
@@ -145,8 +139,7 @@ async def test_a_stop_waits_for_a_hanging_handler_no_longer_than_its_grace(share
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 5
         assert GRACE_SECONDS <= time.monotonic() - began < GRACE_SECONDS + 1 + BUSY_MACHINE_SECONDS
-    info = await consumer_info(shared.broker, shared.target.upstream_stream, shared.target.durable)
-    assert info["ack_floor"]["stream_seq"] == 0
+    assert (await shared.consumer())["ack_floor"]["stream_seq"] == 0
     assert (await shared.inbox_row(message))["processed_at"] is None
     shared.handler.default = shared.effects.take
     async with shared.worker(name="next"):

@@ -1,11 +1,9 @@
 """What a worker that is killed had claimed moves on long before its leases end."""
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +15,7 @@ from tests.faults.test_database import reconnected
 from tests.faults.test_outbox_crashes import SESSIONS_ENDED, has_come_to_claimed
 from tests.support.jetstream import SECOND
 from tests.support.processes import frozen
-from tests.support.site import SiteWith, site
+from tests.support.site import SiteWith
 from tests.support.waiting import eventually
 
 LONG: Mapping[str, Any] = MappingProxyType({
@@ -48,8 +46,7 @@ async def test_events_of_a_killed_worker_move_again_without_waiting_for_their_le
             ids = [*await made.commit(3), *await made.commit(3, ordering_key="k")]
             for event_id in ids:
                 await has_come_to_claimed(made, event_id)
-            killed.send(signal.SIGKILL)
-            await killed.ended()
+            await killed.killed()
         os.kill(own_nats.pid, signal.SIGCONT)
         async with made.worker(name="killed") as heir:
             await made.published(within=MOVES_WITHIN_SECONDS)
@@ -60,23 +57,20 @@ async def test_events_of_a_killed_worker_move_again_without_waiting_for_their_le
         assert {(await made.row(event_id))["failures"] for event_id in ids} == {1}
 
 
-async def restart(server: EmbeddedPostgres) -> None:
-    await server.stop()
+async def restart(server: EmbeddedPostgres, mode: str = "fast") -> None:
+    await server.stop(mode)
     await server.start()
 
 
 async def crash(server: EmbeddedPostgres) -> None:
-    await server.stop("immediate")
-    await server.start()
+    await restart(server, "immediate")
 
 
 async def crash_one_backend(server: EmbeddedPostgres) -> None:
     """The server ends all sessions and recovers, without being started again."""
-    connection = await asyncpg.connect(server.dsn)
-    with contextlib.suppress(asyncpg.PostgresError, OSError):
-        os.kill(await connection.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
-        await connection.fetchval("SELECT 1")
-    connection.terminate()
+    killed, ended = [await asyncpg.connect(server.dsn) for _ in range(2)]
+    os.kill(await killed.fetchval("SELECT pg_backend_pid()"), signal.SIGKILL)
+    await eventually(ended.is_closed, what="the server has ended all sessions")
 
     async def has_recovered() -> bool:
         try:
@@ -88,16 +82,14 @@ async def crash_one_backend(server: EmbeddedPostgres) -> None:
     await eventually(has_recovered, what="the server has recovered")
 
 
-async def end_all_sessions(server: EmbeddedPostgres) -> None:
+async def end_all_sessions(server: EmbeddedPostgres, *, only: str = "true") -> None:
     connection = await asyncpg.connect(server.dsn)
-    await connection.execute(SESSIONS_ENDED)
+    await connection.execute(f"{SESSIONS_ENDED} AND {only}")
     await connection.close()
 
 
 async def end_lock_sessions(server: EmbeddedPostgres) -> None:
-    connection = await asyncpg.connect(server.dsn)
-    await connection.execute(f"{SESSIONS_ENDED} AND application_name = 'sea_mq_worker session'")
-    await connection.close()
+    await end_all_sessions(server, only="application_name = 'sea_mq_worker session'")
 
 
 @pytest.mark.fault("P08")
@@ -114,22 +106,16 @@ async def end_lock_sessions(server: EmbeddedPostgres) -> None:
 async def test_a_living_worker_whose_sessions_end_keeps_its_leases(
     own_postgres: EmbeddedPostgres,
     own_nats: EmbeddedNats,
-    names: str,
-    tmp_path: Path,
+    site_with: SiteWith,
     trouble: Callable[[EmbeddedPostgres], Awaitable[None]],
 ) -> None:
     """Each of two workers could take over from the other while both hold claims of a frozen broker."""
+    one_by_one = {"outbox_batch_max": 1, "outbox_batches_max": 1}
+    both = {"dsn": own_postgres.dsn, "nats_url": own_nats.url}
     async with (
-        site(
-            dsn=own_postgres.dsn,
-            nats_url=own_nats.url,
-            name=names,
-            folder=tmp_path,
-            consumer=PATIENT,
-            **LONG,
-        ) as made,
-        made.worker(name="one", outbox_batch_max=1, outbox_batches_max=1) as one,
-        made.worker(name="other", outbox_batch_max=1, outbox_batches_max=1) as other,
+        site_with(**both, consumer=PATIENT, **LONG) as made,
+        made.worker(name="one", **one_by_one) as one,
+        made.worker(name="other", **one_by_one) as other,
     ):
         for worker in (one, other):
             await worker.ready()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clocks import shift_clock
+from tests.support.handlers import answer, in_turn
 from tests.support.hold import held
 from tests.support.site import Site
 from tests.support.worker import WorkerProcess
@@ -14,42 +16,14 @@ from tests.support.worker import WorkerProcess
 HOUR = timedelta(hours=1)
 SLOPE = timedelta(minutes=10)
 
-# What Python code can ask for the time of day; the monotonic clock stays as it is.
-SHIFTED = """
-import datetime, os, time
-
-shift = int(os.environ["TEST_CLOCK_SHIFT"])
-seconds, nanoseconds, real = time.time, time.time_ns, datetime.datetime
-time.time = lambda: seconds() + shift
-time.time_ns = lambda: nanoseconds() + shift * 10**9
-
-
-class Kind(type(real)):
-    def __instancecheck__(cls, value):
-        return isinstance(value, real)
-
-
-class Shifted(real, metaclass=Kind):
-    __slots__ = ()
-
-    @classmethod
-    def now(cls, tz=None):
-        return real.fromtimestamp(time.time(), tz)
-
-
-datetime.datetime = Shifted
-"""
-
 
 @pytest.fixture
 def clock_off_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
     """Workers that are started from the call on have such a clock."""
-    (tmp_path / "clock").mkdir()
-    (tmp_path / "clock" / "sitecustomize.py").write_text(SHIFTED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "clock"))
 
     def shift(by: timedelta) -> None:
-        monkeypatch.setenv("TEST_CLOCK_SHIFT", str(int(by.total_seconds())))
+        seconds = by.total_seconds()
+        shift_clock(monkeypatch, tmp_path / f"clock{seconds:.0f}", seconds=seconds)
 
     return shift
 
@@ -67,7 +41,6 @@ async def test_workers_an_hour_apart_claim_nothing_twice_and_nothing_early(
     """One holds a claim and a message while the others, an hour late and early, look for work."""
     later = datetime.now(UTC) + timedelta(minutes=30)
     [due_later] = await shared.commit(available_at=later)
-    clock_off_by(timedelta())
     async with (
         held(shared.dsn, table="outbox_events", event="UPDATE", when="NEW.state = 'PUBLISHED'") as hold,
         shared.worker(name="right") as right,
@@ -93,3 +66,23 @@ async def test_workers_an_hour_apart_claim_nothing_twice_and_nothing_early(
                 )
                 await shared.quiet()
     await shared.audit()
+
+
+@pytest.mark.fault("N41")
+@pytest.mark.parametrize("off_by", [-HOUR, HOUR], ids=["late", "early"])
+async def test_a_wrong_clock_shows_in_no_row_and_moves_no_retry(
+    shared: Site, clock_off_by: Callable[[timedelta], None], off_by: timedelta
+) -> None:
+    clock_off_by(off_by)
+    began = await shared.database.fetchval("SELECT clock_timestamp()")
+    first, second, rejected = await shared.send(3)
+    shared.effects.script[second] = in_turn(answer(500), answer(200))
+    shared.effects.script[rejected] = answer(422)
+    async with shared.worker() as worker:
+        await shared.quiet()
+        assert abs(clock_of(worker) - off_by) < SLOPE
+    ended = await shared.database.fetchval("SELECT clock_timestamp()")
+    endings = {first: "processed_at", second: "processed_at", rejected: "dead_lettered_at"}
+    for message_id, ending in endings.items():
+        row = await shared.inbox_row(message_id)
+        assert began <= row["received_at"] <= row[ending] <= ended

@@ -75,7 +75,6 @@ class Mutant:
 
 
 def load(path: Path = LIST) -> list[Mutant]:
-    """Read the list."""
     return [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
 
 

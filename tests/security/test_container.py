@@ -71,11 +71,7 @@ async def _is_ready(process: asyncio.subprocess.Process) -> None:
         listening = re.search(r"http://127\.0\.0\.1:\d+/", line)
     url = f"{listening[0]}readyz"
     async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
-
-        async def ready() -> bool:
-            return (await client.get(url)).is_success
-
-        await eventually(ready, within=30, what="it is ready")
+        await eventually(lambda: client.get(url), until=lambda found: found.is_success, what="it is ready")
 
 
 @pytest.mark.fault("S16")

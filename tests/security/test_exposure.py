@@ -24,7 +24,6 @@ HERE = {
 
 
 def reported(**given: Any) -> dict[str, str]:
-    """Return the notices by event."""
     values = {**HERE, **given}
     for key in ("database_url", "nats_url"):
         values[key] = SecretStr(values[key])

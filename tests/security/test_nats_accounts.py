@@ -230,11 +230,7 @@ DENIED = {
         "$JS.API.CONSUMER.CREATE.SEA_EVENTS.x",
         "$JS.API.CONSUMER.DELETE.SEA_EVENTS.x",
     ),
-    "sea_dlq_reader": (
-        "sea.dlq.x",
-        "$JS.API.STREAM.MSG.GET.SEA_EVENTS",
-        "$JS.API.CONSUMER.CREATE.SEA_DLQ.x",
-    ),
+    "sea_dlq_reader": ("sea.dlq.x", "$JS.API.STREAM.MSG.GET.SEA_EVENTS", "$JS.API.CONSUMER.CREATE.SEA_DLQ.x"),
     "sea_pipeline": (
         "sea.event.made.v1",
         "$JS.API.CONSUMER.CREATE.SEA_EVENTS.x",

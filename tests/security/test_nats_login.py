@@ -1,7 +1,6 @@
 """Credentials in files: the right ones get in, and new ones are taken up without a restart."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ def by_nkey() -> Login:
 WAYS = pytest.mark.parametrize("login", [by_creds, by_nkey])
 
 
-@asynccontextmanager
-async def serving(folder: Path, config: Mapping[str, Any], port: int = 0) -> AsyncIterator[EmbeddedNats]:
-    folder.mkdir()  # noqa: ASYNC240
-    async with EmbeddedNats(folder, port=port, config=config) as server:
-        yield server
-
-
 @pytest.mark.fault("S04")
 @WAYS
 async def test_a_file_lets_the_worker_in_and_another_does_not(
@@ -47,7 +39,7 @@ async def test_a_file_lets_the_worker_in_and_another_does_not(
     file, others = tmp_path / "own", tmp_path / "others"
     file.write_text(content)
     others.write_text(login()[2])
-    async with serving(tmp_path / "nats", config) as server:
+    async with EmbeddedNats(tmp_path / "nats", config=config) as server:
         async with connected(server.url, **{option: str(file)}) as connection:
             assert (await api(connection, "INFO"))["type"].endswith("account_info_response")
         with pytest.raises(ContractError, match="check its credentials") as refused:
@@ -66,13 +58,13 @@ async def test_a_file_that_changes_is_read_again_at_the_next_login(
     (option, config, content), (_, new_config, new_content) = login(), login()
     file = tmp_path / "own"
     file.write_text(content)
-    async with serving(tmp_path / "before", config) as before:
+    async with EmbeddedNats(tmp_path / "before", config=config) as before:
         port = before.port
         async with connected(before.url, **{option: str(file)}) as connection:
             reported: list[str] = []
             connection.listen(lambda event, text: reported.append(f"{event} {text}"))
             await before.stop()
-            async with serving(tmp_path / "after", new_config, port):
+            async with EmbeddedNats(tmp_path / "after", port=port, config=new_config):
                 refused = "authorization violation"
                 await eventually(
                     lambda: any(refused in line.lower() for line in reported), what="it is refused"
@@ -89,7 +81,7 @@ async def test_credentials_that_expire_are_read_again_from_their_file(tmp_path: 
     account, file = Account(), tmp_path / "own"
     file.write_text(account.creds(seconds=2))
     async with (
-        serving(tmp_path / "nats", account.config) as server,
+        EmbeddedNats(tmp_path / "nats", config=account.config) as server,
         connected(server.url, creds_file=str(file)) as connection,
     ):
         reported: list[str] = []
@@ -112,7 +104,7 @@ async def test_a_file_that_is_gone_or_half_written_is_waited_for(
     file = tmp_path / "own"
     file.write_text(content)
     async with (
-        serving(tmp_path / "nats", config) as server,
+        EmbeddedNats(tmp_path / "nats", config=config) as server,
         connected(server.url, **{option: str(file)}) as connection,
     ):
         reported: list[str] = []
@@ -132,7 +124,7 @@ async def test_a_file_without_credentials_is_named(tmp_path: Path) -> None:
     account = Account()
     only_seed = "-----BEGIN USER" + account.creds().partition("-----BEGIN USER")[2]
     file = tmp_path / "own"
-    async with serving(tmp_path / "nats", account.config) as server:
+    async with EmbeddedNats(tmp_path / "nats", config=account.config) as server:
         for content in ("", "no credentials", only_seed):
             file.write_text(content)
             with pytest.raises(ContractError, match=f"there is no .* in {file}"):

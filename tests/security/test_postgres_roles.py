@@ -5,7 +5,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -26,7 +25,7 @@ from tests.security.test_sql import STATEMENTS, parse_trees
 from tests.support.builders import enqueueable
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database, PostgresAddress, unique
-from tests.support.site import Site, site
+from tests.support.site import Site
 
 KINDS = ("producer", "relay", "operator", "janitor", "reader")
 PASSWORD = "only-for-this-test"
@@ -83,13 +82,6 @@ async def roles(database: Database, prefix: str) -> Roles:
     return Roles(database, prefix)
 
 
-@pytest.fixture
-async def place(roles: Roles, nats_url: str, names: str, tmp_path: Path) -> AsyncIterator[Site]:
-    """A deployment on the roles' database."""
-    async with site(dsn=roles.database.dsn, nats_url=nats_url, name=names, folder=tmp_path) as made:
-        yield made
-
-
 async def test_a_producer_can_enqueue(roles: Roles) -> None:
     connection = await asyncpg.connect(roles.dsn("producer"))
     async with connection.transaction():
@@ -98,26 +90,26 @@ async def test_a_producer_can_enqueue(roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("mode", ["pipeline", "fast"])
-async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, place: Site) -> None:
+async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, shared: Site) -> None:
     """Both lanes, a failed lease's end, effects, retries and dead letters; nothing is denied on the way."""
-    await place.commit(5)
-    await place.commit(5, ordering_key="k")
-    await place.database.execute(ABANDON)
-    await place.send(3)
-    dead_lettered = frozenset(await place.send(1, body=b"no json"))
-    async with place.worker(database_url=roles.dsn("relay"), outbox_publish_mode=mode) as worker:
-        await place.quiet()
+    await shared.commit(5)
+    await shared.commit(5, ordering_key="k")
+    await shared.database.execute(ABANDON)
+    await shared.send(3)
+    dead_lettered = frozenset(await shared.send(1, body=b"no json"))
+    async with shared.worker(database_url=roles.dsn("relay"), outbox_publish_mode=mode) as worker:
+        await shared.quiet()
         await worker.ready()
         denied = [line for line in worker.written.splitlines() if "permission" in line]
     assert denied == []
-    await place.audit(dead_lettered=dead_lettered)
+    await shared.audit(dead_lettered=dead_lettered)
 
 
-async def test_an_operator_can_replay_mark_dead_and_redrive(roles: Roles, place: Site) -> None:
-    dead, waiting = [uuid.UUID(event_id) for event_id in await place.commit(2)]
+async def test_an_operator_can_replay_mark_dead_and_redrive(roles: Roles, shared: Site) -> None:
+    dead, waiting = [uuid.UUID(event_id) for event_id in await shared.commit(2)]
     async with asyncpg.create_pool(roles.dsn("operator"), min_size=1, max_size=1) as pool:
         await check_version(pool)
-        await claim_schema(pool, place.target.context)
+        await claim_schema(pool, shared.target.context)
         operations = PostgresOperations(pool=pool)
         assert await operations.mark_dead([dead, waiting], actor="alice", reason="a test") == {dead, waiting}
         replayed = await replay_matching(
@@ -179,8 +171,8 @@ async def test_the_audit_only_grows_and_stays_as_it_is_once_it_has_its_outcome(
     await owner.close()
 
 
-async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles, place: Site) -> None:
-    await place.commit(1)
+async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles, shared: Site) -> None:
+    await shared.commit(1)
     soon = datetime.now(UTC) + timedelta(minutes=1)
     async with asyncpg.create_pool(roles.dsn("janitor"), min_size=1, max_size=1) as pool:
         await check_version(pool)
@@ -192,8 +184,8 @@ async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles,
             await pool.execute("DELETE FROM outbox_events")
 
 
-async def test_a_reader_can_look_at_everything(roles: Roles, place: Site) -> None:
-    event = (await place.commit(1))[0]
+async def test_a_reader_can_look_at_everything(roles: Roles, shared: Site) -> None:
+    event = (await shared.commit(1))[0]
     async with asyncpg.create_pool(roles.dsn("reader"), min_size=1, max_size=1) as pool:
         await check_version(pool)
         operations = PostgresOperations(pool=pool)

@@ -7,31 +7,25 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, fetch
 from sea_mq_worker.cli import app
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.producer import enqueue
-from tests.support.builders import enqueueable
 from tests.support.handlers import Behaviour, HandlerServer, answer, handler_server, in_turn, raw
-from tests.support.jetstream import connected, store, stored_messages
-from tests.support.proxy import TcpProxy, proxied
+from tests.support.jetstream import store, stored_messages
 from tests.support.rows import opened
 from tests.support.servers import Database
-from tests.support.site import FAST, Effects
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment, running
+from tests.support.worker import Deployment, WorkerProcess, running
 
 ENDED = """
 SELECT count(*) = $1 FROM inbox_messages WHERE processed_at IS NOT NULL OR dead_lettered_at IS NOT NULL
@@ -65,29 +59,28 @@ class Canaries:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Place:
-    """A deployment in which all that can hold a secret holds a canary."""
+    """A deployment in which all that can hold a secret holds a canary; ``direct`` bypasses the proxies."""
 
+    site: Site
     target: Deployment
     direct: Deployment
-    database: asyncpg.Connection
-    broker: NatsConnection
-    to_database: TcpProxy
-    to_broker: TcpProxy
-    effects: Effects
-    handler: HandlerServer
     collector: HandlerServer
-    admin_token: str
     folder: Path
 
     async def send(self, body: str, note: str = "", behaviour: Behaviour | None = None) -> None:
         """Store a message upstream with a note in a header; ``behaviour`` is the handler's for it."""
         message_id = str(uuid.uuid4())
         if behaviour:
-            self.effects.script[message_id] = behaviour
+            self.site.effects.script[message_id] = behaviour
         headers = {"Nats-Msg-Id": message_id, "x-note": note}
-        await store(self.broker, f"{self.target.upstream}.event.made.v1", body.encode(), headers=headers)
+        await store(self.site.broker, self.site.subject, body.encode(), headers=headers)
+
+
+@pytest.fixture
+def canary() -> Canaries:
+    return Canaries()
 
 
 def secret_file(folder: Path, name: str, secret: str) -> Path:
@@ -97,54 +90,42 @@ def secret_file(folder: Path, name: str, secret: str) -> Path:
     return file
 
 
-@asynccontextmanager
-async def placed(canary: Canaries, database: Database, name: str, folder: Path) -> AsyncIterator[Place]:
-    """Put it together; the settings of ``direct`` lead past the proxies."""
+@pytest.fixture
+async def place(
+    canary: Canaries, database: Database, site_with: SiteWith, names: str, tmp_path: Path
+) -> AsyncIterator[Place]:
+    users = [{"user": "sea", "password": canary("nats")}, {"user": "test", "password": "t"}]
+    config = {"authorization": {"users": users}, "no_auth_user": "test"}
     owner = await asyncpg.connect(database.dsn)
-    await owner.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD '{canary('database')}'")
-    login = {"user": "sea", "password": canary("nats")}
-    nats_folder = secret_file(folder, "unused", "").parent / "nats"
-    nats_folder.mkdir()
-    effects = Effects()
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        nats = await enter(EmbeddedNats(nats_folder, config={"authorization": {"users": [login]}}))
-        handler, collector = await enter(handler_server(effects.take)), await enter(handler_server())
-        dsn = re.sub(r"//[^@]*@", f"//{name}:{canary('database')}@", database.dsn)
-        nats_url = nats.url.replace("nats://", f"nats://sea:{canary('nats')}@")
-        to_database, database_url = await enter(proxied(dsn))
-        to_broker, proxied_nats_url = await enter(proxied(nats_url))
-        given: dict[str, Any] = {
-            **FAST,
-            "context": name,
-            "handler_url": f"{handler.url}?key={canary('query')}",
-            "handler_token_file": secret_file(folder, "handler", canary("handlertoken")),
-            "admin_token_file": secret_file(folder, "admin", canary("admintoken")),
-            "log_level": "debug",
-            "tracing": "true",
-        }
-        target = deployment(database_url=database_url, nats_url=proxied_nats_url, **given)
-        direct = deployment(database_url=dsn, nats_url=nats_url, **given)
-        await apply_streams(direct, folder / "streams")
+    await owner.execute(f"CREATE ROLE {names} SUPERUSER LOGIN PASSWORD '{canary('database')}'")
+    dsn = re.sub(r"//[^@]*@", f"//{names}:{canary('database')}@", database.dsn)
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=config) as nats,
+        handler_server() as collector,
+        site_with(dsn=dsn, nats_url=nats.url) as made,
+    ):
         exporter = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.port}",
             "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={canary('collector')}",
             "OTEL_BSP_SCHEDULE_DELAY": "200",
         }
-        yield Place(
-            target=replace(target, environment={**target.environment, **exporter}),
-            direct=direct,
-            database=owner,
-            broker=await enter(connected(nats.url, **login)),
-            to_database=to_database,
-            to_broker=to_broker,
-            effects=effects,
-            handler=handler,
-            collector=collector,
-            admin_token=canary("admintoken"),
-            folder=folder,
-        )
-    await owner.execute(f"DROP ROLE {name}")
+        secret = {
+            "SEA_MQ_HANDLER_URL": f"{made.handler.url}?key={canary('query')}",
+            "SEA_MQ_HANDLER_TOKEN_FILE": str(secret_file(tmp_path, "handler", canary("handlertoken"))),
+            "SEA_MQ_ADMIN_TOKEN_FILE": str(secret_file(tmp_path, "admin", canary("admintoken"))),
+            "SEA_MQ_LOG_LEVEL": "debug",
+            "SEA_MQ_TRACING": "true",
+        }
+
+        def deployed(by: Deployment, **more: str) -> Deployment:
+            database, nats_url = (by.environment[f"SEA_MQ_{server}_URL"] for server in ("DATABASE", "NATS"))
+            login = nats_url.replace("//", f"//sea:{canary('nats')}@")
+            own = secret | {"SEA_MQ_DATABASE_URL": database, "SEA_MQ_NATS_URL": login}
+            return replace(by, environment={**made.target.environment, **own, **more})
+
+        target, direct = deployed(made.target, **exporter), deployed(made.direct)
+        yield Place(made, target, direct, collector, tmp_path)
+    await owner.execute(f"DROP ROLE {names}")
     await owner.close()
 
 
@@ -152,9 +133,8 @@ async def live_through_trouble(place: Place, canary: Canaries, worker: WorkerPro
     """Send good and bad events and messages, through a handler that repeats what it got and two outages."""
     body = json.dumps({"card": canary("payload")})
     own = {"x-note": canary("header")}
-    async with place.database.transaction():
-        await enqueue(place.database, enqueueable(payload={"card": canary("payload")}, headers=own))
-    await place.database.execute(
+    await place.site.commit(payload={"card": canary("payload")}, headers=own)
+    await place.site.database.execute(
         "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, headers)"
         " VALUES (gen_random_uuid(), 'a', 'b', 'c', $1, $2)",
         body,
@@ -168,12 +148,12 @@ async def live_through_trouble(place: Place, canary: Canaries, worker: WorkerPro
     await place.send(body, canary("header"), ill)
     await place.send(body, canary("header"), rejected)
     await place.send(f"no json: {canary('payload')}", canary("header"))
-    await eventually(lambda: place.database.fetchval(ENDED, 4), within=30, what=worker.written[-1000:])
-    await eventually(lambda: place.database.fetchval(SETTLED), within=20, what="all events are settled")
-    for proxy in (place.to_database, place.to_broker):
+    await eventually(lambda: place.site.database.fetchval(ENDED, 4), within=30, what=worker.written[-1000:])
+    await eventually(lambda: place.site.database.fetchval(SETTLED), within=20, what="all events are settled")
+    for proxy in (place.site.to_database, place.site.to_broker):
         proxy.refuse()
     await worker.answers(503)
-    for proxy in (place.to_database, place.to_broker):
+    for proxy in (place.site.to_database, place.site.to_broker):
         proxy.heal()
     await worker.answers(200)
 
@@ -194,11 +174,11 @@ async def served(worker: WorkerProcess, token: str) -> dict[str, str]:
 
 async def noted(place: Place) -> dict[str, str]:
     """Read the error columns, and of dead letters what the worker adds."""
-    stored = await stored_messages(place.broker, f"{place.target.context.upper()}_DLQ")
+    stored = await stored_messages(place.site.broker, f"{place.target.context.upper()}_DLQ")
     added = [{k: v for k, v in headers.items() if k.startswith("Dlq-")} for *_, headers in stored]
     assert len(stored) == 2
     return {
-        "error columns": str([row[0] for row in await place.database.fetch(NOTED)]),
+        "error columns": str([row[0] for row in await place.site.database.fetch(NOTED)]),
         "dead letters": str(added),
     }
 
@@ -215,23 +195,18 @@ def exported(collector: HandlerServer) -> str:
 @pytest.mark.fault("S01")
 @pytest.mark.fault("S02")
 @pytest.mark.fault("S09")
-async def test_a_failing_worker_shows_no_secret_and_no_payload(
-    database: Database, names: str, tmp_path: Path
-) -> None:
-    canary = Canaries()
-    async with placed(canary, database, names, tmp_path) as place:
-        async with running(place.target, tmp_path / "log") as worker:
-            await worker.ready()
-            await live_through_trouble(place, canary, worker)
-            outputs = await served(worker, place.admin_token)
-            process = Path(f"/proc/{worker.process.pid}")
-            outputs["command line"] = (process / "cmdline").read_text()
-            await place.database.execute(FORBID)
-            async with place.database.transaction():
-                await enqueue(place.database, enqueueable(payload={"card": canary("payload")}))
-            await eventually(lambda: "planted" in worker.written, what="a refusal that prints the row")
-        outputs |= await noted(place) | {"log": worker.written, "spans": exported(place.collector)}
-        calls = place.handler.calls
+async def test_a_failing_worker_shows_no_secret_and_no_payload(place: Place, canary: Canaries) -> None:
+    async with running(place.target, place.folder / "log") as worker:
+        await worker.ready()
+        await live_through_trouble(place, canary, worker)
+        outputs = await served(worker, canary("admintoken"))
+        process = Path(f"/proc/{worker.process.pid}")
+        outputs["command line"] = (process / "cmdline").read_text()
+        await place.site.database.execute(FORBID)
+        await place.site.commit(payload={"card": canary("payload")})
+        await eventually(lambda: "planted" in worker.written, what="a refusal that prints the row")
+    outputs |= await noted(place) | {"log": worker.written, "spans": exported(place.collector)}
+    calls = place.site.handler.calls
     assert canary.found_in(outputs) == []
     assert {call.headers["authorization"] for call in calls} == {f"Bearer {canary('handlertoken')}"}
     assert all(canary("payload") in call.body.decode() for call in calls)
@@ -284,16 +259,11 @@ async def here(target: Deployment, *command: str, **settings: object) -> tuple[i
 
 
 @pytest.mark.fault("S01")
-async def test_commands_and_wrong_settings_show_no_secret(
-    database: Database, names: str, tmp_path: Path
-) -> None:
-    canary = Canaries()
-    async with placed(canary, database, names, tmp_path) as place:
-        async with place.database.transaction():
-            await enqueue(place.database, enqueueable(payload={"card": canary("payload")}))
-        looked = {" ".join(command): await here(place.direct, *command) for command in COMMANDS}
-        wrong = wrong_settings(place, canary)
-        refused = {name: await here(place.direct, "run", **given) for name, given in wrong.items()}
+async def test_commands_and_wrong_settings_show_no_secret(place: Place, canary: Canaries) -> None:
+    await place.site.commit(payload={"card": canary("payload")})
+    looked = {" ".join(command): await here(place.direct, *command) for command in COMMANDS}
+    wrong = wrong_settings(place, canary)
+    refused = {name: await here(place.direct, "run", **given) for name, given in wrong.items()}
     assert canary.found_in({name: text for name, (_, text) in (looked | refused).items()}) == []
     assert {name: code for name, (code, _) in refused.items()} == dict.fromkeys(wrong, 2)
     assert all("SEA_MQ_" in text for _, text in refused.values())
@@ -308,17 +278,14 @@ async def test_an_error_of_the_database_quotes_no_value(database: Database) -> N
 
 
 @pytest.mark.fault("S01")
-async def test_a_refused_worker_shows_no_secret(database: Database, names: str, tmp_path: Path) -> None:
+async def test_a_refused_worker_shows_no_secret(place: Place, canary: Canaries) -> None:
     """It ends with 2 or 3 and a line, not with a traceback."""
-    canary = Canaries()
-    async with placed(canary, database, names, tmp_path) as place:
 
-        async def end(name: str, **settings: object) -> tuple[str, int, str]:
-            log = tmp_path / f"log of {name}"
-            async with running(place.direct, log, **settings) as worker:
-                return name, await worker.ended(within=60), worker.written
+    async def end(name: str, **settings: object) -> tuple[str, int, str]:
+        async with running(place.direct, place.folder / f"log of {name}", **settings) as worker:
+            return name, await worker.ended(within=60), worker.written
 
-        wrong = refused_settings(place, canary)
-        ended = await asyncio.gather(*(end(name, **given) for name, given in wrong.items()))
+    wrong = refused_settings(place, canary)
+    ended = await asyncio.gather(*(end(name, **given) for name, given in wrong.items()))
     assert canary.found_in({name: text for name, _, text in ended}) == []
     assert {name: text for name, code, text in ended if code not in {2, 3} or "Traceback" in text} == {}

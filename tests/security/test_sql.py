@@ -114,7 +114,6 @@ async def parse_trees(session: asyncpg.Connection) -> dict[str, str]:
 
 
 async def used(session: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
-    """Return types, operators and functions of all statements."""
     trees = " ".join((await parse_trees(session)).values())
     oids = {
         int(oid) for oid in re.findall(r":(?:\w*type|\w*typeid|opno|funcid|aggfnoid|winfnoid) (\d+)", trees)

@@ -1,6 +1,5 @@
 """TLS and mutual TLS to all three sides: trusted only if it can be, and told in one line if not."""
 
-import json
 import re
 import ssl
 import uuid
@@ -105,12 +104,7 @@ def settings(**given: object) -> Settings:
 @pytest.mark.fault("S03")
 @pytest.mark.fault("S09")
 async def test_the_worker_runs_with_mutual_tls_on_all_three_sides(
-    *,
-    pki: Pki,
-    broker: EmbeddedNats,
-    database: Database,
-    names: str,
-    tmp_path: Path,
+    *, pki: Pki, broker: EmbeddedNats, database: Database, names: str, tmp_path: Path
 ) -> None:
     files = {"ca": pki.authority.ca, "cert": pki.client.cert, "key": pki.client.key}
     effects = Effects()
@@ -249,26 +243,6 @@ async def test_doctor_reports_a_handler_that_cannot_be_trusted(pki: Pki) -> None
             found = [finding async for finding in handler_findings(given)]
         assert [finding.slug for finding in found] == (["handler_untrusted"] if kind else [])
         assert not kind or re.search(UNTRUSTED[kind], found[0].what)
-
-
-@pytest.mark.fault("S03")
-@pytest.mark.parametrize("side", ["database", "nats"])
-async def test_a_worker_that_trusts_no_server_ends_with_one_line(
-    *, side: str, pki: Pki, broker: EmbeddedNats, database: Database, names: str, tmp_path: Path
-) -> None:
-    async with postgres_with("wrong authority", pki, database) as dsn:
-        target = deployment(
-            context=names,
-            database_url=dsn if side == "database" else database.dsn,
-            nats_url=broker.url,
-            handler_url="http://127.0.0.1:1/handle",
-            nats_tls_ca_file=pki.stranger.ca,
-        )
-        async with running(target, tmp_path / "log") as worker:
-            assert await worker.ended() == 3
-    last = json.loads(worker.written.splitlines()[-1])
-    assert last["event"] == "contract_broken"
-    assert "TLS was refused" in last["text"]
 
 
 @pytest.mark.fault("S03")

@@ -25,6 +25,8 @@ class _Kind(type):
 
 
 class datetime(_real, metaclass=_Kind):
+    __slots__ = ()  # of the size that C code expects
+
     @classmethod
     def now(cls, tz=None):
         return _real.now(tz) + _shift

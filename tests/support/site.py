@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
@@ -65,9 +65,10 @@ class Effects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Handles of a fault test; ``database`` and ``broker`` bypass the proxies."""
+    """Handles of a fault test; ``direct``, ``database`` and ``broker`` bypass the proxies."""
 
     target: Deployment
+    direct: Deployment
     dsn: str
     database: asyncpg.Connection
     broker: NatsConnection
@@ -126,6 +127,27 @@ class Site:
         stored = await stored_messages(self.broker, f"{self.target.context.upper()}_DLQ")
         return [headers for *_, headers in stored]
 
+    async def stream(self) -> dict[str, Any]:
+        """Return what the server knows of the own stream."""
+        return await api(self.broker, f"STREAM.INFO.{self.target.stream}")
+
+    async def change_stream(self, **change: Any) -> None:
+        """Give the own stream other values."""
+        config = (await self.stream())["config"]
+        await api(self.broker, f"STREAM.UPDATE.{self.target.stream}", config | change)
+
+    async def apply_streams(self, **consumer: Any) -> None:
+        """Apply the definitions again, as `streams apply` does."""
+        await apply_streams(self.direct, self.folder / "again", consumer={**FAST_CONSUMER, **consumer})
+
+    async def consumer(self) -> dict[str, Any]:
+        """Return what the server knows of the durable."""
+        return await consumer_info(self.broker, self.target.upstream_stream, self.target.durable)
+
+    async def deliveries(self) -> int:
+        """Count what the server delivered to the durable, repeats included."""
+        return int((await self.consumer())["delivered"]["consumer_seq"])
+
     async def published(self, *, within: float = 30.0) -> None:
         """Wait until no event is PENDING or CLAIMED."""
         await eventually(self._all_published, within=within, what="every event is PUBLISHED or DEAD")
@@ -155,7 +177,7 @@ class Site:
         return not await self.database.fetchval(_UNFINISHED)
 
     async def _all_answered(self) -> bool:
-        info = await consumer_info(self.broker, self.target.upstream_stream, self.target.durable)
+        info = await self.consumer()
         return not info["num_pending"] and not info["num_ack_pending"]
 
     async def _audit_outbound(self, dead: frozenset[str]) -> None:
@@ -240,6 +262,7 @@ async def site(
         try:
             yield Site(
                 target=target,
+                direct=direct,
                 dsn=dsn,
                 database=database,
                 broker=broker,

@@ -130,6 +130,11 @@ class WorkerProcess:
         except TimeoutError:
             raise AssertionError(f"still running after {within:g} s: {self.written[-2000:]}") from None
 
+    async def killed(self) -> None:
+        """Kill it, and wait for its end."""
+        self.send(signal.SIGKILL)
+        await self.ended()
+
     async def stopped(self) -> None:
         """Stop it as a supervisor would, and wait for a graceful end."""
         self.send(signal.SIGTERM)
