@@ -8,14 +8,7 @@ import pytest
 
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
-from sea_mq_worker.testing.handler import (
-    Behaviour,
-    Hang,
-    InMemoryHandler,
-    LoseResponse,
-    Respond,
-    Unreachable,
-)
+from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, LoseResponse, Respond, Unreachable
 from tests.support.handlers import HandlerServer, answer, handler_request, handler_server, hang, raw
 
 TIMEOUT_SECONDS = 0.5

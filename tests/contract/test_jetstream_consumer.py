@@ -150,9 +150,7 @@ async def test_no_more_than_asked_for(world: World) -> None:
     assert bodies(await world.fetch(2)) == ["c"]
 
 
-async def test_no_more_bytes_come_than_were_asked_for_but_a_larger_message_comes_alone(
-    world: World,
-) -> None:
+async def test_no_more_bytes_come_than_were_asked_for_but_a_larger_message_comes_alone(world: World) -> None:
     for number, size in enumerate((400, 400, 3000, 400)):
         await world.store(world.subject, b"x" * size, {"Nats-Msg-Id": str(number)})
     sizes = []

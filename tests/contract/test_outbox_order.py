@@ -2,14 +2,7 @@
 
 import pytest
 
-from tests.support.outboxes import (
-    World,
-    died,
-    ids,
-    postponed,
-    published,
-    released,
-)
+from tests.support.outboxes import World, died, ids, postponed, published, released
 
 SHORT_SECONDS = 0.1
 

@@ -10,23 +10,8 @@ import pytest
 from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import (
-    Accepted,
-    BatchFailed,
-    HandlerResult,
-    NotDelivered,
-    Poison,
-    Retry,
-)
-from tests.support.handlers import (
-    Behaviour,
-    Call,
-    HandlerServer,
-    answer,
-    handler_request,
-    hang,
-    raw,
-)
+from sea_mq_worker.domain.outcomes import Accepted, BatchFailed, HandlerResult, NotDelivered, Poison, Retry
+from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_request, hang, raw
 
 CANARY = "canary-5f2e"
 MESSAGES_MAX = 4
@@ -252,7 +237,4 @@ async def test_messages_of_a_failed_batch_do_not_mix_with_others(
     suspects = [request(number, batch_max=2) for number in (0, 1, 2)]
     await handle(make(), suspects[0], request(3), suspects[1], request(4), suspects[2])
     batches = [{each["message_id"] for each in call.json} for call in server.calls if "batch" in call.path]
-    assert sorted(map(sorted, batches)) == [
-        [message_id(0), message_id(1)],
-        [message_id(3), message_id(4)],
-    ]
+    assert sorted(map(sorted, batches)) == [[message_id(0), message_id(1)], [message_id(3), message_id(4)]]

@@ -53,9 +53,7 @@ async def _blocked(pool: asyncpg.Pool, task: asyncio.Task[Any]) -> None:
             assert not task.done()
 
 
-async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(
-    world: PostgresWorld,
-) -> None:
+async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(world: PostgresWorld) -> None:
     inbox, one = world.inbox(), entry(subject="a\0b.event.c.v1")
     run = await lease(inbox, one)
 
@@ -65,9 +63,7 @@ async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(
 
 
 @pytest.mark.clause("CMD-051: idempotent by message_id")
-async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(
-    world: PostgresWorld,
-) -> None:
+async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(world: PostgresWorld) -> None:
     """Six workers, overlapping batches, one handling in ten abandoned as if the worker had died."""
     messages = [entry() for _ in range(300)]
     left = {one.message_id for one in messages}

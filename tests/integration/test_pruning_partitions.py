@@ -69,11 +69,7 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
 
     counted = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
     pruned = await operations.prune(
-        "outbox",
-        ago(30),
-        **WHO,
-        on_progress=lambda *step: steps.append(step),
-        on_partition=reported.append,
+        "outbox", ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=reported.append
     )
 
     assert (counted.count, counted.partitions) == (4, [whole, empty])

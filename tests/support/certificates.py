@@ -70,9 +70,7 @@ class Authority:
         made.key.touch(mode=0o600)
         made.key.write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
         )
         return made

@@ -133,10 +133,7 @@ def parser_of(module: str) -> argparse.ArgumentParser:
     def caught(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         raise _ReadsWordsError(parser)
 
-    with (
-        patch.object(argparse.ArgumentParser, "parse_args", caught),
-        patch.object(sys, "argv", [module]),
-    ):
+    with patch.object(argparse.ArgumentParser, "parse_args", caught), patch.object(sys, "argv", [module]):
         try:
             runpy.run_path(str(_entry(module)), run_name="__main__")
         except _ReadsWordsError as found:

@@ -22,10 +22,7 @@ HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 def project() -> dict[str, list[Requirement]]:
     """Return what pyproject.toml requires: for the build, and by extra."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    lists = {
-        "build": document["build-system"]["requires"],
-        **document["project"]["optional-dependencies"],
-    }
+    lists = {"build": document["build-system"]["requires"], **document["project"]["optional-dependencies"]}
     own = canonicalize_name(document["project"]["name"])
     parsed = {key: [Requirement(text) for text in texts] for key, texts in lists.items()}
     return {key: [r for r in needs if canonicalize_name(r.name) != own] for key, needs in parsed.items()}

@@ -15,10 +15,7 @@ TEST_MODULE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 40
 TEST_FUNCTION_LINES_MAX = 60
 PACKAGE = "sea_mq_worker"
-SHORT_FOLDERS = {
-    "ports": "a port is as long as its contract",
-    "testing": "a fake is as long as its port",
-}
+SHORT_FOLDERS = {"ports": "a port is as long as its contract", "testing": "a fake is as long as its port"}
 SHORT_MODULES = {
     "cli/signals.py": "several commands share it",
     "connections/postgres.py": "one module for each server",

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
-from sea_mq_worker.telemetry.catalog.log_events import (
-    FACTS,
-    LOG_EVENTS,
-    NOTICES,
-    PROGRESS,
-    RECORDS,
-)
+from sea_mq_worker.telemetry.catalog.log_events import FACTS, LOG_EVENTS, NOTICES, PROGRESS, RECORDS
 from sea_mq_worker.telemetry.catalog.metrics import METRICS
 from sea_mq_worker.telemetry.catalog.spans import SPANS
 from tools.docs.pages import ROOT, TELEMETRY

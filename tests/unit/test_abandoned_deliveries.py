@@ -17,11 +17,7 @@ class World:
         self.table = InboxTable(lambda: self.now)
         self.stream = InMemoryStream(name="UP", clock=lambda: self.now)
         self.consumer = InMemoryConsumer(
-            stream=self.stream,
-            name="c",
-            clock=lambda: self.now,
-            ack_wait_seconds=ACK_WAIT,
-            wait_seconds=0.0,
+            stream=self.stream, name="c", clock=lambda: self.now, ack_wait_seconds=ACK_WAIT, wait_seconds=0.0
         )
         self.dead = InMemoryInbox(table=self.table, worker="dead", session=DEAD)
         self.abandoned = AbandonedDeliveries(

@@ -23,14 +23,7 @@ from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Poison
 from sea_mq_worker.testing.handler import Behaviour, Respond
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
-from tests.support.inbox_loop import (
-    ATTEMPTS_MAX,
-    CONCURRENCY,
-    PER_SECOND,
-    SLOW_AFTER,
-    World,
-    always,
-)
+from tests.support.inbox_loop import ATTEMPTS_MAX, CONCURRENCY, PER_SECOND, SLOW_AFTER, World, always
 from tests.support.simulation import in_virtual_time
 
 OTHER = "vibespro.event.vibe_renamed.v1"

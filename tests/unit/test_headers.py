@@ -86,11 +86,7 @@ def test_what_the_event_has_not_is_no_header() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        ({"attempts": 1}, False),
-        ({"attempts": 2}, True),
-        ({"attempts": 1, "earlier_stream_seq": 7}, True),
-    ],
+    [({"attempts": 1}, False), ({"attempts": 2}, True), ({"attempts": 1, "earlier_stream_seq": 7}, True)],
 )
 def test_only_a_first_attempt_of_a_first_lifecycle_is_no_repeat(
     given: dict[str, int], expected: bool

@@ -82,8 +82,7 @@ def test_an_answer_may_end_with_its_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"HTTP/1.1 20", OK[:-1], CHUNKED + b"2\r\nok\r\n", b"HTTP/1.1 100 C\r\n\r\n", OK[:17]],
+    "data", [b"", b"HTTP/1.1 20", OK[:-1], CHUNKED + b"2\r\nok\r\n", b"HTTP/1.1 100 C\r\n\r\n", OK[:17]]
 )
 def test_an_end_too_early_makes_no_answer(data: bytes) -> None:
     assert read(data, eof=True).answer is None

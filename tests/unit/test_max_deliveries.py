@@ -6,12 +6,7 @@ import pytest
 
 from sea_mq_worker.application.inbox.receiving import InFlightMessage
 from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.facts import (
-    CircuitClosed,
-    CircuitOpened,
-    MessageDeadLettered,
-    MessageProcessed,
-)
+from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened, MessageDeadLettered, MessageProcessed
 from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.testing.handler import Respond
 from tests.support.builders import dead_letter

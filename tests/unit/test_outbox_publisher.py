@@ -117,11 +117,7 @@ class World:
             for name in ("broker", "store")
         )
         settlement = Settlement(
-            context="sea",
-            observer=self.observer,
-            store_breaker=store,
-            clock=self.clock,
-            lease_seconds=LEASE,
+            context="sea", observer=self.observer, store_breaker=store, clock=self.clock, lease_seconds=LEASE
         )
         return OutboxPublisher(
             outbox=self.outbox,

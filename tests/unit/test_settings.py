@@ -58,8 +58,7 @@ def test_a_line_end_that_a_secret_was_stored_with_is_no_part_of_it(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("text", "consumers"),
-    [("", []), ("A/b", [("A", "b")]), (" A/b, C/d ,", [("A", "b"), ("C", "d")])],
+    ("text", "consumers"), [("", []), ("A/b", [("A", "b")]), (" A/b, C/d ,", [("A", "b"), ("C", "d")])]
 )
 def test_consumers_are_separated_by_commas(
     text: str, consumers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
@@ -147,10 +146,7 @@ BOTH = "requires {side}_tls_key_file, and the reverse; set both or neither"
             HANDLER | {"HANDLER_BATCH_URL": HANDLER["HANDLER_URL"]},
             "HANDLER_BATCH_URL: must not be handler_url, which receives single messages",
         ),
-        (
-            HANDLER | {"HANDLER_BATCH_URL": "http://169.254.169.254/"},
-            f"HANDLER_BATCH_URL: {LINK_LOCAL}",
-        ),
+        (HANDLER | {"HANDLER_BATCH_URL": "http://169.254.169.254/"}, f"HANDLER_BATCH_URL: {LINK_LOCAL}"),
         ({"HANDLER_URL": "ftp://handler/"}, "HANDLER_URL: expected an http:// or https:// URL"),
         (
             {"DATABASE_URL": "postgresql://u:p@h/d", "DATABASE_PASSWORD_FILE": "/p"},
@@ -162,10 +158,7 @@ BOTH = "requires {side}_tls_key_file, and the reverse; set both or neither"
         ),
         ({"NATS_TLS_CERT_FILE": "/c"}, f"NATS_TLS_CERT_FILE: {BOTH.format(side='nats')}"),
         ({"HANDLER_TLS_KEY_FILE": "/k"}, f"HANDLER_TLS_CERT_FILE: {BOTH.format(side='handler')}"),
-        (
-            {"OUTBOX_ENABLED": "false", "CONSUMERS": ""},
-            f"CONSUMERS: {IDLE}",
-        ),
+        ({"OUTBOX_ENABLED": "false", "CONSUMERS": ""}, f"CONSUMERS: {IDLE}"),
         (
             {"NATS_INBOX_PREFIX": "_INBOX.>"},
             "NATS_INBOX_PREFIX: expected tokens of letters, digits, - and _, separated by dots",
