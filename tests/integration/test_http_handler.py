@@ -62,22 +62,17 @@ async def ask(
 async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer, make: MakeHandler) -> None:
     assert await make().handle(REQUEST) == Accepted(200)
     (call,) = server.calls
-    assert list(call.json) == [
-        "message_id",
-        "subject",
-        "event_type",
-        "event_version",
-        "occurred_at",
-        "correlation_id",
-        "causation_id",
-        "payload",
+    *given, (last, payload) = call.json.items()
+    assert given == [
+        ("message_id", "550e8400-e29b-41d4-a716-446655440000"),
+        ("subject", "vibespro.event.vibe_created.v1"),
+        ("event_type", "vibe_created"),
+        ("event_version", 1),
+        ("occurred_at", "2025-12-28T22:00:00Z"),
+        ("correlation_id", "6ba7b810-9dad-11d1-80b4-00c04fd430c8"),
+        ("causation_id", None),
     ]
-    assert call.json["message_id"] == "550e8400-e29b-41d4-a716-446655440000"
-    assert call.json["event_version"] == 1
-    assert call.json["occurred_at"] == "2025-12-28T22:00:00Z"
-    assert call.json["correlation_id"] == "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
-    assert call.json["causation_id"] is None
-    assert call.json["payload"]["name"] == "été"
+    assert (last, payload["name"]) == ("payload", "été")
     assert (call.method, call.path) == ("POST", "/handle")
 
 

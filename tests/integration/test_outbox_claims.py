@@ -181,6 +181,15 @@ async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
         assert f"idx_outbox_due{lane} " in plan, plan
 
 
+async def refuse(pool: asyncpg.Pool, event_id: str, when: str) -> None:
+    """Refuse every change of an event by a trigger."""
+    await pool.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = '{event_id}' THEN RAISE 'not this one'; END IF; RETURN NEW; END $$;"
+        f"CREATE TRIGGER refuse {when} UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+
+
 @pytest.mark.fault("D16")
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_an_event_that_cannot_be_claimed_is_named_and_holds_back_its_key_alone(
@@ -189,11 +198,7 @@ async def test_an_event_that_cannot_be_claimed_is_named_and_holds_back_its_key_a
     await add(pool, 20, keys=4 if ordered else 0)
     rows = await pool.fetch("SELECT id::text, seq, ordering_key FROM outbox_events ORDER BY seq")
     bad = rows[5]
-    await pool.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF NEW.id = '{bad['id']}' THEN RAISE 'not this one'; END IF; RETURN NULL; END $$;"
-        "CREATE TRIGGER refuse AFTER UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
-    )
+    await refuse(pool, bad["id"], "AFTER")
     outbox = relay(pool, ordered=ordered)
     claim = await outbox.find_unpublished(batch_max=100)
     held = {row["id"] for row in rows if ordered and row["ordering_key"] == bad["ordering_key"]}
@@ -219,11 +224,7 @@ async def test_a_lease_that_cannot_be_ended_keeps_no_other_from_its_end(
     claim = await outbox.find_unpublished(batch_max=100)
     assert len(claim.events) == 20
     bad = claim.events[5]
-    await pool.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF NEW.id = '{bad.id}' THEN RAISE 'not this one'; END IF; RETURN NEW; END $$;"
-        "CREATE TRIGGER refuse BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
-    )
+    await refuse(pool, bad.id, "BEFORE")
     with pytest.raises(RowsRefusedError, match=f"seq {bad.seq}: .*not this one"):
         await outbox.reap()
     claimed = await pool.fetch("SELECT id::text FROM outbox_events WHERE state = 'CLAIMED'")

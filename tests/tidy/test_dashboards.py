@@ -1,4 +1,4 @@
-"""deploy/grafana and deploy/prometheus ask for nothing but what the worker tells."""
+"""Dashboard, alerts and scrapes of deploy ask for nothing but what the worker tells."""
 
 import json
 import re
@@ -16,15 +16,15 @@ from typer.main import get_command
 from sea_mq_worker.cli import app
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
+from tools.docs.pages import ALERTS as ALERTS_FILE
+from tools.docs.pages import PROMETHEUS_RULE
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERT_TESTS = DEPLOY / "prometheus" / "alerts.test.yaml"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 ALERTS: list[dict[str, Any]] = [
-    rule
-    for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
-    for rule in group["rules"]
+    rule for group in yaml.safe_load(ALERTS_FILE.read_text())["groups"] for rule in group["rules"]
 ]
 LABELS = {metric.name: set(metric.labels) for metric in (*METRICS, *PIPELINE_METRICS)}
 LABELS |= {
@@ -122,6 +122,24 @@ def test_panels_explain_themselves_and_take_the_chosen_source() -> None:
         assert panel["description"]
         sources = {panel["datasource"]["uid"], *(target["datasource"]["uid"] for target in panel["targets"])}
         assert sources == {"${datasource}"}
+
+
+def test_the_rule_has_the_fields_that_the_operator_knows() -> None:
+    made: dict[str, Any] = yaml.safe_load(PROMETHEUS_RULE.read_text())
+    assert made["spec"] == yaml.safe_load(ALERTS_FILE.read_text())
+    for group in made["spec"]["groups"]:
+        assert group.keys() == {"name", "rules"}
+        for alert in group["rules"]:
+            assert {"alert", "expr", "labels", "annotations"} <= alert.keys()
+            assert alert.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+
+
+def test_services_of_the_same_name_in_two_namespaces_are_two_jobs() -> None:
+    [endpoint] = yaml.safe_load(PROMETHEUS_RULE.with_name("servicemonitor.yaml").read_text())["spec"][
+        "endpoints"
+    ]
+    [relabeling] = endpoint["relabelings"]
+    assert relabeling == {"sourceLabels": ["namespace", "job"], "separator": "/", "targetLabel": "job"}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -60,6 +60,12 @@ class Traces:
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("test")
 
+    def publisher(self, inner: RecordingPublisher) -> TracedPublisher:
+        return TracedPublisher(inner=inner, tracer=self.tracer)
+
+    def handler(self, inner: InMemoryHandler) -> TracedHandler:
+        return TracedHandler(inner=inner, url=URL, tracer=self.tracer)
+
     @property
     def spans(self) -> Sequence[ReadableSpan]:
         return self._exporter.get_finished_spans()
@@ -92,8 +98,7 @@ def linked_traces(span: ReadableSpan) -> list[str]:
 
 async def test_a_publish_is_linked_to_the_producer_and_carries_its_own_context(traces: Traces) -> None:
     inner = RecordingPublisher([Stored("S", 7)])
-    publisher = TracedPublisher(inner=inner, tracer=traces.tracer)
-    outcome = await publisher.publish("sea.event.t.v1", b"{}", SAMPLED | {"Nats-Msg-Id": "i"})
+    outcome = await traces.publisher(inner).publish("sea.event.t.v1", b"{}", SAMPLED | {"Nats-Msg-Id": "i"})
     span = traces.of(SpanKind.PRODUCER)
     assert outcome == Stored("S", 7)
     assert linked_traces(span) == [TRACE]
@@ -106,12 +111,11 @@ async def test_a_publish_is_linked_to_the_producer_and_carries_its_own_context(t
 
 async def test_each_message_of_a_batch_has_its_own_span(traces: Traces) -> None:
     inner = RecordingPublisher([Stored("S", 1), Unknown("timeout"), Stored("S", 2)])
-    publisher = TracedPublisher(inner=inner, tracer=traces.tracer)
     messages = [
         OutboundMessage(id=str(number), subject="s", payload=b"1", headers=headers)
         for number, headers in enumerate((SAMPLED, {}, UNSAMPLED))
     ]
-    outcomes = await publisher.publish_batch(messages, timeout_seconds=1.0)
+    outcomes = await traces.publisher(inner).publish_batch(messages, timeout_seconds=1.0)
     assert outcomes == [Stored("S", 1), Unknown("timeout"), Stored("S", 2)]
     assert [linked_traces(span) for span in traces.spans] == [[TRACE], []]
     assert [span.status.status_code for span in traces.spans] == [StatusCode.UNSET, StatusCode.ERROR]
@@ -125,10 +129,10 @@ async def test_each_message_of_a_batch_has_its_own_span(traces: Traces) -> None:
 
 async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces) -> None:
     inner = RecordingPublisher([Stored("S", 1)])
-    await TracedPublisher(inner=inner, tracer=traces.tracer).publish("s", b"{}", UNSAMPLED)
+    await traces.publisher(inner).publish("s", b"{}", UNSAMPLED)
     handler = InMemoryHandler()
     request = REQUEST._replace(trace_headers=UNSAMPLED)
-    await TracedHandler(inner=handler, url=URL, tracer=traces.tracer).handle(request)
+    await traces.handler(handler).handle(request)
     assert traces.spans == ()
     assert inner.sent[0].headers == UNSAMPLED
     assert handler.requests == [request]
@@ -137,7 +141,7 @@ async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces)
 async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
     inner = RecordingPublisher([Stored("S", 1)])
     malformed = {"traceparent": f"00-{TRACE}-b7ad6b716920333-00"}
-    await TracedPublisher(inner=inner, tracer=traces.tracer).publish("s", b"{}", malformed)
+    await traces.publisher(inner).publish("s", b"{}", malformed)
     span = traces.of(SpanKind.PRODUCER)
     assert span.links == ()
     assert inner.sent[0].headers == {"traceparent": traceparent(span)}
@@ -145,8 +149,7 @@ async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
 
 async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(traces: Traces) -> None:
     inner = InMemoryHandler()
-    handler = TracedHandler(inner=inner, url=URL, tracer=traces.tracer)
-    assert await handler.handle(REQUEST._replace(trace_headers=SAMPLED)) == Accepted(200)
+    assert await traces.handler(inner).handle(REQUEST._replace(trace_headers=SAMPLED)) == Accepted(200)
     consumer, client = traces.of(SpanKind.CONSUMER), traces.of(SpanKind.CLIENT)
     assert linked_traces(consumer) == [TRACE]
     assert consumer.parent is None
@@ -157,7 +160,7 @@ async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(tra
 
 async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
     inner = InMemoryHandler(lambda _request, _call: Respond(status=500))
-    await TracedHandler(inner=inner, url=URL, tracer=traces.tracer).handle(REQUEST)
+    await traces.handler(inner).handle(REQUEST)
     assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
     reported = traces.of(SpanKind.CLIENT).attributes
     assert reported is not None
@@ -166,7 +169,7 @@ async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
 
 async def test_a_rejected_message_has_its_status(traces: Traces) -> None:
     inner = InMemoryHandler(lambda _request, _call: Respond(status=422))
-    await TracedHandler(inner=inner, url=URL, tracer=traces.tracer).handle(REQUEST)
+    await traces.handler(inner).handle(REQUEST)
     assert (traces.of(SpanKind.CLIENT).attributes or {})["http.response.status_code"] == 422
 
 
@@ -192,7 +195,7 @@ async def test_a_call_that_raises_ends_its_spans(traces: Traces) -> None:
 
 
 async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> None:
-    publisher = TracedPublisher(inner=RecordingPublisher([]), tracer=traces.tracer)
+    publisher = traces.publisher(RecordingPublisher([]))
     assert publisher.connected
     assert publisher.keeps_order
     assert publisher.duplicate_window_seconds == 120.0
@@ -202,8 +205,8 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
 
 async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:
     message = OutboundMessage(id="i", subject="s", payload=b"1", headers=SAMPLED, waited_seconds=90.0)
-    publisher = TracedPublisher(inner=RecordingPublisher([Stored("S", 1)]), tracer=traces.tracer)
-    await publisher.publish_batch([message], timeout_seconds=1.0)
+    inner = RecordingPublisher([Stored("S", 1)])
+    await traces.publisher(inner).publish_batch([message], timeout_seconds=1.0)
     wait, publish = traces.of(SpanKind.INTERNAL), traces.of(SpanKind.PRODUCER)
     assert seconds(wait) == pytest.approx(90.0)
     assert wait.parent is None
@@ -216,8 +219,8 @@ async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:
 
 async def test_a_handling_follows_the_wait_in_the_stream(traces: Traces) -> None:
     stored_at = datetime.fromtimestamp(time.time() - 30.0, UTC)
-    handler = TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer)
-    await handler.handle(REQUEST._replace(trace_headers=SAMPLED, stored_at=stored_at))
+    request = REQUEST._replace(trace_headers=SAMPLED, stored_at=stored_at)
+    await traces.handler(InMemoryHandler()).handle(request)
     wait, process = traces.of(SpanKind.INTERNAL), traces.of(SpanKind.CONSUMER)
     assert 30.0 <= seconds(wait) < 60.0
     assert process.parent == wait.get_span_context()
@@ -226,13 +229,12 @@ async def test_a_handling_follows_the_wait_in_the_stream(traces: Traces) -> None
 
 async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> None:
     stored_at = datetime.fromtimestamp(time.time() + 3600.0, UTC)
-    handler = TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer)
-    await handler.handle(REQUEST._replace(stored_at=stored_at))
+    await traces.handler(InMemoryHandler()).handle(REQUEST._replace(stored_at=stored_at))
     assert [span.kind for span in traces.spans] == [SpanKind.CLIENT, SpanKind.CONSUMER]
 
 
 async def test_the_handlers_address_is_shown_without_its_secrets(traces: Traces) -> None:
-    await TracedHandler(inner=InMemoryHandler(), url=URL, tracer=traces.tracer).handle(REQUEST)
+    await traces.handler(InMemoryHandler()).handle(REQUEST)
     reported = traces.of(SpanKind.CLIENT).attributes
     assert reported is not None
     assert reported["url.full"] == "http://handler.internal:80/handle"
