@@ -61,9 +61,10 @@ def _headers(blocks: pa.Array) -> pa.Array:
     lines = pc.split_pattern(blocks, b"\r\n")
     flat = pc.list_flatten(lines)
     filled = pc.greater(pc.binary_length(flat), 0)
-    parts = pc.split_pattern(flat.filter(filled), b":", max_splits=1)
-    pairs = pc.list_slice(parts, 0, 2, return_fixed_size_list=True)  # null: the line has no colon
-    keys, values = _text(pc.list_element(pairs, 0)), _text(pc.fill_null(pc.list_element(pairs, 1), b""))
+    pairs = pc.split_pattern(flat.filter(filled), b":", max_splits=1)
+    if pc.any(pc.less(pc.list_value_length(pairs), 2)).as_py():
+        pairs = pc.list_slice(pairs, 0, 2, return_fixed_size_list=True)  # adds null for the value
+    keys, values = (_text(pc.fill_null(pc.list_element(pairs, at), b"")) for at in (0, 1))
     fields = pa.StructArray.from_arrays([keys, pc.ascii_trim(values, " \t")], fields=list(_PAIR))
     # Number of non-empty lines before each message's first line.
     zero = pa.array([0], pa.int32())
