@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+
+from sea_mq_worker.admin.status_records import Cause, ConsumerSample, HealthSummary, Level
 
 BEHIND_SECONDS = 60.0
 """Age in seconds from which the oldest waiting event or message means that a side is behind."""
@@ -16,15 +17,6 @@ _LISTS = {
 _FIRST_EVENT = """\
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
 VALUES (gen_random_uuid(), 'order', '1', 'order.paid', '{}');"""
-
-
-class Level(StrEnum):
-    """Urgency; the page shows each level in its own colour."""
-
-    GOOD = "good"
-    IDLE = "idle"
-    WARN = "warn"
-    BAD = "bad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,44 +44,13 @@ _SLOW_STEPS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PausedConsumer:
-    """A paused consumer that has messages to deliver."""
-
-    stream: str
-    durable: str
-    pending: int
-    paused_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """One reason for not being ready; ``since`` is in seconds since 1970."""
-
-    part: str
-    reason: str
-    since: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthSummary:
-    """``state`` is a word or two, ``text`` a sentence, ``next_steps`` are commands; ``since``: from 1970."""
-
-    level: Level
-    state: str
-    text: str
-    causes: Sequence[Cause] = ()
-    next_steps: Sequence[str] = ()
-    since: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """Input of the summary; ``reasons``: why the worker is not ready, by part; ``since``: from when."""
 
     reasons: Mapping[str, str]
     since: Mapping[str, float]
     sides: Sequence[Side]
-    paused_consumers: Sequence[PausedConsumer] = ()
+    paused_consumers: Sequence[ConsumerSample] = ()
     waiting_for: str = ""
 
 
@@ -158,7 +119,7 @@ def _held(situation: Situation) -> HealthSummary | None:
         return None
     text = "; ".join(
         f"consumer {each.durable} of {each.stream} is paused for {_duration(each.paused_seconds)} more, "
-        f"and {each.pending:,} messages wait"
+        f"and {each.pending or 0:,} messages wait"
         for each in situation.paused_consumers
     )
     steps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.paused_consumers]

@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Generic, TypeVar
 
 from sea_mq_worker.admin.activity import ActivityLog
-from sea_mq_worker.admin.health_summary import HealthSummary, PausedConsumer, Side, Situation, summarize
+from sea_mq_worker.admin.health_summary import Side, Situation, summarize
 from sea_mq_worker.admin.history import STEP_SECONDS, History, HistoryData
 from sea_mq_worker.admin.status_records import (
     ConsumerSample,
     ConsumerStatus,
     Counters,
+    HealthSummary,
     OverviewStatus,
     Sample,
     SideStatus,
@@ -166,7 +167,9 @@ class StatusCollector:
             waiting_for=self.activity.waiting_for,
             sides=[self._side_facts(side, totals) for side in self.sides],
             paused_consumers=[
-                _paused_consumer(dated.value) for dated in self._consumers.values() if _is_paused(dated.value)
+                dated.value
+                for dated in self._consumers.values()
+                if dated.value.pending and dated.value.paused_seconds
             ],
         )
 
@@ -190,11 +193,3 @@ class StatusCollector:
     def _wall_time(self, at: float) -> float:
         """Convert a monotonic time to seconds since 1970, by the current clock."""
         return round(self.now() - (self.clock() - at), 1)
-
-
-def _is_paused(consumer: ConsumerSample) -> bool:
-    return bool(consumer.pending and consumer.paused_seconds)
-
-
-def _paused_consumer(consumer: ConsumerSample) -> PausedConsumer:
-    return PausedConsumer(**{each.name: getattr(consumer, each.name) for each in fields(PausedConsumer)})

@@ -2,14 +2,44 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from sea_mq_worker.admin.activity import ErrorGroup, RecentEvent
-from sea_mq_worker.admin.health_summary import HealthSummary
 from sea_mq_worker.admin.latencies import Percentiles
 from sea_mq_worker.domain.read_models import Overview
 
 Offers: TypeAlias = Literal["all", "numbers"]
+
+
+class Level(StrEnum):
+    """Urgency; the page shows each level in its own colour."""
+
+    GOOD = "good"
+    IDLE = "idle"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason for not being ready; ``since`` is in seconds since 1970."""
+
+    part: str
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSummary:
+    """``state`` is a word or two, ``text`` a sentence, ``next_steps`` are commands; ``since``: from 1970."""
+
+    level: Level
+    state: str
+    text: str
+    causes: Sequence[Cause] = ()
+    next_steps: Sequence[str] = ()
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

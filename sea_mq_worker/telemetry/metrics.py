@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never, get_args
 
 from sea_mq_worker.domain.facts import (
@@ -30,6 +29,7 @@ from sea_mq_worker.domain.facts import (
     WorkerStopped,
     WorkerTakenOver,
 )
+from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.exemplars import RecentSpans
 from sea_mq_worker.telemetry.exposition import Exposition
@@ -40,18 +40,6 @@ Side: TypeAlias = Literal["outbox", "inbox"]
 
 _RENDER_SECONDS = 1.0
 _COUNTER = re.compile(r"sea_mq_(?:outbox_|inbox_)?(\w+)_total")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """Sample of one side's table (QRY-050, QRY-051)."""
-
-    depth: int
-    oldest_seconds: float
-    """0 if nothing waits."""
-    dead: int
-    scheduled: int = 0
-    """Only for the outbox."""
 
 
 class MetricsObserver:
@@ -120,14 +108,14 @@ class MetricsObserver:
             case _:
                 assert_never(fact)
 
-    def set_backlog(self, side: Side, backlog: Backlog) -> None:
-        """Record a sample of one side's table."""
+    def set_depth(self, side: Side, depth: Depth) -> None:
+        """Record a sample of one side's table (QRY-050, QRY-051)."""
         self._sampled_at[side] = self._clock()
-        self._number(f"{side}_depth").value = backlog.depth
-        self._number(f"{side}_oldest_seconds").value = backlog.oldest_seconds
-        self._number(f"{side}_dead").value = backlog.dead
+        self._number(f"{side}_depth").value = depth.waiting
+        self._number(f"{side}_oldest_seconds").value = depth.waiting_seconds
+        self._number(f"{side}_dead").value = depth.dead
         if side == "outbox":
-            self._number("outbox_scheduled").value = backlog.scheduled
+            self._number("outbox_scheduled").value = depth.scheduled
 
     def set_events_lost(self, lost: bool) -> None:
         """Record whether the stream lacks events of PUBLISHED rows."""

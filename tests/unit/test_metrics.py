@@ -34,10 +34,11 @@ from sea_mq_worker.domain.facts import (
     WorkerStopped,
     WorkerTakenOver,
 )
+from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry import metrics as module
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.catalog.metrics import METRICS
-from sea_mq_worker.telemetry.metrics import Backlog, MetricsObserver
+from sea_mq_worker.telemetry.metrics import MetricsObserver
 from tests.support.simulation import Clock
 
 
@@ -173,8 +174,10 @@ def test_circuit_open_is_one_while_open_and_zero_after(metrics: MetricsObserver,
 @pytest.mark.clause("QRY-050")
 @pytest.mark.clause("QRY-051")
 def test_backlogs_are_gauges_with_their_age(metrics: MetricsObserver, clock: Clock) -> None:
-    metrics.set_backlog("outbox", Backlog(depth=5, oldest_seconds=60.0, dead=2, scheduled=7))
-    metrics.set_backlog("inbox", Backlog(depth=1, oldest_seconds=3.0, dead=0))
+    unpublished = Depth(count=14, oldest_at=None, waiting=5, waiting_seconds=60.0, scheduled=7, dead=2)
+    unprocessed = Depth(count=1, oldest_at=None, waiting=1, waiting_seconds=3.0, scheduled=0, dead=0)
+    metrics.set_depth("outbox", unpublished)
+    metrics.set_depth("inbox", unprocessed)
     clock.now += 30.0
     found = samples(metrics)
     assert found["sea_mq_outbox_depth"] == 5

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.admin.activity import ActivityLog
-from sea_mq_worker.admin.health_summary import Level, PausedConsumer, Side, Situation, summarize
+from sea_mq_worker.admin.health_summary import Side, Situation, summarize
 from sea_mq_worker.admin.history import History
 from sea_mq_worker.admin.latencies import Latencies
 from sea_mq_worker.admin.status_collector import StatusCollector
-from sea_mq_worker.admin.status_records import ConsumerSample, Counters, Sample, WorkerInfo
+from sea_mq_worker.admin.status_records import ConsumerSample, Counters, Level, Sample, WorkerInfo
 from sea_mq_worker.domain.facts import (
     CircuitClosed,
     CircuitOpened,
@@ -41,7 +41,7 @@ def outbox(**given: Any) -> Side:
         (
             situation(
                 outbox(),
-                paused_consumers=[PausedConsumer(stream="S", durable="d", pending=20, paused_seconds=90.0)],
+                paused_consumers=[ConsumerSample(stream="S", durable="d", pending=20, paused_seconds=90.0)],
             ),
             *("warn", "Held", "Consumer d of S is paused for 1.5 min more, and 20 messages wait."),
         ),

@@ -3,9 +3,10 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import asyncpg
 
@@ -28,6 +29,8 @@ from sea_mq_worker.telemetry.metrics import MetricsObserver
 
 _FIRST_PROBE_SECONDS = 0.2
 _GOOD_NEWS = frozenset({"connected", "reconnected"})
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +63,14 @@ class WorkerContext:
         """Return whether others may have taken this worker for gone since ``moment``."""
         return self.session is not None and self.session.lost_since(moment)
 
+    async def connect(self, connect_once: Callable[[], Awaitable[_T]], what: str) -> _T:
+        """Retry until the server answers; raises as ``connect_with_retry``."""
+        return await connect_with_retry(connect_once, what=what, observer=self.observer, stop=self.stop)
+
     async def pool(self, purpose: str) -> asyncpg.Pool:
         """Open a pool for one side; its connections belong to the worker's session."""
         join = self.session.join if self.session is not None else None
-        pool = await connect_with_retry(
-            lambda: open_pool(self.settings, purpose=purpose, join=join),
-            what="PostgreSQL",
-            observer=self.observer,
-            stop=self.stop,
-        )
+        pool = await self.connect(lambda: open_pool(self.settings, purpose=purpose, join=join), "PostgreSQL")
         self.stack.push_async_callback(pool.close)
         return pool
 
@@ -84,11 +86,8 @@ class WorkerContext:
 
     async def nats(self, purpose: str) -> tuple[NatsConnection, dict[str, Loop]]:
         """Open a connection for one side, with a loop that fails if the connection is closed for good."""
-        connection = await connect_with_retry(
-            lambda: open_nats(self.settings, purpose=purpose, on_event=self._event_logger(purpose)),
-            what="NATS",
-            observer=self.observer,
-            stop=self.stop,
+        connection = await self.connect(
+            lambda: open_nats(self.settings, purpose=purpose, on_event=self._event_logger(purpose)), "NATS"
         )
         self.stack.push_async_callback(connection.close)
         self.readiness.check(

@@ -28,11 +28,10 @@ from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
 from sea_mq_worker.bootstrap.worker.missed_messages import missed_message_loop
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.connections.handler import open_batch_handler, open_handler
-from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.settings import ConsumerSettings, Settings, SettingsError
+from sea_mq_worker.settings import ConsumerSettings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 5.0
@@ -112,43 +111,31 @@ def _inbox_loop(
     return InboxConsumer(
         consumer=consumer,
         recorder=recorder,
-        leases=_lease_renewal(base, recorder),
+        leases=LeaseRenewal(
+            inbox=inbox,
+            store_breaker=recorder.store_breaker,
+            clock=base.clock,
+            lease_seconds=s.inbox_lease_seconds,
+            session_lost_since=base.session_lost_since,
+        ),
         handler_caller=handler_caller,
         in_flight=in_flight,
         completion=completion,
         observer=base.observer,
         broker_breaker=broker_breaker,
         clock=base.clock,
-        calls=_call_slots(s, in_flight),
+        # messages share the calls of a batch URL: there the client bounds its requests
+        calls=CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         siblings=frozenset(durable.durable for durable in s.consumers),
         orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
-        ahead=_read_ahead(base, consumer, broker_breaker, handler_caller.health),
-    )
-
-
-def _lease_renewal(base: WorkerContext, recorder: InboxRecorder) -> LeaseRenewal:
-    return LeaseRenewal(
-        inbox=recorder.inbox,
-        store_breaker=recorder.store_breaker,
-        clock=base.clock,
-        lease_seconds=recorder.lease_seconds,
-        session_lost_since=base.session_lost_since,
-    )
-
-
-def _read_ahead(
-    base: WorkerContext,
-    consumer: NatsJetStreamConsumer,
-    broker_breaker: CircuitBreaker,
-    health: HandlerHealth,
-) -> ReadAhead:
-    return ReadAhead(
-        consumer=consumer,
-        health=health,
-        observer=base.observer,
-        broker_breaker=broker_breaker,
-        clock=base.clock,
+        ahead=ReadAhead(
+            consumer=consumer,
+            health=handler_caller.health,
+            observer=base.observer,
+            broker_breaker=broker_breaker,
+            clock=base.clock,
+        ),
     )
 
 
@@ -181,8 +168,7 @@ async def _exhausted_messages(base: WorkerContext, connection: NatsConnection) -
         consumers=[(durable.stream, durable.durable) for durable in s.consumers],
         on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
     )
-    what = f"stream {s.advisory_stream}"
-    await connect_with_retry(exhausted.start, what=what, observer=base.observer, stop=base.stop)
+    await base.connect(exhausted.start, f"stream {s.advisory_stream}")
     base.stack.push_async_callback(exhausted.close)
     return exhausted
 
@@ -197,9 +183,7 @@ async def _dead_letter_publisher(
         mode="pipeline",
         publish_timeout_seconds=s.outbox_publish_timeout_seconds,
     )
-    await connect_with_retry(
-        publisher.start, what=f"stream {s.dlq_stream}", observer=base.observer, stop=base.stop
-    )
+    await base.connect(publisher.start, f"stream {s.dlq_stream}")
     return DeadLetterPublisher(
         context=s.context,
         inbox=inbox,
@@ -238,11 +222,6 @@ def _handler_client(base: WorkerContext) -> HttpEventHandler | HttpBatchHandler:
     return open_batch_handler(s, concurrency=concurrency, on_failed=report)
 
 
-def _call_slots(s: Settings, in_flight: InFlight) -> CallSlots:
-    """Bound the calls, unless messages share them; then the client bounds its requests."""
-    return CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency)
-
-
 def _health(base: WorkerContext) -> HandlerHealth:
     s = base.settings
     health = HandlerHealth(
@@ -268,7 +247,7 @@ async def _consumer(
 ) -> NatsJetStreamConsumer:
     consumer = NatsJetStreamConsumer(connection=connection, stream=durable.stream, durable=durable.durable)
     what = f"consumer {durable.durable} of stream {durable.stream}"
-    await connect_with_retry(consumer.start, what=what, observer=base.observer, stop=base.stop)
+    await base.connect(consumer.start, what)
     base.stack.push_async_callback(consumer.close)
     s = base.settings
     if s.handler_timeout_seconds >= consumer.ack_wait_seconds:

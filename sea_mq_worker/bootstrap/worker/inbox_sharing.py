@@ -13,7 +13,6 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.consumption import Consumption, clashes
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 
@@ -48,7 +47,7 @@ async def share_inbox(
         with contextlib.suppress(WorkerError):
             await consumptions.leave(own)
 
-    await connect_with_retry(begin, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    await base.connect(begin, "PostgreSQL")
     base.stack.push_async_callback(leave)
     return PeriodicTask(work=lambda: consumptions.say(own), store_breaker=breaker, seconds=_EVERY_SECONDS).run
 

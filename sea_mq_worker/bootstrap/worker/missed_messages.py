@@ -11,7 +11,6 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.facts import MessagesMissed, Noticed
 from sea_mq_worker.domain.missed_messages import find_missed
@@ -24,7 +23,7 @@ async def missed_message_loop(
 ) -> Loop:
     """Check once before the first fetch, which moves the consumer; return the loop of further checks."""
     checks = _Checks(base, connection, PostgresStandings(pool=pool))
-    await connect_with_retry(checks.run, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    await base.connect(checks.run, "PostgreSQL")
     return PeriodicTask(work=checks.run, store_breaker=breaker, seconds=_EVERY_SECONDS).run
 
 

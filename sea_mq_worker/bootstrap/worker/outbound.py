@@ -25,7 +25,6 @@ from sea_mq_worker.application.waiting import PollingWakeup
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.lost_events import lost_event_check
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
-from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
@@ -90,9 +89,7 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
         publish_timeout_seconds=s.outbox_publish_timeout_seconds,
         find_timeout_seconds=_search_seconds(s),
     )
-    await connect_with_retry(
-        publisher.start, what=f"stream {s.stream}", observer=base.observer, stop=base.stop
-    )
+    await base.connect(publisher.start, f"stream {s.stream}")
     _check_window(base, publisher.duplicate_window_seconds)
     return traced_publisher(base, publisher) if s.tracing else publisher
 

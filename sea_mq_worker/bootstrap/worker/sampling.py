@@ -21,11 +21,10 @@ from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop, sleep_or_stop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.connections.startup_retry import connect_with_retry
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.read_models import Depth
-from sea_mq_worker.telemetry.metrics import Backlog, Side
+from sea_mq_worker.telemetry.metrics import Side
 
 _PROBE_MAX_SECONDS = 5.0
 DEPTH_MAX = 100_000
@@ -48,7 +47,7 @@ async def sampling(base: WorkerContext, status: StatusCollector) -> dict[str, Lo
         await check_rows_visible(pool)
         return pool
 
-    pool = await connect_with_retry(connect, what="PostgreSQL", observer=base.observer, stop=base.stop)
+    pool = await base.connect(connect, "PostgreSQL")
     sampler = _Sampler(base, status, pool)
     breaker = base.breaker("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
 
@@ -115,11 +114,11 @@ class _Sampler:
         await check_version(self._pool)  # a migration may be too new for this worker
 
     def _record(self, side: Side, depth: Depth) -> None:
+        self._base.metrics.set_depth(side, depth)
         sample = Sample(
             depth=depth.waiting,
             oldest_seconds=depth.waiting_seconds,
             scheduled=depth.scheduled,
             dead=depth.dead,
         )
-        self._base.metrics.set_backlog(side, Backlog(**asdict(sample)))
         self._status.set_sample(side, sample)
