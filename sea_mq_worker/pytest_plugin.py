@@ -42,7 +42,6 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     @contextmanager
@@ -62,7 +61,6 @@ class _LoopThread:
             self.run(leave())
 
     def close(self) -> None:
-        """Stop the loop."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

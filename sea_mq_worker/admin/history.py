@@ -49,7 +49,6 @@ class History:
         return _known(self._rings[name][(self._count - 1 - samples) % _SAMPLES])
 
     def data(self) -> HistoryData:
-        """Return all samples."""
         kept = min(self._count, _SAMPLES)
         places = [(self._count - kept + number) % _SAMPLES for number in range(kept)]
         series = {name: [_known(ring[place]) for place in places] for name, ring in self._rings.items()}

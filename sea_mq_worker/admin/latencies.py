@@ -30,7 +30,6 @@ class Latencies:
         self._ring = [_empty() for _ in range(_SLICES)]
 
     def observe(self, seconds: float) -> None:
-        """Count one duration."""
         self._advance()
         self._ring[self._slice % _SLICES][bisect_left(_BOUNDS, seconds)] += 1
 

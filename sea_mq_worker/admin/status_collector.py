@@ -69,7 +69,6 @@ class StatusCollector:
         self._done: dict[str, float] = {}
 
     def set_sample(self, side: str, sample: Sample) -> None:
-        """Record the counts of one side's table."""
         self._samples[side] = _Dated(sample, self.clock())
 
     def set_overview(self, overview: Overview) -> None:
@@ -77,7 +76,6 @@ class StatusCollector:
         self._overview = _Dated(overview, self.clock())
 
     def set_consumer(self, sample: ConsumerSample) -> None:
-        """Record the state of a durable."""
         self._consumers[f"{sample.stream}/{sample.durable}"] = _Dated(sample, self.clock())
 
     def tick(self) -> None:
@@ -97,11 +95,9 @@ class StatusCollector:
         self._health()
 
     def history(self) -> HistoryData:
-        """Return the last hour."""
         return self._history.data()
 
     def status(self) -> Status:
-        """Return the current status."""
         counters = self.counters()
         return Status(
             **asdict(self.info),

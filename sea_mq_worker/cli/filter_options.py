@@ -30,8 +30,6 @@ def _aggregate(text: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventOptions:
-    """Filters of events."""
-
     event_type: Annotated[str | None, typer.Option("--type", help="Event type.")] = None
     ordering_key: Annotated[str | None, typer.Option("--key", help="Ordering key.")] = None
     aggregate: Annotated[
@@ -45,7 +43,6 @@ class EventOptions:
 
     @property
     def given(self) -> bool:
-        """Whether there is any of them."""
         return self != EventOptions()
 
     def filter(self, states: tuple[EventState, ...], ids: Sequence[UUID] | None = None) -> OutboxFilter:

@@ -32,7 +32,6 @@ class Summary:
 def print_groups(
     query: "Callable[[Tables, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
 ) -> None:
-    """Query the groups and print them."""
     groups = query_database(lambda tables: query(tables, READ_MAX))
     print_summary(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
 

@@ -73,12 +73,10 @@ def own_subjects(s: Settings) -> Mapping[str, str]:
 
 
 def stream_label(name: str) -> str:
-    """Name a stream as findings do."""
     return f"stream {name}"
 
 
 def consumer_label(stream: str, durable: str) -> str:
-    """Name a consumer as findings do."""
     return f"consumer {durable} of stream {stream}"
 
 

@@ -32,7 +32,6 @@ def fit_findings(broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
 
 
 def clock_findings(database: DatabaseFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    """Compare both servers' clocks."""
     if stream := broker.streams.get(s.stream):
         offset = stream.clock_offset_seconds - database.clock_offset_seconds
         if abs(offset) > CLOCK_SECONDS:

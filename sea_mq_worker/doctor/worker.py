@@ -49,7 +49,6 @@ async def read_readiness(s: Settings) -> WorkerReadiness | None:
 
 
 def worker_findings(seen: WorkerReadiness) -> list[Finding]:
-    """Judge the worker's readiness."""
     reasons = "; ".join(f"{part}: {reason}" if reason else part for part, reason in seen.reasons.items())
     return [WorkerKind.WORKER_NOT_READY.finding(seen.where, reasons)] if reasons else []
 

@@ -32,7 +32,6 @@ _CONNECT_SECONDS = 3.0
 
 @asynccontextmanager
 async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
-    """Connect to NATS."""
     connection = await open_nats(
         settings, purpose="operator", on_event=_ignore, connect_timeout_seconds=_CONNECT_SECONDS
     )
@@ -132,7 +131,6 @@ def defined_streams(settings: Settings) -> frozenset[str]:
 
 
 async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Difference]:
-    """Compare streams and consumers with their definitions."""
     wanted = wanted_topology(settings, streams=streams)
     async with broker(settings) as connection:
         return await _compare(connection, wanted, settings)

@@ -64,14 +64,12 @@ async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyn
 
 @asynccontextmanager
 async def operations(settings: Settings) -> AsyncIterator[Tables]:
-    """Connect to the tables."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresOperations(pool=pool)
 
 
 @asynccontextmanager
 async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
-    """Connect to the tables to replay events."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresReplays(pool=pool)
 
@@ -88,6 +86,5 @@ async def inbox(settings: Settings, *, worker: str) -> AsyncIterator[PostgresInb
 
 @asynccontextmanager
 async def partitions(settings: Settings) -> AsyncIterator[PostgresPartitions]:
-    """Connect to the tables to list the partitions of the outbox."""
     async with tables_pool(settings, purpose="operator") as pool:
         yield PostgresPartitions(pool=pool)

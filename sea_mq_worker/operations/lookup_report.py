@@ -17,8 +17,6 @@ _WHY = '--reason "..."'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step in the history of an event or message."""
-
     at: datetime
     text: str
 
@@ -46,7 +44,6 @@ class LookupReport:
 
     @property
     def known(self) -> bool:
-        """Whether anything was found."""
         f = self.found
         return bool(
             self.matches or (f and (f.event or f.message or f.stored or f.dead_letters or f.discarded))
@@ -84,7 +81,6 @@ def _whole(text: str) -> UUID | None:
 
 
 def describe(found: Found, *, now: datetime) -> LookupReport:
-    """Describe the result of a lookup in words."""
     answer: list[str] = []
     following: list[str] = []
     parts = []

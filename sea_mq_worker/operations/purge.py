@@ -67,7 +67,6 @@ class Purger:
 
 @asynccontextmanager
 async def purger(settings: Settings, *, actor: str, reason: str) -> AsyncIterator[Purger]:
-    """Connect to the tables and the dead-letter stream."""
     async with AsyncExitStack() as stack:
         yield Purger(
             records=await stack.enter_async_context(operations(settings)),

@@ -92,7 +92,6 @@ class Redriver:
 
 @asynccontextmanager
 async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
-    """Connect to the tables, the dead-letter stream and the handler."""
     async with AsyncExitStack() as stack:
         handler = open_handler(settings, concurrency=1)
         stack.push_async_callback(handler.close)

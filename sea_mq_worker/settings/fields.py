@@ -47,8 +47,6 @@ OptionalPath: TypeAlias = Annotated[Path | None, BeforeValidator(_no_blank)]
 
 
 def _matches(pattern: str, expected: str) -> AfterValidator:
-    """Check that a text matches as a whole."""
-
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
             raise ValueError(f"expected {expected}")

@@ -32,5 +32,4 @@ class RecentSpans:
         self._spans[message_id] = span
 
     def take(self, message_id: str) -> SpanName | None:
-        """Return and remove a message's span."""
         return self._spans.pop(message_id, None)

@@ -27,7 +27,6 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def collect(self) -> Iterator[Exposed]:
-        """Yield all metrics for the registry."""
         yield from map(_number, self._families.numbers.values())
         yield from map(_histogram, self._families.histograms.values())
 

@@ -118,11 +118,9 @@ class MetricsObserver:
             self._number("outbox_scheduled").value = depth.scheduled
 
     def set_events_lost(self, lost: bool) -> None:
-        """Record whether the stream lacks events of PUBLISHED rows."""
         self._number("outbox_events_lost").value = int(lost)
 
     def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
-        """Record a sample of a durable consumer."""
         self._number("consumer_pending", consumer).value = pending
         self._number("consumer_ack_pending", consumer).value = ack_pending
 
@@ -137,7 +135,6 @@ class MetricsObserver:
         return rendered
 
     def measure(self) -> Families:
-        """Return the current numbers."""
         for side, at in self._sampled_at.items():
             self._number("backlog_sample_age_seconds", side).value = self._clock() - at
         return self._families

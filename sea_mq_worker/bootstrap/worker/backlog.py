@@ -48,7 +48,6 @@ class BacklogCounts:
 
     @property
     def left(self) -> int:
-        """Number of all."""
         return self.due + self.postponed + self.dead
 
     def __str__(self) -> str:

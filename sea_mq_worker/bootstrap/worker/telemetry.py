@@ -81,14 +81,12 @@ def _interval_seconds() -> float:
 
 
 def traced_publisher(base: WorkerContext, inner: JetStreamPublisher) -> JetStreamPublisher:
-    """Add a span for every publish."""
     from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415
 
     return TracedPublisher(inner, base.metrics.spans)
 
 
 def traced_handler(base: WorkerContext, inner: EventHandler) -> EventHandler:
-    """Add spans for every handled message."""
     from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415
 
     url = base.settings.handler_batch_url or base.settings.handler_url

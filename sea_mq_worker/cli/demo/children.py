@@ -22,7 +22,6 @@ class _Child(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """The base URL of the program."""
         return f"http://127.0.0.1:{self.port}"
 
     @abstractmethod

@@ -15,8 +15,6 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Counts of events and messages at each step."""
-
     written: int
     published: int
     in_stream: int
