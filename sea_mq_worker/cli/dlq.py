@@ -9,8 +9,8 @@ import typer
 from sea_mq_worker.cli import redrive
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.filter_options import DeadLetterOptions
+from sea_mq_worker.cli.listings import GroupsOption, print_summary
 from sea_mq_worker.cli.option_groups import with_options
-from sea_mq_worker.cli.summary import GroupsOption, print_summary
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,

@@ -16,8 +16,7 @@ from sea_mq_worker.cli.arguments import (
     filled,
 )
 from sea_mq_worker.cli.filter_options import ErrorOption
-from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
-from sea_mq_worker.cli.summary import GroupsOption, print_groups
+from sea_mq_worker.cli.listings import AfterOption, GroupsOption, ReadOption, print_groups, print_list
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,

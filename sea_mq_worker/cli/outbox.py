@@ -10,9 +10,8 @@ import typer
 from sea_mq_worker.cli import discard, replay
 from sea_mq_worker.cli.arguments import ActorOption, LimitOption, ReasonOption
 from sea_mq_worker.cli.filter_options import EventOptions
+from sea_mq_worker.cli.listings import AfterOption, GroupsOption, ReadOption, print_groups, print_list
 from sea_mq_worker.cli.option_groups import with_options
-from sea_mq_worker.cli.pagination import AfterOption, ReadOption, print_list
-from sea_mq_worker.cli.summary import GroupsOption, print_groups
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     JsonOption,

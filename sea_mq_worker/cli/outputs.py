@@ -8,11 +8,11 @@ from typing import Literal
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.discard import DiscardOutput
 from sea_mq_worker.cli.inbox import Closed, Resumed
+from sea_mq_worker.cli.listings import Summary
 from sea_mq_worker.cli.outbox import MarkedDead
 from sea_mq_worker.cli.prune import Pruned, WouldPrune
 from sea_mq_worker.cli.redrive import Counted
 from sea_mq_worker.cli.replay import Replayed
-from sea_mq_worker.cli.summary import Summary
 from sea_mq_worker.doctor import Finding
 from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
 from sea_mq_worker.domain.read_models import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary

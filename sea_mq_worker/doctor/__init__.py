@@ -14,8 +14,7 @@ from sea_mq_worker.doctor.consumer import consumer_findings
 from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
 from sea_mq_worker.doctor.database import constraint_findings, database_findings
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
-from sea_mq_worker.doctor.finding import Examination, Finding, Severity
-from sea_mq_worker.doctor.finding_kind import Kind
+from sea_mq_worker.doctor.finding import Examination, Finding, Kind, Severity
 from sea_mq_worker.doctor.handler import HandlerKind, handler_findings
 from sea_mq_worker.doctor.postgres import read_database
 from sea_mq_worker.doctor.security import ExposureKind, exposure_findings

@@ -1,7 +1,6 @@
 """Catalog of the findings of NATS, and of NATS with PostgreSQL."""
 
-from sea_mq_worker.doctor.finding import Severity
-from sea_mq_worker.doctor.finding_kind import REFUSES, Kind
+from sea_mq_worker.doctor.finding import REFUSES, Kind, Severity
 
 
 class BrokerKind(Kind):

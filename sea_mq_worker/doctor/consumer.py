@@ -6,8 +6,7 @@ from datetime import timedelta
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
-from sea_mq_worker.doctor.finding import Finding
-from sea_mq_worker.doctor.finding_kind import APPLY
+from sea_mq_worker.doctor.finding import APPLY, Finding
 from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.settings import Settings
 

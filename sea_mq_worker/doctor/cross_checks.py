@@ -11,8 +11,7 @@ from sea_mq_worker.doctor.backlog import retries_seconds
 from sea_mq_worker.doctor.broker import BrokerFacts, stream_label
 from sea_mq_worker.doctor.broker_catalog import PairKind
 from sea_mq_worker.doctor.database import CLOCK_SECONDS
-from sea_mq_worker.doctor.finding import Finding
-from sea_mq_worker.doctor.finding_kind import APPLY
+from sea_mq_worker.doctor.finding import APPLY, Finding
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 

@@ -1,7 +1,6 @@
 """Catalog of PostgreSQL's findings."""
 
-from sea_mq_worker.doctor.finding import Severity
-from sea_mq_worker.doctor.finding_kind import REFUSES, Kind
+from sea_mq_worker.doctor.finding import REFUSES, Kind, Severity
 
 
 class DatabaseKind(Kind):

@@ -1,8 +1,16 @@
-"""Findings of doctor, and the result of one run."""
+"""Findings of doctor and their kinds, and the result of one run.
+
+``database_catalog`` and ``broker_catalog`` have the texts of their kinds. ``worker``, ``handler`` and
+``security`` have theirs beside their checks.
+"""
 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+APPLY = "python -m sea_mq_worker streams apply"
+MIGRATE = "python -m sea_mq_worker migrate"
+REFUSES = "the worker refuses to start"
 
 
 class Severity(enum.StrEnum):
@@ -35,6 +43,34 @@ class Finding:
     fix: str
     command: str = ""
     sql: str = ""
+
+
+class Kind(enum.Enum):
+    """A kind of finding: its severity, condition, consequence and fix."""
+
+    def __init__(self, severity: Severity, condition: str, why: str, fix: str) -> None:
+        self.severity = severity
+        self.condition = condition
+        self.why = why
+        self.fix = fix
+
+    @property
+    def slug(self) -> str:
+        """The stable name for programs."""
+        return self.name.lower()
+
+    def finding(self, where: str, what: str, *, command: str = "", sql: str = "") -> Finding:
+        """Return a finding of this kind: where it is, and the observed state."""
+        return Finding(
+            slug=self.slug,
+            severity=self.severity,
+            where=where,
+            what=what,
+            why=self.why,
+            fix=self.fix,
+            command=command,
+            sql=f"{sql};" if sql else "",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import SplitResult, urlsplit
 
 from sea_mq_worker.connections.handler import handler_tls
-from sea_mq_worker.doctor.finding import Finding, Severity
-from sea_mq_worker.doctor.finding_kind import REFUSES, Kind
+from sea_mq_worker.doctor.finding import REFUSES, Finding, Kind, Severity
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings import Settings
 

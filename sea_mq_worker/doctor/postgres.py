@@ -15,8 +15,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import check_version
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.doctor.database import lock_findings, long_seconds, waits_for_nobody
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
-from sea_mq_worker.doctor.finding import Finding
-from sea_mq_worker.doctor.finding_kind import MIGRATE
+from sea_mq_worker.doctor.finding import MIGRATE, Finding
 from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
 from sea_mq_worker.settings import Settings
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from sea_mq_worker.connections.security_warnings import in_plain_text, readable_by_all
-from sea_mq_worker.doctor.finding import Finding, Severity
-from sea_mq_worker.doctor.finding_kind import Kind
+from sea_mq_worker.doctor.finding import Finding, Kind, Severity
 from sea_mq_worker.settings import Settings
 
 

@@ -6,8 +6,7 @@ from sea_mq_worker.adapters.nats.manage.sync_definitions import EXISTENCE
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
-from sea_mq_worker.doctor.finding import Finding
-from sea_mq_worker.doctor.finding_kind import APPLY
+from sea_mq_worker.doctor.finding import APPLY, Finding
 from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.domain.topology import Difference
 from sea_mq_worker.settings import Settings

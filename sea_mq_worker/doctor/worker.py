@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sea_mq_worker.connections.secret_files import read_secret
-from sea_mq_worker.doctor.finding import Finding, Severity
-from sea_mq_worker.doctor.finding_kind import Kind
+from sea_mq_worker.doctor.finding import Finding, Kind, Severity
 from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0

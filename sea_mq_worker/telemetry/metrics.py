@@ -31,10 +31,8 @@ from sea_mq_worker.domain.facts import (
 )
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
-from sea_mq_worker.telemetry.exemplars import RecentSpans
 from sea_mq_worker.telemetry.exposition import Exposition
-from sea_mq_worker.telemetry.rates import Rate
-from sea_mq_worker.telemetry.series import Families, Histogram, Number
+from sea_mq_worker.telemetry.series import Families, Histogram, Number, Rate, RecentSpans
 
 Side: TypeAlias = Literal["outbox", "inbox"]
 

@@ -1,13 +1,15 @@
-"""Series in plain numbers and lists: a count costs 0.1 microseconds, the scrape does the rest."""
+"""Series in plain numbers and lists: a count costs 0.1 microseconds, the scrape does the rest.
+
+Besides, the recent spans that become exemplars of histograms, and the rates of the status page.
+"""
 
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from sea_mq_worker.telemetry.catalog.metrics import METRICS, Metric
-from sea_mq_worker.telemetry.exemplars import SpanName
 
 BOUNDS_SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -15,8 +17,21 @@ BOUNDS_SECONDS = (
 )
 _VALUES_MAX = 64
 """Cap on values of a label, above the number of consumers, circuits and reasons of any worker."""
+_SPANS_MAX = 10_000
+"""Cap on stored spans, above the number of in-flight messages; the oldest is dropped."""
+_RATE_SECONDS = 10
 
 SeriesT = TypeVar("SeriesT")
+
+
+class SpanName(Protocol):
+    """Identity of a span: the ids of its trace and of itself."""
+
+    @property
+    def trace_id(self) -> int: ...
+
+    @property
+    def span_id(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -92,3 +107,52 @@ class Families:
     def __init__(self) -> None:
         self.numbers = {m.name: Family(m, Number) for m in METRICS if m.kind != "histogram"}
         self.histograms = {m.name: Family(m, Histogram) for m in METRICS if m.kind == "histogram"}
+
+
+class RecentSpans:
+    """Sampled spans of messages that metrics have not counted yet; empty if tracing is off."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, SpanName] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    def note(self, message_id: str, span: SpanName) -> None:
+        """Store the span of a message; drop the oldest above the cap."""
+        if len(self._spans) >= _SPANS_MAX:
+            del self._spans[next(iter(self._spans))]
+        self._spans[message_id] = span
+
+    def take(self, message_id: str) -> SpanName | None:
+        return self._spans.pop(message_id, None)
+
+
+class Rate:
+    """Events per second over the last ten whole seconds, in a ring of one bucket per second."""
+
+    __slots__ = ("_buckets", "_clock", "_second")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._second = int(clock())
+        self._buckets = [0] * (_RATE_SECONDS + 1)
+
+    def add(self, count: int = 1) -> None:
+        second = int(self._clock())
+        if second != self._second:
+            self._advance(second)
+        self._buckets[second % len(self._buckets)] += count
+
+    def per_second(self) -> float:
+        second = int(self._clock())
+        self._advance(second)
+        whole = sum(self._buckets) - self._buckets[second % len(self._buckets)]
+        return whole / _RATE_SECONDS
+
+    def _advance(self, second: int) -> None:
+        """Clear the buckets of the seconds that began since the last call."""
+        size = len(self._buckets)
+        for passed in range(self._second + 1, min(second, self._second + size) + 1):
+            self._buckets[passed % size] = 0
+        self._second = second

@@ -25,7 +25,7 @@ from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.telemetry.catalog import spans as v
-from sea_mq_worker.telemetry.exemplars import RecentSpans
+from sea_mq_worker.telemetry.series import RecentSpans
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcome, Stored, Unknown
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
-from sea_mq_worker.telemetry.exemplars import RecentSpans
+from sea_mq_worker.telemetry.series import RecentSpans
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.testing.handler import InMemoryHandler, Respond
 from tests.support.handlers import handler_request

@@ -19,13 +19,12 @@ from sea_mq_worker.admin.status_records import Counters, WorkerInfo
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.application.waiting import StoppedError
 from sea_mq_worker.bootstrap.worker.backlog import Backlog
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
+from sea_mq_worker.bootstrap.worker.context import WorkerContext, with_session
 from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
 from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX, consumer_sampling, sampling
 from sea_mq_worker.bootstrap.worker.service_manager import report_ready
-from sea_mq_worker.bootstrap.worker.session import with_session
 from sea_mq_worker.bootstrap.worker.shutdown import bounded_stack
 from sea_mq_worker.bootstrap.worker.telemetry import metrics_export, start_tracing
 from sea_mq_worker.connections.secret_files import SecretFile

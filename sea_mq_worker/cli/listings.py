@@ -1,13 +1,15 @@
-"""``summary`` of outbox, inbox and dead letters: the largest groups."""
+"""Pages of `outbox list` and `inbox list`, and `summary`: the largest groups."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.support import print_json, print_table, query_database
-from sea_mq_worker.domain.read_models import Group
+from sea_mq_worker.cli.support import echo_safe, print_json, print_page, print_table, query_database
+from sea_mq_worker.cli.table_format import cell
+from sea_mq_worker.domain.read_models import Group, Page
 
 if TYPE_CHECKING:
     from sea_mq_worker.operations.database import Tables
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
 READ_MAX = 50_000
 """Cap on rows that a summary reads: the oldest show why a queue grows, and take about a second."""
 
+AfterOption = Annotated[
+    UUID | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
+]
+ReadOption = Annotated[
+    int, typer.Option("--read", min=0, metavar="N", help="Read at most N rows, newest first (0: no limit).")
+]
 GroupsOption = Annotated[
     int, typer.Option("--groups", min=1, help="Show at most N groups of each kind.", metavar="N")
 ]
@@ -47,3 +55,16 @@ def print_summary(
     print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")
     if read >= read_max:
         typer.echo(f"of the oldest {read_max} {what}", err=True)
+
+
+def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool) -> None:
+    """Print a page, the start of the next one, and how many of ``what`` were read if not all."""
+    if page.read is None or page.next_after is None:
+        print_page(page.rows, columns, json=json, empty=f"no {what}", more=page.next_after)
+        return
+    print_page(page.rows, columns, json=json, empty=f"none of {page.read} {what}")
+    echo_safe(
+        f"read {page.read} {what}, back to {cell(page.reached)}: continue with --after {page.next_after}, "
+        "or read more with --read",
+        err=True,
+    )
