@@ -9,26 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sea_mq_worker.admin.latencies import Latencies
-from sea_mq_worker.domain.facts import (
-    CircuitClosed,
-    CircuitOpened,
-    EventDied,
-    EventPostponed,
-    EventsPublished,
-    Fact,
-    LeasesLost,
-    MessageDeadLettered,
-    MessageGivenBack,
-    MessageProcessed,
-    MessageRetried,
-    MessagesMissed,
-    Noticed,
-    Progressed,
-    TypeResumed,
-    TypeSlowed,
-    WorkerStarted,
-    WorkerTakenOver,
-)
+from sea_mq_worker.domain import facts
 
 _LATENCIES_OF_A_CLAIM = 16
 """Latencies recorded per claim: its events were published together, and each call costs time in a drain."""
@@ -85,43 +66,43 @@ class ActivityLog:
         self._error_groups: OrderedDict[tuple[str, str, str], ErrorGroup] = OrderedDict()
         self._recent: deque[RecentEvent] = deque(maxlen=_RECENT_EVENTS_MAX)
 
-    def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
+    def observe(self, fact: facts.Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
         match fact:
-            case EventsPublished():
+            case facts.EventsPublished():
                 step = -(-len(fact.latencies) // _LATENCIES_OF_A_CLAIM) or 1
                 for seconds in fact.latencies[::step]:
                     self.latencies["outbox"].observe(seconds)
-            case MessageProcessed():
+            case facts.MessageProcessed():
                 self.latencies["inbox"].observe(fact.seconds)
-            case EventPostponed():
+            case facts.EventPostponed():
                 self._add_error("outbox", "retried", fact.error)
-            case EventDied():
+            case facts.EventDied():
                 self._add_error("outbox", "DEAD", fact.error)
-            case MessageRetried():
+            case facts.MessageRetried():
                 self._add_error("inbox", "retried", fact.error)
-            case MessageGivenBack():
+            case facts.MessageGivenBack():
                 self._add_error("inbox", "given back", fact.error)
-            case TypeSlowed() | TypeResumed():
+            case facts.TypeSlowed() | facts.TypeResumed():
                 self._record_pace(fact)
-            case MessageDeadLettered():
+            case facts.MessageDeadLettered():
                 self._add_error("inbox", "dead letter", fact.reason)
-            case LeasesLost():
+            case facts.LeasesLost():
                 self._add_event("warn", f"{fact.side}: {fact.count} leases lost to another worker")
-            case WorkerTakenOver():
+            case facts.WorkerTakenOver():
                 self._add_event("warn", f"{fact.side}: {fact.count} leases taken over from {fact.worker}")
-            case MessagesMissed():
+            case facts.MessagesMissed():
                 lost = f"{fact.count} of {fact.first_seq} to {fact.last_seq} missed in stream {fact.stream}"
                 self._add_event("bad", f"{fact.consumer}: {lost}; have their sender replay them")
-            case CircuitOpened():
+            case facts.CircuitOpened():
                 self._record_pause(fact)
-            case CircuitClosed():
+            case facts.CircuitClosed():
                 self._end_pause(fact)
-            case Noticed():
+            case facts.Noticed():
                 self._notice(fact)
-            case Progressed():
+            case facts.Progressed():
                 self.waiting_for = ""
                 self._add_event("good", _named(fact))
-            case WorkerStarted():
+            case facts.WorkerStarted():
                 self._add_event("good", "all loops are running")
             case _:
                 pass
@@ -134,25 +115,25 @@ class ActivityLog:
         """Return recent events, the latest first."""
         return list(reversed(self._recent))
 
-    def _record_pause(self, fact: CircuitOpened) -> None:
+    def _record_pause(self, fact: facts.CircuitOpened) -> None:
         before = self.paused.get(fact.circuit)
         since = before.since if before else self._now()
         self.paused[fact.circuit] = Pause(reason=fact.reason, since=since)
         self._add_event("bad", f"{fact.circuit}: {fact.reason}")
 
-    def _end_pause(self, fact: CircuitClosed) -> None:
+    def _end_pause(self, fact: facts.CircuitClosed) -> None:
         self.paused.pop(fact.circuit, None)
         self._add_event("good", f"{fact.circuit}: works again after {fact.paused_seconds:.1f} s")
 
-    def _record_pace(self, fact: TypeSlowed | TypeResumed) -> None:
-        if isinstance(fact, TypeSlowed):
+    def _record_pace(self, fact: facts.TypeSlowed | facts.TypeResumed) -> None:
+        if isinstance(fact, facts.TypeSlowed):
             self.slow_types.add(fact.event_type)
             self._add_event("bad", f"{fact.event_type}: {fact.reason}")
         else:
             self.slow_types.discard(fact.event_type)
             self._add_event("good", f"{fact.event_type}: full speed again, because of {fact.why}")
 
-    def _notice(self, fact: Noticed) -> None:
+    def _notice(self, fact: facts.Noticed) -> None:
         if fact.event == "waiting":
             self.waiting_for = _cut(fact.text)
         self._add_event("warn", _named(fact))
@@ -176,7 +157,7 @@ class ActivityLog:
         self._recent.append(RecentEvent(at=self._now(), level=level, text=text, times=times))
 
 
-def _named(fact: Noticed | Progressed) -> str:
+def _named(fact: facts.Noticed | facts.Progressed) -> str:
     event = fact.event.replace("_", " ")
     return f"{event}: {fact.text}" if fact.text else event
 

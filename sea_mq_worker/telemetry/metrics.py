@@ -5,30 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, assert_never, get_args
 
-from sea_mq_worker.domain.facts import (
-    BatchRelayed,
-    CircuitClosed,
-    CircuitOpened,
-    EventDied,
-    EventPostponed,
-    EventsPublished,
-    Fact,
-    LeasesLost,
-    LeasesReaped,
-    MessageDeadLettered,
-    MessageGivenBack,
-    MessageProcessed,
-    MessageRetried,
-    MessageSkipped,
-    MessagesMissed,
-    Noticed,
-    Progressed,
-    TypeResumed,
-    TypeSlowed,
-    WorkerStarted,
-    WorkerStopped,
-    WorkerTakenOver,
-)
+from sea_mq_worker.domain import facts
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.exposition import Exposition
@@ -65,43 +42,43 @@ class MetricsObserver:
         self._latency = self._families.histograms["sea_mq_outbox_latency_seconds"].of()
         self._batch = self._families.histograms["sea_mq_outbox_batch_seconds"].of()
 
-    def observe(self, fact: Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
+    def observe(self, fact: facts.Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
         match fact:
-            case EventsPublished():
+            case facts.EventsPublished():
                 self._events_published(fact)
-            case MessageProcessed():
+            case facts.MessageProcessed():
                 self._message_processed(fact)
-            case BatchRelayed():
+            case facts.BatchRelayed():
                 self._batch_relayed(fact)
-            case MessageSkipped():
+            case facts.MessageSkipped():
                 self._message_skipped(fact)
-            case MessagesMissed():
+            case facts.MessagesMissed():
                 self._count("inbox_missed_total", fact.consumer, amount=fact.count)
-            case EventPostponed():
+            case facts.EventPostponed():
                 self._count("outbox_postponed_total")
-            case EventDied():
+            case facts.EventDied():
                 self._count("outbox_died_total")
-            case MessageRetried():
+            case facts.MessageRetried():
                 self._count("inbox_retried_total", fact.consumer)
-            case MessageGivenBack():
+            case facts.MessageGivenBack():
                 self._count("inbox_given_back_total", fact.consumer)
-            case TypeSlowed() | TypeResumed():
-                self._number("inbox_slow_types").value += 1 if isinstance(fact, TypeSlowed) else -1
-            case MessageDeadLettered():
+            case facts.TypeSlowed() | facts.TypeResumed():
+                self._number("inbox_slow_types").value += 1 if isinstance(fact, facts.TypeSlowed) else -1
+            case facts.MessageDeadLettered():
                 self._count("inbox_dead_lettered_total", fact.consumer, fact.reason)
-            case LeasesLost() | WorkerTakenOver():
+            case facts.LeasesLost() | facts.WorkerTakenOver():
                 self._leases_ended(fact)
-            case LeasesReaped():
+            case facts.LeasesReaped():
                 self._count("outbox_leases_reaped_total", amount=fact.count)
-            case CircuitOpened():
+            case facts.CircuitOpened():
                 self._circuit_opened(fact)
-            case CircuitClosed():
+            case facts.CircuitClosed():
                 self._circuit_closed(fact)
-            case Noticed():
+            case facts.Noticed():
                 self._count("notices_total", fact.event)
-            case WorkerStarted():
+            case facts.WorkerStarted():
                 self._number("worker_info", fact.name, fact.version).value = 1
-            case WorkerStopped() | Progressed():
+            case facts.WorkerStopped() | facts.Progressed():
                 pass
             case _:
                 assert_never(fact)
@@ -159,11 +136,11 @@ class MetricsObserver:
         for event in NOTICES:
             self._number("notices_total", event.key)
 
-    def _leases_ended(self, fact: LeasesLost | WorkerTakenOver) -> None:
-        what = "lost" if isinstance(fact, LeasesLost) else "taken_over"
+    def _leases_ended(self, fact: facts.LeasesLost | facts.WorkerTakenOver) -> None:
+        what = "lost" if isinstance(fact, facts.LeasesLost) else "taken_over"
         self._count(f"leases_{what}_total", fact.side, amount=fact.count)
 
-    def _events_published(self, fact: EventsPublished) -> None:
+    def _events_published(self, fact: facts.EventsPublished) -> None:
         count = len(fact.latencies)
         self._published.value += count
         self._rates["published"].add(count)
@@ -173,7 +150,7 @@ class MetricsObserver:
             for event in fact.each():
                 self._exemplify(self._latency, event.latency_seconds, event.outbox_id)
 
-    def _message_processed(self, fact: MessageProcessed) -> None:
+    def _message_processed(self, fact: facts.MessageProcessed) -> None:
         processed, seconds = self._processed_by(fact.consumer, fact.status)
         processed.value += 1
         self._rates["processed"].add()
@@ -195,22 +172,22 @@ class MetricsObserver:
             )
         return found
 
-    def _circuit_opened(self, fact: CircuitOpened) -> None:
+    def _circuit_opened(self, fact: facts.CircuitOpened) -> None:
         if fact.circuit not in self._open_circuits:
             self._count("circuit_opened_total", fact.circuit)
         self._open_circuits.add(fact.circuit)
         self._number("circuit_open", fact.circuit).value = 1
 
-    def _batch_relayed(self, fact: BatchRelayed) -> None:
+    def _batch_relayed(self, fact: facts.BatchRelayed) -> None:
         self._batch.observe(fact.seconds)
         self._count("outbox_released_total", amount=fact.released)
 
-    def _message_skipped(self, fact: MessageSkipped) -> None:
+    def _message_skipped(self, fact: facts.MessageSkipped) -> None:
         self._count("inbox_skipped_total", fact.consumer)
         if fact.brought_by:
             self._count("inbox_overlapping_total", fact.consumer)
 
-    def _circuit_closed(self, fact: CircuitClosed) -> None:
+    def _circuit_closed(self, fact: facts.CircuitClosed) -> None:
         self._open_circuits.discard(fact.circuit)
         self._number("circuit_open", fact.circuit).value = 0
 

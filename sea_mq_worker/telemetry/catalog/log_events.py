@@ -5,33 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_type_hints
 
-from sea_mq_worker.domain.facts import (
-    BatchRelayed,
-    CircuitClosed,
-    CircuitOpened,
-    EventDied,
-    EventPostponed,
-    EventPublished,
-    EventsPublished,
-    Fact,
-    LeasesLost,
-    LeasesReaped,
-    MessageDeadLettered,
-    MessageGivenBack,
-    MessageProcessed,
-    MessageRetried,
-    MessageSkipped,
-    MessagesMissed,
-    Noticed,
-    Progressed,
-    TypeResumed,
-    TypeSlowed,
-    WorkerStarted,
-    WorkerStopped,
-    WorkerTakenOver,
-)
+from sea_mq_worker.domain import facts
 
-LoggedFact: TypeAlias = Fact | EventPublished
+LoggedFact: TypeAlias = facts.Fact | facts.EventPublished
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
@@ -51,49 +27,65 @@ class LogEvent:
 
 
 _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
-    (EventPublished, "debug", "The stream acknowledged an event (EVT-047-001)."),
-    (EventPostponed, "warning", "A publish got no acknowledgement; the worker retries it after the delay."),
-    (EventDied, "error", "An event is DEAD: run `outbox show`, fix the cause, run `outbox replay`."),
-    (BatchRelayed, "debug", "The worker has settled one claim."),
+    (facts.EventPublished, "debug", "The stream acknowledged an event (EVT-047-001)."),
     (
-        LeasesLost,
+        facts.EventPostponed,
+        "warning",
+        "A publish got no acknowledgement; the worker retries it after the delay.",
+    ),
+    (facts.EventDied, "error", "An event is DEAD: run `outbox show`, fix the cause, run `outbox replay`."),
+    (facts.BatchRelayed, "debug", "The worker has settled one claim."),
+    (
+        facts.LeasesLost,
         "warning",
         "A lease was lost before settlement: to another worker, or in an outage. Often: this worker stalls.",
     ),
-    (LeasesReaped, "warning", "A worker died or stalled with events in flight; they are due again."),
+    (facts.LeasesReaped, "warning", "A worker died or stalled with events in flight; they are due again."),
     (
-        WorkerTakenOver,
+        facts.WorkerTakenOver,
         "warning",
         "A worker died with work in flight, and this worker took it over: read the dead worker's last log.",
     ),
-    (MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
-    (MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
-    (MessagesMissed, "warning", "Messages left their stream before delivery: have their sender replay them."),
+    (facts.MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
+    (facts.MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
     (
-        MessageRetried,
+        facts.MessagesMissed,
+        "warning",
+        "Messages left their stream before delivery: have their sender replay them.",
+    ),
+    (
+        facts.MessageRetried,
         "warning",
         "The handler did not take a message; the server redelivers it after the delay.",
     ),
-    (MessageGivenBack, "warning", "A message was given back without an attempt; the server redelivers it."),
     (
-        TypeSlowed,
+        facts.MessageGivenBack,
+        "warning",
+        "A message was given back without an attempt; the server redelivers it.",
+    ),
+    (
+        facts.TypeSlowed,
         "warning",
         "Consecutive messages of one event type had no effect: fix the handler, run `inbox resume`.",
     ),
-    (TypeResumed, "info", "The event type continues at full speed."),
+    (facts.TypeResumed, "info", "The event type continues at full speed."),
     (
-        MessageDeadLettered,
+        facts.MessageDeadLettered,
         "error",
         "A message was dead-lettered (EVT-047-002): run `dlq show`, fix the cause, run `dlq redrive`.",
     ),
     (
-        CircuitOpened,
+        facts.CircuitOpened,
         "warning",
         "A circuit breaker opened: work pauses, and the worker probes the dependency.",
     ),
-    (CircuitClosed, "info", "A circuit breaker closed: the dependency works again."),
-    (WorkerStarted, "info", "All loops of the worker are running."),
-    (WorkerStopped, "info", "All loops ended; `unfinished` names those that the grace period cancelled."),
+    (facts.CircuitClosed, "info", "A circuit breaker closed: the dependency works again."),
+    (facts.WorkerStarted, "info", "All loops of the worker are running."),
+    (
+        facts.WorkerStopped,
+        "info",
+        "All loops ended; `unfinished` names those that the grace period cancelled.",
+    ),
 )
 
 
@@ -105,9 +97,9 @@ def _line(kind: type[LoggedFact], level: Level, meaning: str) -> LogEvent:
 FACTS: Mapping[type[LoggedFact], LogEvent] = {kind: _line(kind, level, text) for kind, level, text in _FACTS}
 
 LEVELS: Mapping[type[LoggedFact], Level] = {kind: event.level for kind, event in FACTS.items()} | {
-    EventsPublished: FACTS[EventPublished].level,
-    Noticed: "warning",
-    Progressed: "info",
+    facts.EventsPublished: FACTS[facts.EventPublished].level,
+    facts.Noticed: "warning",
+    facts.Progressed: "info",
 }
 
 FATAL_NOTICES = frozenset({"contract_broken", "loop_died", "nats_connection_closed"})
