@@ -17,6 +17,8 @@ _WHY = '--reason "..."'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
+    """A step in the history of an event or message."""
+
     at: datetime
     text: str
 

@@ -86,207 +86,171 @@ class ConsumerSettings(BaseModel):
 class Settings(BaseModel):
     """All settings of the worker; field names are the keys, ``SEA_MQ_`` + upper case the variables."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
-
-    context: str = Field(
-        "sea", description="Bounded context of this worker: the first token of every subject it publishes to."
-    )
-    source: EventSource = Field(
-        "", description="CloudEvents `source` of published events (default: `/{context}`)."
-    )
-    worker_name: str = Field(
-        "", description="Name of this worker in leases, logs and connections (default: host and process id)."
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", str_strip_whitespace=True, use_attribute_docstrings=True
     )
 
-    database_url: SecretStr = Field(
-        SecretStr(""), description="URL of PostgreSQL, as postgresql://user:password@host:5432/database."
-    )
-    database_password_file: OptionalPath = Field(
-        None, description="File with the password of the database URL; read again at each connection."
-    )
-    database_schema: SchemaName = Field("public", description="Schema that holds the worker's tables.")
-    database_pool_max: Annotated[int, Field(ge=1, le=1000)] = Field(
-        6, description="Maximum number of connections of each of the two pools, outbox and inbox."
-    )
-    database_timeout_seconds: TimeoutSeconds = Field(15.0, description="Time limit of a statement.")
+    context: str = "sea"
+    """Bounded context of this worker: the first token of every subject it publishes to."""
+    source: EventSource = ""
+    """CloudEvents `source` of published events (default: `/{context}`)."""
+    worker_name: str = ""
+    """Name of this worker in leases, logs and connections (default: host and process id)."""
 
-    database_pooler: bool = Field(
-        False, description="Connect through a pooler such as PgBouncer; switches LISTEN off."
-    )
+    database_url: SecretStr = SecretStr("")
+    """URL of PostgreSQL, as postgresql://user:password@host:5432/database."""
+    database_password_file: OptionalPath = None
+    """File with the password of the database URL; read again at each connection."""
+    database_schema: SchemaName = "public"
+    """Schema that holds the worker's tables."""
+    database_pool_max: Annotated[int, Field(ge=1, le=1000)] = 6
+    """Maximum number of connections of each of the two pools, outbox and inbox."""
+    database_timeout_seconds: TimeoutSeconds = 15.0
+    """Time limit of a statement."""
 
-    nats_url: SecretStr = Field(
-        SecretStr(""), description="URLs of the NATS servers, comma-separated, as nats://host:4222."
-    )
-    nats_creds_file: OptionalPath = Field(None, description="NATS credentials file (JWT and seed).")
-    nats_nkey_seed_file: OptionalPath = Field(None, description="NATS NKey seed file.")
-    nats_tls_ca_file: OptionalPath = Field(
-        None, description="CA certificate that signed the NATS server's certificate."
-    )
-    nats_tls_cert_file: OptionalPath = Field(None, description="Client certificate for mutual TLS with NATS.")
-    nats_tls_key_file: OptionalPath = Field(None, description="Private key of the NATS client certificate.")
-    nats_inbox_prefix: InboxPrefix = Field(
-        "_INBOX", description="Prefix of the subjects that receive replies; give each NATS user its own."
-    )
+    database_pooler: bool = False
+    """Connect through a pooler such as PgBouncer; switches LISTEN off."""
 
-    stream: JetStreamName = Field("", description="Stream to publish to (default: `{CONTEXT}_EVENTS`).")
-    dlq_stream: JetStreamName = Field("", description="Stream of dead letters (default: `{CONTEXT}_DLQ`).")
-    advisory_stream: JetStreamName = Field(
-        "", description="Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."
-    )
-    streams_folder: OptionalPath = Field(
-        None, description="Folder of JetStream definitions (default: they follow from `SEA_MQ_CONSUMERS`)."
-    )
-    stream_replicas: PositiveInt | None = Field(
-        None, description="Number of replicas of each stream (default: 3, from the definitions)."
-    )
-    stream_max_bytes: PositiveInt | None = Field(
-        None, description="Size limit of each stream (default: 10 GiB, from the definitions)."
-    )
+    nats_url: SecretStr = SecretStr("")
+    """URLs of the NATS servers, comma-separated, as nats://host:4222."""
+    nats_creds_file: OptionalPath = None
+    """NATS credentials file (JWT and seed)."""
+    nats_nkey_seed_file: OptionalPath = None
+    """NATS NKey seed file."""
+    nats_tls_ca_file: OptionalPath = None
+    """CA certificate that signed the NATS server's certificate."""
+    nats_tls_cert_file: OptionalPath = None
+    """Client certificate for mutual TLS with NATS."""
+    nats_tls_key_file: OptionalPath = None
+    """Private key of the NATS client certificate."""
+    nats_inbox_prefix: InboxPrefix = "_INBOX"
+    """Prefix of the subjects that receive replies; give each NATS user its own."""
 
-    outbox_enabled: bool = Field(True, description="Publish the outbox.")
-    outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = Field(
-        "auto",
-        description="Publish mode of batches; `auto` selects `fast` or `pipeline`, as the stream supports. "
-        "Set `atomic` for a stream of one replica whose server has `sync_interval: always`.",
-    )
-    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = Field(
-        1000, description="Maximum number of events in a claim."
-    )
-    outbox_batch_bytes_max: PositiveInt = Field(
-        8 * 2**20,
-        description="Maximum size of a claim in bytes, headers included; a larger event is claimed alone.",
-    )
-    outbox_bytes_max: PositiveInt = Field(
-        32 * 2**20, description="Maximum size of all claims in flight; see Memory."
-    )
-    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = Field(
-        4, description="Maximum number of claims in flight, per lane."
-    )
-    outbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Lease of a claim.")
-    outbox_publish_timeout_seconds: TimeoutSeconds = Field(10.0, description="Time limit to publish a claim.")
-    outbox_poll_seconds: DelaySeconds = Field(
-        2.0, description="Maximum wait between claims of an idle worker."
-    )
-    outbox_linger_seconds: DelaySeconds = Field(
-        0.005, description="Pause between two claims in which events gather; see Linger."
-    )
-    outbox_notify: bool = Field(True, description="Wake up by LISTEN; has no effect with a pooler.")
-    outbox_backoff_seconds: DelaySeconds = Field(0.5, description="Upper bound of the first retry's delay.")
-    outbox_backoff_max_seconds: DelaySeconds = Field(300.0, description="Upper bound of every retry's delay.")
-    outbox_failures_max: Count = Field(
-        10, description="Number of failed attempts after which an event is DEAD."
-    )
-    outbox_age_max_seconds: TimeoutSeconds = Field(
-        604800.0, description="Time limit of a failing event, from its first attempt; then it is DEAD."
-    )
-    outbox_dead_key: Literal["continue", "hold"] = Field(
-        "continue",
-        description="Events of a key behind a DEAD one: `continue` publishes them, `hold` keeps them back.",
-    )
+    stream: JetStreamName = ""
+    """Stream to publish to (default: `{CONTEXT}_EVENTS`)."""
+    dlq_stream: JetStreamName = ""
+    """Stream of dead letters (default: `{CONTEXT}_DLQ`)."""
+    advisory_stream: JetStreamName = ""
+    """Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."""
+    streams_folder: OptionalPath = None
+    """Folder of JetStream definitions (default: they follow from `SEA_MQ_CONSUMERS`)."""
+    stream_replicas: PositiveInt | None = None
+    """Number of replicas of each stream (default: 3, from the definitions)."""
+    stream_max_bytes: PositiveInt | None = None
+    """Size limit of each stream (default: 10 GiB, from the definitions)."""
 
-    outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = Field(
-        7, description="Number of days ahead to create partitions for, if the outbox is partitioned."
-    )
+    outbox_enabled: bool = True
+    """Publish the outbox."""
+    outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = "auto"
+    """Publish mode of batches; `auto` selects `fast` or `pipeline`, as the stream supports. Set `atomic` for
+    a stream of one replica whose server has `sync_interval: always`.
+    """
+    outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = 1000
+    """Maximum number of events in a claim."""
+    outbox_batch_bytes_max: PositiveInt = 8 * 2**20
+    """Maximum size of a claim in bytes, headers included; a larger event is claimed alone."""
+    outbox_bytes_max: PositiveInt = 32 * 2**20
+    """Maximum size of all claims in flight; see Memory."""
+    outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = 4
+    """Maximum number of claims in flight, per lane."""
+    outbox_lease_seconds: TimeoutSeconds = 60.0
+    """Lease of a claim."""
+    outbox_publish_timeout_seconds: TimeoutSeconds = 10.0
+    """Time limit to publish a claim."""
+    outbox_poll_seconds: DelaySeconds = 2.0
+    """Maximum wait between claims of an idle worker."""
+    outbox_linger_seconds: DelaySeconds = 0.005
+    """Pause between two claims in which events gather; see Linger."""
+    outbox_notify: bool = True
+    """Wake up by LISTEN; has no effect with a pooler."""
+    outbox_backoff_seconds: DelaySeconds = 0.5
+    """Upper bound of the first retry's delay."""
+    outbox_backoff_max_seconds: DelaySeconds = 300.0
+    """Upper bound of every retry's delay."""
+    outbox_failures_max: Count = 10
+    """Number of failed attempts after which an event is DEAD."""
+    outbox_age_max_seconds: TimeoutSeconds = 604800.0
+    """Time limit of a failing event, from its first attempt; then it is DEAD."""
+    outbox_dead_key: Literal["continue", "hold"] = "continue"
+    """Events of a key behind a DEAD one: `continue` publishes them, `hold` keeps them back."""
 
-    consumers: tuple[ConsumerSettings, ...] = Field(
-        (ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),),
-        description="Durable consumers as STREAM/durable, comma-separated; empty: no inbox.",
-    )
-    handler_url: str = Field(
-        "", description="URL that receives messages by POST, as http://127.0.0.1:8000/handle."
-    )
-    handler_batch_url: str = Field(
-        "",
-        description="URL that receives several messages per POST, as http://127.0.0.1:8000/handle-batch; "
-        "empty: one message per POST.",
-    )
-    handler_batch_max: Annotated[int, Field(ge=2, le=1000)] = Field(
-        100, description="Maximum number of messages in a batch for the handler."
-    )
-    handler_batch_bytes_max: PositiveInt = Field(
-        2**20, description="Maximum size of a batch's body; a larger message is sent by itself."
-    )
-    handler_timeout_seconds: TimeoutSeconds = Field(
-        60.0, description="Time limit of a handler call; a batch is one call."
-    )
-    handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
-        50, description="Maximum number of concurrent handler calls, per consumer; a batch is one call."
-    )
-    handler_accept_statuses: frozenset[int] = Field(
-        frozenset({200, 409}), description="HTTP statuses that confirm the handler's effect, comma-separated."
-    )
-    handler_token_file: OptionalPath = Field(None, description="File with the bearer token for the handler.")
-    handler_allow_link_local: bool = Field(
-        False, description="Allow a handler at a link-local address or at a cloud's metadata address."
-    )
-    handler_keep_problem: bool = Field(
-        False,
-        description="Copy `type` and `title` of RFC 9457 problem details into errors; the handler "
-        "must put no payload into them.",
-    )
-    handler_tls_ca_file: OptionalPath = Field(
-        None, description="CA that signed the handler's certificate (default: the system's authorities)."
-    )
-    handler_tls_cert_file: OptionalPath = Field(
-        None, description="Client certificate for mutual TLS with the handler."
-    )
-    handler_tls_key_file: OptionalPath = Field(
-        None, description="Private key of the handler's client certificate."
-    )
-    handler_slow_after: Count = Field(
-        10, description="Number of consecutive messages without an effect after which an event type is slow."
-    )
-    handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = Field(
-        1.0, description="Failures that count for a slow event type, per second; others use up no attempt."
-    )
-    inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        None,
-        description="Maximum number of in-flight messages, per consumer; the consumer's max_ack_pending "
-        "limits them, too (default: four times `SEA_MQ_HANDLER_CONCURRENCY`; with a batch URL at least "
-        "twice `SEA_MQ_HANDLER_BATCH_MAX`).",
-    )
-    inbox_bytes_max: PositiveInt = Field(
-        32 * 2**20, description="Maximum size of all in-flight messages' bodies, over all consumers."
-    )
-    inbox_lease_seconds: TimeoutSeconds = Field(60.0, description="Processing lease of a message.")
-    inbox_attempts_max: Count = Field(
-        15, description="Number of attempts after which a message is dead-lettered."
-    )
-    inbox_backoff_seconds: DelaySeconds = Field(
-        1.0, description="Upper bound of the first redelivery's delay."
-    )
-    inbox_backoff_max_seconds: DelaySeconds = Field(
-        600.0, description="Upper bound of every redelivery's delay."
-    )
+    outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = 7
+    """Number of days ahead to create partitions for, if the outbox is partitioned."""
 
-    admin_host: str = Field(
-        "127.0.0.1", description="Address that serves /healthz, /readyz, /metrics and the page."
+    consumers: tuple[ConsumerSettings, ...] = (
+        ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),
     )
-    admin_port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        8080, description="Port of the admin address; 0: any free port."
-    )
-    admin_token_file: OptionalPath = Field(
-        None, description="File with the token that the admin pages require."
-    )
-    broken_seconds_max: Annotated[float, Field(ge=0, le=_YEAR_SECONDS)] = Field(
-        0.0,
-        description="Seconds that a part may wait for an operator's fix before the worker exits with code 3; "
-        "0: no limit.",
-    )
-    grace_seconds: TimeoutSeconds = Field(30.0, description="Time limit of a graceful stop.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest level to log."
-    )
-    log_format: Literal["json", "text"] = Field(
-        "json", description="Log format: one JSON object per line, or text for people."
-    )
-    pipeline_lake: str = Field(
-        "", description="Lake of the `pipeline` jobs: a folder, or an object store as s3://bucket/path."
-    )
-    tracing: bool = Field(False, description="Export OpenTelemetry spans, as the OTEL_* variables configure.")
-    otlp_metrics: bool = Field(
-        False, description="Also export metrics over OTLP, as the OTEL_* variables configure."
-    )
+    """Durable consumers as STREAM/durable, comma-separated; empty: no inbox."""
+    handler_url: str = ""
+    """URL that receives messages by POST, as http://127.0.0.1:8000/handle."""
+    handler_batch_url: str = ""
+    """URL that receives several messages per POST, as http://127.0.0.1:8000/handle-batch; empty: one message
+    per POST.
+    """
+    handler_batch_max: Annotated[int, Field(ge=2, le=1000)] = 100
+    """Maximum number of messages in a batch for the handler."""
+    handler_batch_bytes_max: PositiveInt = 2**20
+    """Maximum size of a batch's body; a larger message is sent by itself."""
+    handler_timeout_seconds: TimeoutSeconds = 60.0
+    """Time limit of a handler call; a batch is one call."""
+    handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = 50
+    """Maximum number of concurrent handler calls, per consumer; a batch is one call."""
+    handler_accept_statuses: frozenset[int] = frozenset({200, 409})
+    """HTTP statuses that confirm the handler's effect, comma-separated."""
+    handler_token_file: OptionalPath = None
+    """File with the bearer token for the handler."""
+    handler_allow_link_local: bool = False
+    """Allow a handler at a link-local address or at a cloud's metadata address."""
+    handler_keep_problem: bool = False
+    """Copy `type` and `title` of RFC 9457 problem details into errors; the handler must put no payload into
+    them.
+    """
+    handler_tls_ca_file: OptionalPath = None
+    """CA that signed the handler's certificate (default: the system's authorities)."""
+    handler_tls_cert_file: OptionalPath = None
+    """Client certificate for mutual TLS with the handler."""
+    handler_tls_key_file: OptionalPath = None
+    """Private key of the handler's client certificate."""
+    handler_slow_after: Count = 10
+    """Number of consecutive messages without an effect after which an event type is slow."""
+    handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
+    """Failures that count for a slow event type, per second; others use up no attempt."""
+    inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Maximum number of in-flight messages, per consumer; the consumer's max_ack_pending limits them, too
+    (default: four times `SEA_MQ_HANDLER_CONCURRENCY`; with a batch URL at least twice
+    `SEA_MQ_HANDLER_BATCH_MAX`).
+    """
+    inbox_bytes_max: PositiveInt = 32 * 2**20
+    """Maximum size of all in-flight messages' bodies, over all consumers."""
+    inbox_lease_seconds: TimeoutSeconds = 60.0
+    """Processing lease of a message."""
+    inbox_attempts_max: Count = 15
+    """Number of attempts after which a message is dead-lettered."""
+    inbox_backoff_seconds: DelaySeconds = 1.0
+    """Upper bound of the first redelivery's delay."""
+    inbox_backoff_max_seconds: DelaySeconds = 600.0
+    """Upper bound of every redelivery's delay."""
+
+    admin_host: str = "127.0.0.1"
+    """Address that serves /healthz, /readyz, /metrics and the page."""
+    admin_port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    """Port of the admin address; 0: any free port."""
+    admin_token_file: OptionalPath = None
+    """File with the token that the admin pages require."""
+    broken_seconds_max: Annotated[float, Field(ge=0, le=_YEAR_SECONDS)] = 0.0
+    """Seconds that a part may wait for an operator's fix before the worker exits with code 3; 0: no limit."""
+    grace_seconds: TimeoutSeconds = 30.0
+    """Time limit of a graceful stop."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level to log."""
+    log_format: Literal["json", "text"] = "json"
+    """Log format: one JSON object per line, or text for people."""
+    pipeline_lake: str = ""
+    """Lake of the `pipeline` jobs: a folder, or an object store as s3://bucket/path."""
+    tracing: bool = False
+    """Export OpenTelemetry spans, as the OTEL_* variables configure."""
+    otlp_metrics: bool = False
+    """Also export metrics over OTLP, as the OTEL_* variables configure."""
 
     @property
     def in_flight_max(self) -> int:

@@ -47,7 +47,7 @@ def _element(value: object) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    text = (field.description or "").replace("|", "\\|")
+    text = " ".join((field.description or "").split()).replace("|", "\\|")
     if get_origin(field.annotation) is not Literal:
         return text
     return f"{text} One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
