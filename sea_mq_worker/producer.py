@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
@@ -87,22 +88,13 @@ class Event:
     id: UUID = field(default_factory=uuid7)
 
 
-_TYPES: Mapping[str, type] = {
-    "id": UUID,
-    "aggregate_type": str,
-    "aggregate_id": str,
-    "event_type": str,
-    "event_version": int,
-    "occurred_at": datetime,
-    "correlation_id": UUID,
-    "causation_id": UUID,
-    "ordering_key": str,
-    "partition_key": str,
-    "headers": Mapping,
-    "metadata": Mapping,
-    "dataschema": str,
-    "available_at": datetime,
-}
+def _class_of(hint: Any) -> type:
+    """Return the class to check: ``X`` of a hint ``X | None``, without its arguments."""
+    kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    return get_origin(kind) or kind
+
+
+_TYPES = {name: _class_of(hint) for name, hint in get_type_hints(Event).items() if name != "payload"}
 _OPTIONAL = {own.name for own in fields(Event) if own.default is None}
 
 

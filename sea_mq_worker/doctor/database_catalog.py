@@ -1,81 +1,69 @@
 """Catalog of PostgreSQL's findings."""
 
-from sea_mq_worker.doctor.finding import REFUSES, Kind, Severity
+from sea_mq_worker.doctor.finding import REFUSES, Kind, error, note, warning
 
 
 class DatabaseKind(Kind):
     """Findings from PostgreSQL alone."""
 
     # connection
-    DATABASE_UNREACHABLE = (
-        Severity.ERROR,
+    DATABASE_UNREACHABLE = error(
         "PostgreSQL does not answer, or not in time",
         "nothing is published or received",
         "start PostgreSQL, check its load, or correct SEA_MQ_DATABASE_URL",
     )
-    DATABASE_READ_ONLY = (
-        Severity.ERROR,
+    DATABASE_READ_ONLY = error(
         "PostgreSQL is read-only: a standby, or default_transaction_read_only is on",
         "nothing is published or received",
         "name the primary in SEA_MQ_DATABASE_URL, or set default_transaction_read_only off",
     )
-    DATABASE_REFUSES = (
-        Severity.ERROR,
+    DATABASE_REFUSES = error(
         "PostgreSQL refuses the login, TLS or a statement",
         REFUSES,
         "correct SEA_MQ_DATABASE_URL, or the setting that the server's message names",
     )
-    SCHEMA_VERSION = (
-        Severity.ERROR,
+    SCHEMA_VERSION = error(
         "the schema is missing, too old, or too new for this worker",
         REFUSES,
         "run `migrate`, or run the worker version of that schema",
     )
-    SCHEMA_OWNER = (
-        Severity.ERROR,
+    SCHEMA_OWNER = error(
         "the tables belong to another context",
         f"{REFUSES}: it would publish under the wrong subjects",
         "correct SEA_MQ_CONTEXT, or set SEA_MQ_DATABASE_SCHEMA to a schema of its own",
     )
-    POOLER_UNDECLARED = (
-        Severity.ERROR,
+    POOLER_UNDECLARED = error(
         "a pooler in transaction mode, and SEA_MQ_DATABASE_POOLER is not set",
         "prepared statements and session settings are lost between transactions",
         "set SEA_MQ_DATABASE_POOLER=true, or connect directly",
     )
-    NOTIFY_LOST = (
-        Severity.WARNING,
+    NOTIFY_LOST = warning(
         "a connection to the URL does not receive its own notification",
         "the worker finds events by polling, up to SEA_MQ_OUTBOX_POLL_SECONDS late",
         "connect directly, or set SEA_MQ_OUTBOX_NOTIFY=false",
     )
-    DATABASE_CLOCK = (
-        Severity.WARNING,
+    DATABASE_CLOCK = warning(
         "the clocks of PostgreSQL and this machine differ by more than a minute",
         "events of this machine's producers fail as FUTURE_EVENT or are late; log times mislead",
         "synchronize both machines with the same time server",
     )
     # privileges and settings
-    RIGHTS_MISSING = (
-        Severity.ERROR,
+    RIGHTS_MISSING = error(
         "the login lacks a privilege that the worker needs",
         "the worker does not start, or pauses a side",
         "grant the privilege, preferably with sql/roles.sql",
     )
-    RIGHTS_OF_A_READER = (
-        Severity.WARNING,
+    RIGHTS_OF_A_READER = warning(
         "the login is read-only, like the reader of sql/roles.sql",
         "the worker cannot run with this login",
         "also run doctor with the worker's login",
     )
-    FSYNC_OFF = (
-        Severity.ERROR,
+    FSYNC_OFF = error(
         "PostgreSQL does not flush writes to disk: fsync is off",
         "a crash of its machine loses commits and may corrupt the database",
         "switch fsync on; restore a backup if the machine crashed meanwhile",
     )
-    SYNCHRONOUS_COMMIT_OFF = (
-        Severity.WARNING,
+    SYNCHRONOUS_COMMIT_OFF = warning(
         "PostgreSQL confirms commits before they are on disk: synchronous_commit is off",
         (
             "a crash of the server loses the latest commits: the worker repeats their work, perhaps "
@@ -83,208 +71,170 @@ class DatabaseKind(Kind):
         ),
         "switch synchronous_commit on, also for the service",
     )
-    STANDBY_MISSING = (
-        Severity.ERROR,
+    STANDBY_MISSING = error(
         "commits wait for a standby, and none is connected",
         "every write hangs, including the service's",
         "start the standby, or remove it from synchronous_standby_names",
     )
-    DATABASE_ENCODING = (
-        Severity.WARNING,
+    DATABASE_ENCODING = warning(
         "the encoding of the database is not UTF8",
         "PostgreSQL refuses events and errors with other characters",
         "restore a dump into a database WITH ENCODING 'UTF8'",
     )
-    TRIGGERS_OFF = (
-        Severity.ERROR,
+    TRIGGERS_OFF = error(
         "triggers do not run: session_replication_role is replica",
         "no rule of the lifecycle is enforced, and no insert wakes the worker",
         "set session_replication_role to origin",
     )
-    TWO_PHASE_COMMIT = (
-        Severity.INFO,
+    TWO_PHASE_COMMIT = note(
         "max_prepared_transactions is above 0",
         "PREPARE TRANSACTION fails after an insert into the outbox",
         "in such producers, run SET LOCAL sea_mq.notify = off before the insert",
     )
-    SESSION_TIMEOUTS = (
-        Severity.WARNING,
+    SESSION_TIMEOUTS = warning(
         "transaction_timeout is shorter than SEA_MQ_DATABASE_TIMEOUT_SECONDS",
         "connections break without a fault",
         "reset it for the worker's role",
     )
-    CONNECTIONS_SHORT = (
-        Severity.WARNING,
+    CONNECTIONS_SHORT = warning(
         "fewer connections are free than a worker may open",
         "under load statements fail",
         "raise the limit, or lower SEA_MQ_DATABASE_POOL_MAX",
     )
     # tables
-    TABLE_LOCKED = (
-        Severity.ERROR,
+    TABLE_LOCKED = error(
         "a session blocks a table longer than the statement time-out",
         "nothing is published or received",
         "end the transaction in its program, or terminate its session",
     )
-    ROW_SECURITY = (
-        Severity.ERROR,
+    ROW_SECURITY = error(
         "row-level security limits which rows the login sees",
         "the worker never publishes or handles hidden rows",
         "disable row-level security, or give the login BYPASSRLS",
     )
-    TABLE_UNLOGGED = (
-        Severity.ERROR,
-        "a table is unlogged",
-        "PostgreSQL empties it after a crash",
-        "set the table LOGGED",
+    TABLE_UNLOGGED = error(
+        "a table is unlogged", "PostgreSQL empties it after a crash", "set the table LOGGED"
     )
-    INDEX_MISSING = (
-        Severity.ERROR,
+    INDEX_MISSING = error(
         "an index of the schema is missing",
         "statements that need the index read the whole table",
         "create the index again",
     )
-    INDEX_INVALID = (
-        Severity.ERROR,
+    INDEX_INVALID = error(
         "an index is invalid, as after a failed CREATE INDEX CONCURRENTLY",
         "the index slows writes and speeds up nothing",
         "rebuild the index",
     )
-    TRIGGER_MISSING = (
-        Severity.ERROR,
+    TRIGGER_MISSING = error(
         "a trigger of the schema is missing",
         "a rule of the lifecycle is not enforced, or no insert wakes the worker",
         "create the trigger again",
     )
-    TRIGGER_DISABLED = (
-        Severity.ERROR,
+    TRIGGER_DISABLED = error(
         "a trigger is disabled",
         "a rule of the lifecycle is not enforced, or no insert wakes the worker",
         "enable the trigger",
     )
-    MIGRATION_ALTERED = (
-        Severity.ERROR,
+    MIGRATION_ALTERED = error(
         "a migration was applied with other content than this version's file has",
         "the schema may not be the one that this worker knows",
         "fix the other findings about the schema, then record the file's SHA-256",
     )
-    FUNCTION_DIFFERS = (
-        Severity.ERROR,
+    FUNCTION_DIFFERS = error(
         "a function is missing, or its body or search path differs from the migrations",
         "a rule of the lifecycle is not enforced, or differs",
         "create the function again; if it was missing, also run sql/roles.sql again",
     )
-    CONSTRAINT_DIFFERS = (
-        Severity.ERROR,
+    CONSTRAINT_DIFFERS = error(
         "a constraint is missing, or differs from the migrations",
         "producers can write rows that no worker can finish",
         "fix the rows that violate the constraint, and create it again",
     )
-    AUTOVACUUM_OFF = (
-        Severity.WARNING,
-        "autovacuum or track_counts is off",
-        "dead rows stay, and each claim scans them",
-        "switch it on",
+    AUTOVACUUM_OFF = warning(
+        "autovacuum or track_counts is off", "dead rows stay, and each claim scans them", "switch it on"
     )
-    DEAD_ROWS = (
-        Severity.WARNING,
+    DEAD_ROWS = warning(
         "a table has five times the dead rows that start an autovacuum",
         "claims slow down and the table grows",
         "vacuum the table, and look for old transactions",
     )
-    TRANSACTION_OPEN_LONG = (
-        Severity.WARNING,
+    TRANSACTION_OPEN_LONG = warning(
         "a transaction has been open for more than five leases",
         "vacuum removes no row that died since: claims slow down",
         "end the transaction in its program, or terminate its session",
     )
-    TRANSACTION_PREPARED_LONG = (
-        Severity.WARNING,
+    TRANSACTION_PREPARED_LONG = warning(
         "a prepared transaction has been open for more than five leases",
         "vacuum removes no row that died since, and the locks survive a restart",
         "commit the transaction or roll it back in its database",
     )
-    SLOT_INACTIVE = (
-        Severity.WARNING,
+    SLOT_INACTIVE = warning(
         "an inactive replication slot retains WAL",
         "the disk fills up, and PostgreSQL stops",
         "start its consumer, or drop the slot",
     )
     # rows
-    OUTBOX_UNATTENDED = (
-        Severity.ERROR,
+    OUTBOX_UNATTENDED = error(
         "an event has been due for a minute, and no worker is connected",
         "nothing is published",
         "start the worker",
     )
-    OUTBOX_BEHIND = (
-        Severity.WARNING,
+    OUTBOX_BEHIND = warning(
         "an event has been due for more than five leases",
         "events come late",
         "read the worker's /readyz for the reason",
     )
-    OUTBOX_AHEAD = (
-        Severity.WARNING,
+    OUTBOX_AHEAD = warning(
         "open events have times in the future: PostgreSQL's clock was set back",
         "ages and times mislead",
         "run a worker: it sends them within 20 s; synchronize the server's clock",
     )
-    OUTBOX_FAILING = (
-        Severity.WARNING,
+    OUTBOX_FAILING = warning(
         "waiting events have an error",
         "they and later events of their keys are late",
         "fix the cause in the error",
     )
-    OUTBOX_DEAD = (
-        Severity.WARNING,
+    OUTBOX_DEAD = warning(
         "events are DEAD",
         "the worker does not publish them",
         "fix the causes, then run `outbox replay`, or `outbox discard` for unsendable ones",
     )
-    OUTBOX_UNPRUNED = (
-        Severity.WARNING,
+    OUTBOX_UNPRUNED = warning(
         "the outbox has events published more than 30 days ago",
         "the table grows without limit",
         "run `prune` or `pipeline archive` regularly",
     )
-    SEQUENCE_BEHIND = (
-        Severity.ERROR,
+    SEQUENCE_BEHIND = error(
         "a sequence is behind its table, as after a copy of rows",
         "new events overtake older ones of their key; operators' commands fail",
         "set the sequence to the table's highest number; check events written meanwhile",
     )
-    SEQUENCE_DIFFERS = (
-        Severity.ERROR,
+    SEQUENCE_DIFFERS = error(
         "a sequence has other parameters than in the migrations",
         "sessions get numbers in blocks: new events overtake older ones of their key",
         "set the parameters again",
     )
-    PARTITIONS_SHORT = (
-        Severity.WARNING,
+    PARTITIONS_SHORT = warning(
         "the outbox has partitions for less than half of SEA_MQ_OUTBOX_PARTITION_DAYS ahead",
         "a day's events go to the default partition and block that day's",
         "start a worker, or search its log for `partitions_not_made`",
     )
-    DEFAULT_PARTITION_USED = (
-        Severity.WARNING,
+    DEFAULT_PARTITION_USED = warning(
         "the default partition holds events, or has held some",
         "PostgreSQL reads it for each new partition; above 1 GB the worker creates none",
         "let producers use UUIDv7; after a `prune`, free its disk space",
     )
-    INBOX_ORPHANS = (
-        Severity.WARNING,
+    INBOX_ORPHANS = warning(
         "messages wait whose consumer is not in SEA_MQ_CONSUMERS",
         "this worker does not handle them",
         "add the consumer until none of its messages waits",
     )
-    INBOX_FAILING = (
-        Severity.WARNING,
+    INBOX_FAILING = warning(
         "waiting messages have an error",
         "after the last attempt they are dead-lettered",
         "fix the cause in the error, usually in the handler",
     )
-    INBOX_STUCK = (
-        Severity.WARNING,
+    INBOX_STUCK = warning(
         "a message waits for longer than all of its attempts can take",
         "its effect is missing",
         "check its error, and whether a worker is running",

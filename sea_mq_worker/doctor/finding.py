@@ -7,6 +7,7 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 APPLY = "python -m sea_mq_worker streams apply"
 MIGRATE = "python -m sea_mq_worker migrate"
@@ -43,6 +44,21 @@ class Finding:
     fix: str
     command: str = ""
     sql: str = ""
+
+
+KindTexts: TypeAlias = tuple[Severity, str, str, str]
+
+
+def error(condition: str, why: str, fix: str) -> KindTexts:
+    return Severity.ERROR, condition, why, fix
+
+
+def warning(condition: str, why: str, fix: str) -> KindTexts:
+    return Severity.WARNING, condition, why, fix
+
+
+def note(condition: str, why: str, fix: str) -> KindTexts:
+    return Severity.INFO, condition, why, fix
 
 
 class Kind(enum.Enum):

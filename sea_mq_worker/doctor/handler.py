@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import SplitResult, urlsplit
 
 from sea_mq_worker.connections.handler import handler_tls
-from sea_mq_worker.doctor.finding import REFUSES, Finding, Kind, Severity
+from sea_mq_worker.doctor.finding import REFUSES, Finding, Kind, error, warning
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings import Settings
 
@@ -20,32 +20,27 @@ _WRONG = {404, *range(300, 400), *range(500, 600)} - {501}
 class HandlerKind(Kind):
     """Findings from a connection and an OPTIONS request to the handler."""
 
-    HANDLER_MISSING = (
-        Severity.ERROR,
+    HANDLER_MISSING = error(
         "consumers are configured and no handler is",
         REFUSES,
         "set SEA_MQ_HANDLER_URL, or SEA_MQ_CONSUMERS= to receive nothing",
     )
-    HANDLER_UNREACHABLE = (
-        Severity.ERROR,
+    HANDLER_UNREACHABLE = error(
         "the handler accepts no connection",
         "receiving pauses",
         "start the handler, or correct SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_BATCH_URL",
     )
-    HANDLER_UNTRUSTED = (
-        Severity.ERROR,
+    HANDLER_UNTRUSTED = error(
         "the handler's certificate cannot be trusted",
         "receiving pauses",
         "check its certificate and host name, SEA_MQ_HANDLER_TLS_* and both clocks",
     )
-    HANDLER_FORBIDDEN = (
-        Severity.ERROR,
+    HANDLER_FORBIDDEN = error(
         "the handler's name resolves to a link-local address or a metadata service",
         "the worker sends nothing there",
         "correct the URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if intended",
     )
-    HANDLER_PATH = (
-        Severity.WARNING,
+    HANDLER_PATH = warning(
         "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all",
         "the worker retries messages and then dead-letters them",
         "correct path and scheme of SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_BATCH_URL, or fix the handler",

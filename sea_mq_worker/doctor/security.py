@@ -4,21 +4,19 @@ from collections.abc import Iterator
 from shlex import quote
 
 from sea_mq_worker.connections.security_warnings import in_plain_text, readable_by_all
-from sea_mq_worker.doctor.finding import Finding, Kind, Severity
+from sea_mq_worker.doctor.finding import Finding, Kind, note, warning
 from sea_mq_worker.settings import Settings
 
 
 class ExposureKind(Kind):
     """Findings from the settings; the names equal the worker's log events."""
 
-    SECRET_FILE_EXPOSED = (
-        Severity.WARNING,
+    SECRET_FILE_EXPOSED = warning(
         "every user of this machine may read a file with a secret",
         "a reader of the file gets all rights of the worker",
         "remove the read permission of others",
     )
-    PLAINTEXT_CONNECTION = (
-        Severity.INFO,
+    PLAINTEXT_CONNECTION = note(
         "a connection to another machine is not encrypted by the worker",
         "the network between can read events and passwords, unless it encrypts by itself",
         "set up TLS as in docs/how-to/security.md",

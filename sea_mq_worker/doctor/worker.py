@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sea_mq_worker.connections.secret_files import read_secret
-from sea_mq_worker.doctor.finding import Finding, Kind, Severity
+from sea_mq_worker.doctor.finding import Finding, Kind, error
 from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0
@@ -18,8 +18,7 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 class WorkerKind(Kind):
     """Findings from a running worker."""
 
-    WORKER_NOT_READY = (
-        Severity.ERROR,
+    WORKER_NOT_READY = error(
         "the worker at SEA_MQ_ADMIN_HOST and SEA_MQ_ADMIN_PORT reports on /readyz that it is not ready",
         "the named parts of its work pause",
         "fix the named cause; the worker then continues",

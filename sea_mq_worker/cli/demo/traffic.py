@@ -5,7 +5,6 @@ As a program it sends 1000 of each to the servers that the settings name.
 
 import asyncio
 import json
-from dataclasses import dataclass
 
 import asyncpg
 import nats
@@ -19,14 +18,6 @@ _KEYS = 25
 _POISON_EVERY = 50
 _FLAKY_EVERY = 40
 _COUNT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Numbers of messages that the other context published, by the handler's expected result."""
-
-    good: int
-    poison: int
 
 
 async def write_orders(dsn: str, count: int) -> None:
@@ -56,7 +47,7 @@ def _order_created(number: int) -> Event:
     )
 
 
-async def publish_vibes(url: str, count: int, *, inbox_prefix: str = "_INBOX") -> Sent:
+async def publish_vibes(url: str, count: int, *, inbox_prefix: str = "_INBOX") -> None:
     """Publish as the context ``vibespro``; the handler rejects a few messages and fails a few temporarily."""
     connection = await nats.connect(url, inbox_prefix=inbox_prefix)
     try:
@@ -65,23 +56,17 @@ async def publish_vibes(url: str, count: int, *, inbox_prefix: str = "_INBOX") -
             await _publish_vibe(stream, number)
     finally:
         await connection.close()
-    poison = sum(_is_poison(number) for number in range(count))
-    return Sent(good=count - poison, poison=poison)
 
 
 async def _publish_vibe(stream: JetStreamContext, number: int) -> None:
     payload: dict[str, object] = {"vibe": number}
-    if _is_poison(number):
+    if number % _POISON_EVERY == _POISON_EVERY - 1:
         payload["poison"] = True
     elif number % _FLAKY_EVERY == 0:
         payload["flaky"] = True
     body = json.dumps(payload).encode()
     headers = {"Nats-Msg-Id": str(uuid7())}
     await stream.publish("vibespro.event.vibe_created.v1", body, headers=headers)
-
-
-def _is_poison(number: int) -> bool:
-    return number % _POISON_EVERY == _POISON_EVERY - 1
 
 
 async def _main() -> None:
