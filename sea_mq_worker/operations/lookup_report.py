@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeAlias
 from uuid import UUID
 
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import EarlierEvent, InboxRecord, InboxState, Match, OutboxSummary
 from sea_mq_worker.domain.retry import can_be_sent
-from sea_mq_worker.domain.stored_messages import ConsumerDelivery, DeliveryState, StoredMessage
-from sea_mq_worker.operations.lookup import Conflicting, Found, FoundDeadLetter, MessageLookup
+from sea_mq_worker.domain.stored_messages import DeliveryState, StoredMessage
+from sea_mq_worker.operations.lookup import Conflicting, Found, MessageLookup
+
+_Said: TypeAlias = tuple[list[str], list[str]]
+"""Sentences of the answer, and the commands to run next."""
 
 _PROGRAM = "python -m sea_mq_worker"
 _WHY = '--reason "..."'
@@ -87,7 +91,7 @@ def describe(found: Found, *, now: datetime) -> LookupReport:
     following: list[str] = []
     parts = []
     if found.event:
-        parts.append(_event(found.event, found.earlier, found, now))
+        parts.append(_event(found.event, found, now))
     if found.message:
         parts.append(_message(found.message, found))
     for part in parts or [_unknown(found)]:
@@ -107,12 +111,10 @@ def describe(found: Found, *, now: datetime) -> LookupReport:
     )
 
 
-def _event(
-    event: OutboxSummary, earlier: Sequence[EarlierEvent], found: Found, now: datetime
-) -> tuple[list[str], list[str]]:
+def _event(event: OutboxSummary, found: Found, now: datetime) -> _Said:
     match EventState(event.state):
         case EventState.PENDING:
-            return _pending(event, earlier, now)
+            return _pending(event, found.earlier, now)
         case EventState.CLAIMED:
             worker = (event.claimed_by or "").partition("#")[0]
             return [f"the worker {worker} is publishing it, attempt {event.attempts}{_holder(found)}"], []
@@ -131,7 +133,7 @@ def _holder(found: Found) -> str:
     return "; its session is gone: a worker takes the lease over, or the lease ends by its time"
 
 
-def _published(event: OutboxSummary, found: Found) -> tuple[list[str], list[str]]:
+def _published(event: OutboxSummary, found: Found) -> _Said:
     place = f"{event.stream} under sequence {event.stream_seq}"
     if any((one.stream, one.seq) == (event.stream, event.stream_seq) for one in found.stored):
         return [f"it is published, and in {place}"], []
@@ -144,7 +146,7 @@ def _published(event: OutboxSummary, found: Found) -> tuple[list[str], list[str]
     return [f"it was published, and is no longer in {place}"], [again]
 
 
-def _dead(event: OutboxSummary) -> tuple[list[str], list[str]]:
+def _dead(event: OutboxSummary) -> _Said:
     said = f"it is DEAD and will not be published: {event.last_error or 'no error is noted'}"
     if can_be_sent(event.last_error):
         return [said], [f"{_PROGRAM} outbox replay {event.id} {_WHY}"]
@@ -153,9 +155,7 @@ def _dead(event: OutboxSummary) -> tuple[list[str], list[str]]:
     ]
 
 
-def _pending(
-    event: OutboxSummary, earlier: Sequence[EarlierEvent], now: datetime
-) -> tuple[list[str], list[str]]:
+def _pending(event: OutboxSummary, earlier: Sequence[EarlierEvent], now: datetime) -> _Said:
     if earlier:
         first = earlier[0]
         count = f"{len(earlier)} earlier event{'s' * (len(earlier) > 1)} of its ordering key"
@@ -170,7 +170,7 @@ def _pending(
     return [f"it is due at {_at(event.available_at)}"], []
 
 
-def _message(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
+def _message(message: InboxRecord, found: Found) -> _Said:
     match InboxState(message.state):
         case InboxState.PROCESSED:
             return ["the handler has had its effect"], []
@@ -178,32 +178,27 @@ def _message(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
             worker = (message.locked_by or "").partition("#")[0]
             return [f"the worker {worker} is handling it, attempt {message.attempts}{_holder(found)}"], []
         case InboxState.DEAD_LETTERED:
-            return _dead_lettered(message, found.dead_letters, found)
+            return _dead_lettered(message, found)
         case InboxState.WAITING:
             return _waiting(message, found)
 
 
-def _dead_lettered(
-    message: InboxRecord, letters: Sequence[FoundDeadLetter], found: Found
-) -> tuple[list[str], list[str]]:
+def _dead_lettered(message: InboxRecord, found: Found) -> _Said:
     if message.dead_letter_reason == "CLOSED":
         return [f"an operator gave it up: {message.last_error}"], []
     said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
-    if letters:
-        return [said], [f"{_PROGRAM} dlq redrive {letters[-1].seq} {_WHY}"]
+    if found.dead_letters:
+        return [said], [f"{_PROGRAM} dlq redrive {found.dead_letters[-1].seq} {_WHY}"]
     return [said if found.not_checked else f"{said}; its dead letter is no longer in the stream"], []
 
 
 def _conflict(conflict: Conflicting) -> str:
-    place = (
-        f"as dead letter {conflict.dead_letter.seq}"
-        if conflict.dead_letter
-        else "and its dead letter was not found"
-    )
+    letter = conflict.dead_letter
+    place = f"as dead letter {letter.seq}" if letter else "and its dead letter was not found"
     return f"another content came under this id: it is dead-lettered {place}, under the id {conflict.id}"
 
 
-def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
+def _waiting(message: InboxRecord, found: Found) -> _Said:
     place = f"{message.stream} under sequence {message.stream_seq}"
     said = f"{message.attempts} attempts had no effect, the last: {message.last_error or 'no answer'}"
     held = [one for one in found.stored if (one.stream, one.seq) == (message.stream, message.stream_seq)]
@@ -216,7 +211,7 @@ def _waiting(message: InboxRecord, found: Found) -> tuple[list[str], list[str]]:
     return [f"it waits to be delivered again from {place}; {said}"], []
 
 
-def _unknown(found: Found) -> tuple[list[str], list[str]]:
+def _unknown(found: Found) -> _Said:
     if gone := found.discarded:
         text = f"{gone.actor} discarded it at {_at(gone.at)}: {gone.reason}"
         return [
@@ -244,11 +239,8 @@ _READINGS = {
 
 def _consumers(message: StoredMessage) -> Iterator[str]:
     for each in message.consumers:
-        yield f"consumer {each.consumer} of {message.stream} {_reading(each)}"
-
-
-def _reading(delivery: ConsumerDelivery) -> str:
-    return _READINGS[delivery.reading].format(before=delivery.before)
+        reading = _READINGS[each.reading].format(before=each.before)
+        yield f"consumer {each.consumer} of {message.stream} {reading}"
 
 
 def _steps(found: Found) -> Iterator[Step]:

@@ -92,12 +92,11 @@ async def run_worker(
             if settings.tracing:
                 start_tracing(base)
             await _serve_admin(base, status)
-        on_started = report_ready if host is None else _ignore
-        return await _run(base, status, until_empty=until_empty, on_started=on_started)
+        return await _run(base, status, until_empty=until_empty, owns_process=host is None)
 
 
 async def _run(
-    base: WorkerContext, status: StatusCollector, *, until_empty: bool, on_started: Callable[[], None]
+    base: WorkerContext, status: StatusCollector, *, until_empty: bool, owns_process: bool
 ) -> ExitCode:
     try:
         base = await with_session(base)
@@ -110,7 +109,8 @@ async def _run(
         return ExitCode.CONTRACT
     await _warn_of_differences(base)
     base.started.set()
-    on_started()
+    if owns_process:
+        report_ready()
     supervisor = Supervisor(
         name=base.name,
         version=_VERSION,
@@ -120,10 +120,6 @@ async def _run(
     )
     code = await supervisor.run(base.stop)
     return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
-
-
-def _ignore() -> None:
-    """Report nothing: the process belongs to another program, which reports its own start."""
 
 
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
