@@ -90,8 +90,9 @@ class Event:
 
 def _class_of(hint: Any) -> type:
     """Return the class to check: ``X`` of a hint ``X | None``, without its arguments."""
-    kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
-    return get_origin(kind) or kind
+    kind: Any = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    found: type = get_origin(kind) or kind
+    return found
 
 
 _TYPES = {name: _class_of(hint) for name, hint in get_type_hints(Event).items() if name != "payload"}

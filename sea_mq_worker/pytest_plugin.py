@@ -7,17 +7,18 @@ the extra ``embedded``. They are synchronous, and fit synchronous and asynchrono
 import asyncio
 import json
 import secrets
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import asyncpg
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
@@ -30,41 +31,6 @@ _STREAM_BYTES = 64 * 1024 * 1024
 _TEMPLATE = "sea_mq_template"
 _POLL_SECONDS = 0.05
 
-_T = TypeVar("_T")
-
-
-class _LoopThread:
-    """An event loop of its own, so that no fixture depends on the loop of a test."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sea_mq_worker", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    @contextmanager
-    def entered(self, context: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
-        """Enter an asynchronous context for a block."""
-
-        async def enter() -> _T:
-            return await context.__aenter__()
-
-        async def leave() -> None:
-            await context.__aexit__(None, None, None)
-
-        value = self.run(enter())
-        try:
-            yield value
-        finally:
-            self.run(leave())
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
 
 @dataclass(frozen=True, slots=True)
 class Servers:
@@ -72,7 +38,7 @@ class Servers:
 
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
-    _thread: _LoopThread
+    _portal: BlockingPortal
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +46,7 @@ class WrittenEvents:
     """The events that a test's database gets."""
 
     _dsn: str
-    _thread: _LoopThread
+    _portal: BlockingPortal
 
     @contextmanager
     def exactly(self, *expected: Mapping[str, Any]) -> Iterator[None]:
@@ -89,9 +55,9 @@ class WrittenEvents:
         Args:
             expected: for each event the columns to compare, such as ``event_type`` and ``payload``.
         """
-        before = len(self._thread.run(_written(self._dsn)))
+        before = len(self._portal.call(_written, self._dsn))
         yield
-        written = self._thread.run(_written(self._dsn))[before:]
+        written = self._portal.call(_written, self._dsn)[before:]
         wanted = json.loads(json.dumps(expected, default=str))
         columns = {name for want in wanted for name in want} or {"event_type"}
         found = [{name: event[name] for name in columns} for event in written]
@@ -107,11 +73,11 @@ class WorkerUnderTest:
     """A worker that runs on the embedded servers."""
 
     _dsn: str
-    _thread: _LoopThread
+    _portal: BlockingPortal
 
     def wait_until_published(self, *, within: float = 10.0) -> None:
         """Wait until every event of the outbox is PUBLISHED; fail after ``within`` seconds, by default 10."""
-        self._thread.run(self._published(within))
+        self._portal.call(self._published, within)
 
     async def _published(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -131,39 +97,39 @@ def sea_mq_servers() -> Iterator[Servers]:
 
     Their folder is not pytest's, which only its owner may enter: under root, PostgreSQL has another user.
     """
-    thread = _LoopThread()
     with (
+        start_blocking_portal() as portal,
         TemporaryDirectory(prefix="sea-mq-test-") as folder,
-        thread.entered(EmbeddedPostgres(Path(folder, "postgres"), settings={"fsync": "off"})) as postgres,
-        thread.entered(EmbeddedNats(Path(folder, "nats"))) as nats,
+        portal.wrap_async_context_manager(
+            EmbeddedPostgres(Path(folder, "postgres"), settings={"fsync": "off"})
+        ) as postgres,
+        portal.wrap_async_context_manager(EmbeddedNats(Path(folder, "nats"))) as nats,
     ):
-        servers = Servers(postgres, nats, thread)
-        thread.run(_execute(postgres.dsn, f"CREATE DATABASE {_TEMPLATE}"))
+        portal.call(_execute, postgres.dsn, f"CREATE DATABASE {_TEMPLATE}")
         template = Settings.model_validate({"database_url": postgres.dsn_for(_TEMPLATE)})
-        thread.run(migrate_schema(template))
-        yield servers
-    thread.close()
+        portal.call(migrate_schema, template)
+        yield Servers(postgres, nats, portal)
 
 
 @pytest.fixture
 def sea_mq_database(sea_mq_servers: Servers) -> Iterator[str]:
     """Return the URL of a database with the worker's tables for one test; override it to use your own."""
-    name, thread = f"test_{secrets.token_hex(5)}", sea_mq_servers._thread  # noqa: SLF001 - of this module
-    thread.run(_execute(sea_mq_servers.postgres.dsn, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}"))
+    name, portal = f"test_{secrets.token_hex(5)}", sea_mq_servers._portal  # noqa: SLF001 - of this module
+    portal.call(_execute, sea_mq_servers.postgres.dsn, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
     yield sea_mq_servers.postgres.dsn_for(name)
-    thread.run(_execute(sea_mq_servers.postgres.dsn, f"DROP DATABASE {name} WITH (FORCE)"))
+    portal.call(_execute, sea_mq_servers.postgres.dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def sea_mq_events(sea_mq_servers: Servers, sea_mq_database: str) -> WrittenEvents:
     """Check which events a block commits to ``sea_mq_database``."""
-    return WrittenEvents(sea_mq_database, sea_mq_servers._thread)  # noqa: SLF001 - of this module
+    return WrittenEvents(sea_mq_database, sea_mq_servers._portal)  # noqa: SLF001 - of this module
 
 
 @pytest.fixture
 def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorker:
     """Run a worker on ``sea_mq_database`` and the embedded nats-server; streams stay for the session."""
-    thread = sea_mq_servers._thread  # noqa: SLF001 - of this module
+    portal = sea_mq_servers._portal  # noqa: SLF001 - of this module
 
     @contextmanager
     def run_worker(**settings: Any) -> Iterator[WorkerUnderTest]:
@@ -175,10 +141,10 @@ def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorke
             "stream_max_bytes": _STREAM_BYTES,
         }
         given = Settings.model_validate(own | settings)
-        thread.run(apply_topology(given, streams=defined_streams(given)))
-        with thread.entered(running_worker(given)) as worker:
-            thread.run(worker.started())
-            yield WorkerUnderTest(sea_mq_database, thread)
+        portal.call(partial(apply_topology, given, streams=defined_streams(given)))
+        with portal.wrap_async_context_manager(running_worker(given)) as worker:
+            portal.call(worker.started)
+            yield WorkerUnderTest(sea_mq_database, portal)
 
     return run_worker
 

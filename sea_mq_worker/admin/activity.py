@@ -82,12 +82,8 @@ class ActivityLog:
                 self._add_error("inbox", "retried", fact.error)
             case facts.MessageGivenBack():
                 self._add_error("inbox", "given back", fact.error)
-            case facts.TypeSlowed():
-                self.slow_types.add(fact.event_type)
-                self._add_event("bad", f"{fact.event_type}: {fact.reason}")
-            case facts.TypeResumed():
-                self.slow_types.discard(fact.event_type)
-                self._add_event("good", f"{fact.event_type}: full speed again, because of {fact.why}")
+            case facts.TypeSlowed() | facts.TypeResumed():
+                self._record_pace(fact)
             case facts.MessageDeadLettered():
                 self._add_error("inbox", "dead letter", fact.reason)
             case facts.LeasesLost():
@@ -100,12 +96,9 @@ class ActivityLog:
             case facts.CircuitOpened():
                 self._record_pause(fact)
             case facts.CircuitClosed():
-                self.paused.pop(fact.circuit, None)
-                self._add_event("good", f"{fact.circuit}: works again after {fact.paused_seconds:.1f} s")
+                self._end_pause(fact)
             case facts.Noticed():
-                if fact.event == "waiting":
-                    self.waiting_for = _cut(fact.text)
-                self._add_event("warn", _named(fact))
+                self._notice(fact)
             case facts.Progressed():
                 self.waiting_for = ""
                 self._add_event("good", _named(fact))
@@ -127,6 +120,23 @@ class ActivityLog:
         since = before.since if before else self._now()
         self.paused[fact.circuit] = Pause(reason=fact.reason, since=since)
         self._add_event("bad", f"{fact.circuit}: {fact.reason}")
+
+    def _end_pause(self, fact: facts.CircuitClosed) -> None:
+        self.paused.pop(fact.circuit, None)
+        self._add_event("good", f"{fact.circuit}: works again after {fact.paused_seconds:.1f} s")
+
+    def _record_pace(self, fact: facts.TypeSlowed | facts.TypeResumed) -> None:
+        if isinstance(fact, facts.TypeSlowed):
+            self.slow_types.add(fact.event_type)
+            self._add_event("bad", f"{fact.event_type}: {fact.reason}")
+        else:
+            self.slow_types.discard(fact.event_type)
+            self._add_event("good", f"{fact.event_type}: full speed again, because of {fact.why}")
+
+    def _notice(self, fact: facts.Noticed) -> None:
+        if fact.event == "waiting":
+            self.waiting_for = _cut(fact.text)
+        self._add_event("warn", _named(fact))
 
     def _add_error(self, side: str, effect: str, text: str) -> None:
         key = (side, effect, _cut(text))

@@ -49,12 +49,9 @@ class MetricsObserver:
             case facts.MessageProcessed():
                 self._message_processed(fact)
             case facts.BatchRelayed():
-                self._batch.observe(fact.seconds)
-                self._count("outbox_released_total", amount=fact.released)
+                self._batch_relayed(fact)
             case facts.MessageSkipped():
-                self._count("inbox_skipped_total", fact.consumer)
-                if fact.brought_by:
-                    self._count("inbox_overlapping_total", fact.consumer)
+                self._message_skipped(fact)
             case facts.MessagesMissed():
                 self._count("inbox_missed_total", fact.consumer, amount=fact.count)
             case facts.EventPostponed():
@@ -69,20 +66,14 @@ class MetricsObserver:
                 self._number("inbox_slow_types").value += 1 if isinstance(fact, facts.TypeSlowed) else -1
             case facts.MessageDeadLettered():
                 self._count("inbox_dead_lettered_total", fact.consumer, fact.reason)
-            case facts.LeasesLost():
-                self._count("leases_lost_total", fact.side, amount=fact.count)
-            case facts.WorkerTakenOver():
-                self._count("leases_taken_over_total", fact.side, amount=fact.count)
+            case facts.LeasesLost() | facts.WorkerTakenOver():
+                self._leases_ended(fact)
             case facts.LeasesReaped():
                 self._count("outbox_leases_reaped_total", amount=fact.count)
             case facts.CircuitOpened():
-                if fact.circuit not in self._open_circuits:
-                    self._count("circuit_opened_total", fact.circuit)
-                self._open_circuits.add(fact.circuit)
-                self._number("circuit_open", fact.circuit).value = 1
+                self._circuit_opened(fact)
             case facts.CircuitClosed():
-                self._open_circuits.discard(fact.circuit)
-                self._number("circuit_open", fact.circuit).value = 0
+                self._circuit_closed(fact)
             case facts.Noticed():
                 self._count("notices_total", fact.event)
             case facts.WorkerStarted():
@@ -145,6 +136,10 @@ class MetricsObserver:
         for event in NOTICES:
             self._number("notices_total", event.key)
 
+    def _leases_ended(self, fact: facts.LeasesLost | facts.WorkerTakenOver) -> None:
+        what = "lost" if isinstance(fact, facts.LeasesLost) else "taken_over"
+        self._count(f"leases_{what}_total", fact.side, amount=fact.count)
+
     def _events_published(self, fact: facts.EventsPublished) -> None:
         count = len(fact.latencies)
         self._published.value += count
@@ -176,6 +171,25 @@ class MetricsObserver:
                 self._families.histograms["sea_mq_inbox_message_seconds"].of(consumer),
             )
         return found
+
+    def _circuit_opened(self, fact: facts.CircuitOpened) -> None:
+        if fact.circuit not in self._open_circuits:
+            self._count("circuit_opened_total", fact.circuit)
+        self._open_circuits.add(fact.circuit)
+        self._number("circuit_open", fact.circuit).value = 1
+
+    def _batch_relayed(self, fact: facts.BatchRelayed) -> None:
+        self._batch.observe(fact.seconds)
+        self._count("outbox_released_total", amount=fact.released)
+
+    def _message_skipped(self, fact: facts.MessageSkipped) -> None:
+        self._count("inbox_skipped_total", fact.consumer)
+        if fact.brought_by:
+            self._count("inbox_overlapping_total", fact.consumer)
+
+    def _circuit_closed(self, fact: facts.CircuitClosed) -> None:
+        self._open_circuits.discard(fact.circuit)
+        self._number("circuit_open", fact.circuit).value = 0
 
     def _count(self, name: str, *labels: str, amount: int = 1) -> None:
         self._number(name, *labels).value += amount

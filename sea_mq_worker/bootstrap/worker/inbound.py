@@ -31,7 +31,7 @@ from sea_mq_worker.connections.handler import open_batch_handler, open_handler
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.settings import ConsumerSettings, SettingsError
+from sea_mq_worker.settings import ConsumerSettings, Settings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 5.0
@@ -111,31 +111,48 @@ def _inbox_loop(
     return InboxConsumer(
         consumer=consumer,
         recorder=recorder,
-        leases=LeaseRenewal(
-            inbox=inbox,
-            store_breaker=recorder.store_breaker,
-            clock=base.clock,
-            lease_seconds=s.inbox_lease_seconds,
-            session_lost_since=base.session_lost_since,
-        ),
+        leases=_lease_renewal(base, recorder),
         handler_caller=handler_caller,
         in_flight=in_flight,
         completion=completion,
         observer=base.observer,
         broker_breaker=broker_breaker,
         clock=base.clock,
-        # messages share the calls of a batch URL: there the client bounds its requests
-        calls=CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency),
+        calls=_call_slots(s, in_flight),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         siblings=frozenset(durable.durable for durable in s.consumers),
         orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
-        ahead=ReadAhead(
-            consumer=consumer,
-            health=handler_caller.health,
-            observer=base.observer,
-            broker_breaker=broker_breaker,
-            clock=base.clock,
-        ),
+        ahead=_read_ahead(base, consumer, broker_breaker, handler_caller.health),
+    )
+
+
+def _read_ahead(
+    base: WorkerContext,
+    consumer: NatsJetStreamConsumer,
+    broker_breaker: CircuitBreaker,
+    health: HandlerHealth,
+) -> ReadAhead:
+    return ReadAhead(
+        consumer=consumer,
+        health=health,
+        observer=base.observer,
+        broker_breaker=broker_breaker,
+        clock=base.clock,
+    )
+
+
+def _call_slots(s: Settings, in_flight: InFlight) -> CallSlots:
+    """Bound the calls, unless messages share them; then the client bounds its requests."""
+    return CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency)
+
+
+def _lease_renewal(base: WorkerContext, recorder: InboxRecorder) -> LeaseRenewal:
+    return LeaseRenewal(
+        inbox=recorder.inbox,
+        store_breaker=recorder.store_breaker,
+        clock=base.clock,
+        lease_seconds=recorder.lease_seconds,
+        session_lost_since=base.session_lost_since,
     )
 
 
