@@ -128,14 +128,9 @@ class SideStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(WorkerInfo):
     """State of the worker; ``now`` and ``started`` are in seconds since 1970."""
 
-    worker: str
-    context: str
-    version: str
-    offers: Offers
-    depth_max: int
     totals: Mapping[str, float]
     per_second: Mapping[str, float]
     now: float

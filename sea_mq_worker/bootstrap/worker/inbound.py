@@ -25,7 +25,7 @@ from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.takeover import AbandonedDeliveries
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
-from sea_mq_worker.bootstrap.worker.missed_messages import missed_message_loop
+from sea_mq_worker.bootstrap.worker.stream_losses import missed_message_loop
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.connections.handler import open_batch_handler, open_handler
 from sea_mq_worker.domain.facts import Noticed

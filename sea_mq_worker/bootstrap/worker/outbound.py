@@ -23,7 +23,7 @@ from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.waiting import PollingWakeup
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.lost_events import lost_event_check
+from sea_mq_worker.bootstrap.worker.stream_losses import lost_event_check
 from sea_mq_worker.bootstrap.worker.telemetry import traced_publisher
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import RetryPolicy
