@@ -130,7 +130,8 @@ async def _follow(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int)
 async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) -> int:
     """Show a progress bar; return how many events were replayed by this run."""
     replayed = done = 0
-    with typer.progressbar(length=total, label=_label(0), file=sys.stderr) as bar:
+    hidden = not sys.stderr.isatty()
+    with typer.progressbar(length=total, label=_label(0), file=sys.stderr, hidden=hidden) as bar:
         async for step in steps:
             bar.label = _label(step.waiting)
             bar.update(step.done - done)
