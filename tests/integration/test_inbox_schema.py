@@ -43,16 +43,6 @@ async def test_the_unprocessed_have_their_index(plain: asyncpg.Connection) -> No
     )
 
 
-@pytest.mark.clause("SDS-047: InboxMessage's fields")
-async def test_a_row_of_the_base_columns_alone_is_complete(
-    plain: asyncpg.Connection, message_id: uuid.UUID
-) -> None:
-    row = await plain.fetchrow("SELECT * FROM inbox_messages WHERE message_id = $1", message_id)
-
-    assert (row["attempts"], row["processed_at"], row["last_error"]) == (0, None, None)
-    assert row["received_at"] is not None
-
-
 @pytest.mark.clause("POL-047-003")
 async def test_a_message_id_is_unique(plain: asyncpg.Connection, message_id: uuid.UUID) -> None:
     with pytest.raises(asyncpg.UniqueViolationError, match="DUPLICATE_MESSAGE"):

@@ -17,7 +17,7 @@ from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
-from sea_mq_worker.application.inbox.receiving import InboxRecorder
+from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
@@ -128,6 +128,12 @@ class World:
             observer=self.observer,
             lease_seconds=self.lease,
         )
+
+    async def record(self, message: InboundMessage) -> InFlightMessage:
+        """Record a message as a worker does that dies then."""
+        item = self.recorder().identify(message, received_at=self.clock())
+        await self.recorder().record([item], self.stop)
+        return item
 
     def loop(self) -> InboxConsumer:
         recorder, broker_breaker = self.recorder(), self._gate("broker")

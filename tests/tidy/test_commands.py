@@ -46,7 +46,7 @@ _SIMULATION = (
     "test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur"
 )
 _SOAK = "tests/kit/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
-_RELAYS = "tests/unit/test_benchmark_peers.py::test_a_description_can_be_used"
+_RELAYS = "tests/unit/test_benchmarks.py::test_a_description_can_be_used"
 _KILLS = "tests/faults/test_kill_table.py::test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else"
 _CLUSTER = (
     "tests/pipeline/test_clusters.py::"
@@ -212,7 +212,7 @@ LESSER_PROOFS = (
     Proof(document="benchmarks/README.md", begins=r".*\.peers", test=_RELAYS, less="as above"),
     Proof(
         document="benchmarks/README.md", begins=r".*\.publish",
-        test="tests/unit/test_benchmark_publish.py::test_a_command_names_workloads_that_exist",
+        test="tests/unit/test_benchmarks.py::test_a_command_names_workloads_that_exist",
         less="takes more than an hour; the workloads of its commands are run once, small",
     ),
     Proof(document="benchmarks/README.md", begins=r".*\.pipeline", test=_JOBS, less="500 events"),

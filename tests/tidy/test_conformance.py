@@ -1,12 +1,14 @@
-"""docs/proof/conformance.md names a test for every clause, and every test that claims one."""
+"""The documents name a test for every clause and every fault, and every test that claims one."""
 
 import re
 from dataclasses import dataclass
 
 import pytest
 
-from tools.docs.proofs import ROOT, marks_of_tests
+from tools.docs.pages import FAULTS
+from tools.docs.proofs import FAULT_ROW, ROOT, marks_of_tests, proofs_by
 
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
 MAP = ROOT / "docs" / "proof" / "conformance.md"
 TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
 PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
@@ -67,3 +69,22 @@ def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
 )
 def test_each_of_sds_047s_ids_has_its_row(given: str) -> None:
     assert given in {row.id for row in rows()}
+
+
+# --- the catalogue of faults
+
+
+def documented() -> list[str]:
+    """Return the ids of the catalogue's rows."""
+    return [row[2] for line in FAULTS.read_text().splitlines() if (row := FAULT_ROW.match(line))]
+
+
+def test_no_fault_is_without_a_proof_and_no_proof_without_a_fault() -> None:
+    assert sorted(documented()) == sorted(proofs_by("fault"))
+
+
+def test_what_is_guaranteed_of_pauses_and_ends_is_proven() -> None:
+    text = GUARANTEES.read_text().partition("## What pauses")[2].partition("\n## ")[0]
+    named = re.findall(r"\b[A-Z]\d\d\b", text)
+    assert len(named) > 20
+    assert set(named) <= set(documented())

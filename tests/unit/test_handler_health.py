@@ -53,6 +53,15 @@ def tight() -> World:
     return World(max_ack_pending=CONCURRENCY)
 
 
+def failing_world() -> World:
+    """Thirty messages of one type, all of which the handler rejects."""
+    world = World()
+    for _ in range(30):
+        world.send()
+    world.handler.script = always(Respond(status=422))
+    return world
+
+
 @pytest.mark.clause("POL-047-006")
 @in_virtual_time
 async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> None:
@@ -174,10 +183,7 @@ async def test_what_was_given_back_comes_at_once_when_the_handler_works_again() 
 @pytest.mark.parametrize("event_type", ["vibe_created", ""])
 @in_virtual_time
 async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
-    world = World()
-    for _ in range(30):
-        world.send()
-    world.handler.script = always(Respond(status=422))
+    world = failing_world()
     async with world.consuming(), resuming(world) as resumptions:
         resumptions.resume(event_type)
         await world.observer.seen(MessageGivenBack, count=25)
@@ -195,10 +201,7 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
 
 @in_virtual_time
 async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -> None:
-    world = World()
-    for _ in range(30):
-        world.send()
-    world.handler.script = always(Respond(status=422))
+    world = failing_world()
     kept = InMemoryResumptions(world.clock)
     away_until = world.clock() + 5.5
 
@@ -222,10 +225,7 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
 
 @in_virtual_time
 async def test_a_worker_without_the_right_to_read_resumes_reports_it_once() -> None:
-    world = World()
-    for _ in range(30):
-        world.send()
-    world.handler.script = always(Respond(status=422))
+    world = failing_world()
 
     async def forbidden(*, within_seconds: float) -> None:
         raise ContractError(f"no permission to read {within_seconds} s")

@@ -39,6 +39,16 @@ from tests.support.inbox_loop import (
 from tests.support.simulation import in_virtual_time
 
 
+def losing_the_database(world: World) -> Any:
+    """Have an effect, and lose the database before it can be recorded."""
+
+    def behave(_request: HandlerRequest, _call: int) -> Behaviour:
+        world.inbox.down = True
+        return Respond()
+
+    return behave
+
+
 @pytest.mark.clause("POL-047-005")
 @in_virtual_time
 async def test_a_message_that_is_handled_is_recorded_and_then_acknowledged() -> None:
@@ -255,8 +265,7 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
     deadly = world.send(body=b"{")
     [message] = await world.consumer.fetch(1)
     for _ in range(ATTEMPTS_MAX):
-        item = world.recorder().identify(message, received_at=world.clock())
-        await world.recorder().record([item], world.stop)
+        await world.record(message)
         await asyncio.sleep(LEASE)
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, within=2 * ACK_WAIT)
@@ -284,12 +293,7 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
 async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_only_then() -> None:
     world = World()
     world.send()
-
-    def lose_database(_request: HandlerRequest, _call: int) -> Behaviour:
-        world.inbox.down = True
-        return Respond()
-
-    world.handler.script = lose_database
+    world.handler.script = losing_the_database(world)
     async with world.consuming():
         await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "store")
         await asyncio.sleep(LEASE / 2)
@@ -394,12 +398,7 @@ async def test_a_stop_while_the_database_is_away_gives_messages_back_unrecorded(
 async def test_a_stop_before_an_effect_is_recorded_gives_the_message_back() -> None:
     world = World()
     message_id = world.send()
-
-    def lose_database(_request: HandlerRequest, _call: int) -> Behaviour:
-        world.inbox.down = True
-        return Respond()
-
-    world.handler.script = lose_database
+    world.handler.script = losing_the_database(world)
     async with world.consuming():
         await world.observer.seen(CircuitOpened)
     assert world.handler.effects[message_id] == 1

@@ -16,10 +16,13 @@ async def find_undeliverable(world: World, *, body: bytes = b"{}") -> str:
     """Record a message as a worker did that died then, and have somebody else acknowledge it."""
     message_id = world.send(body=body)
     [message] = await world.consumer.fetch(1)
-    item = world.recorder().identify(message, received_at=world.clock())
-    await world.recorder().record([item], world.stop)
+    await world.record(message)
     await world.consumer.ack(message)
     return message_id
+
+
+async def forbidden(_seqs: object) -> None:
+    raise ContractError("no permission")
 
 
 def reported(world: World) -> list[str]:
@@ -54,8 +57,7 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
     world = World()
     world.send()
     [message] = await world.consumer.fetch(1)
-    item = world.recorder().identify(message, received_at=world.clock())
-    await world.recorder().record([item], world.stop)
+    await world.record(message)
     for _ in range(6):
         await asyncio.sleep(LEASE)
         await world.consumer.in_progress(message)
@@ -98,8 +100,7 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
     first = await find_undeliverable(world)
     world.send(message_id=first, body=b"[]")
     [message] = await world.consumer.fetch(1)
-    item = world.recorder().identify(message, received_at=world.clock())
-    await world.recorder().record([item], world.stop)
+    item = await world.record(message)
     await world.consumer.ack(message)
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
@@ -111,10 +112,6 @@ async def test_a_conflicting_message_is_found_under_the_id_of_its_own() -> None:
 async def test_a_worker_without_the_right_to_read_the_stream_reports_it_and_continues() -> None:
     world = World()
     await find_undeliverable(world)
-
-    async def forbidden(_seqs: object) -> None:
-        raise ContractError("no permission")
-
     world.consumer.find_undeliverable = forbidden  # type: ignore[assignment, method-assign]
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
@@ -129,10 +126,6 @@ async def test_messages_are_handled_without_the_right_to_read_the_stream() -> No
     await find_undeliverable(world)
     loop = world.loop()
     loop.broker_breaker.record_failure("the broker is away")
-
-    async def forbidden(_seqs: object) -> None:
-        raise ContractError("no permission")
-
     world.consumer.find_undeliverable = forbidden  # type: ignore[assignment, method-assign]
     assert loop.orphans is not None
     await asyncio.sleep(2 * OVERDUE)

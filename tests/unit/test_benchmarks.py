@@ -1,14 +1,19 @@
-"""What the comparison with other relays makes of its rounds, and that every description can be used."""
+"""Comparisons with other relays, their descriptions, and the commands that take the published figures."""
 
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from benchmarks.comparison import OURS, RELAYS, times
+from benchmarks.__main__ import options_parser
+from benchmarks.comparison import OURS, RELAYS, STEADY, times
+from benchmarks.figures import FOLDER
 from benchmarks.peer_run import Measured
 from benchmarks.peer_workloads import orders
 from benchmarks.peers import Size, descriptions
+from benchmarks.publish import COMMANDS
+from benchmarks.workloads import long_workloads, network_workloads, workloads
 from kit.description import Description, filled
 from kit.ledger import positional
 
@@ -71,3 +76,15 @@ def test_a_backlog_has_as_many_events_to_a_key_as_wanted_and_none_next_to_anothe
     assert {keys.count(key) for key in keys} == {10}
     assert all(one != other for one, other in pairwise(keys))
     assert {event.key for event in orders(20, 0)} == {None}
+
+
+def test_each_file_of_figures_has_a_command() -> None:
+    assert {file.stem for file in FOLDER.glob("*.json")} == {*COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values())
+def test_a_command_names_workloads_that_exist(command: str) -> None:
+    options = options_parser().parse_args([])
+    known = {*workloads(options), *long_workloads(options), *network_workloads(options), STEADY}
+    named = {value for option, value in pairwise(shlex.split(command)) if option == "--workload"}
+    assert named <= known
