@@ -2,9 +2,7 @@
 
 import pytest
 
-from tests.support.outboxes import World, died, ids, postponed, published, released
-
-SHORT_SECONDS = 0.1
+from tests.support.outboxes import SHORT_SECONDS, World, died, ids, postponed, published, released
 
 
 @pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")

@@ -6,9 +6,8 @@ import pytest
 
 from sea_mq_worker.domain.events import combined
 from sea_mq_worker.ports.outbox import OutboxRepository
-from tests.support.outboxes import Row, World, died, ids, postponed, published, released
+from tests.support.outboxes import SHORT_SECONDS, Row, World, died, ids, postponed, published, released
 
-SHORT_SECONDS = 0.1
 HOUR_SECONDS = 3600.0
 
 

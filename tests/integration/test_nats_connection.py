@@ -73,12 +73,10 @@ async def test_a_login_that_is_too_slow_is_tried_again_and_breaks_no_contract(tm
     config = {"authorization": {"user": "u", "password": "p", "timeout": 0.2}}
     async with EmbeddedNats(tmp_path, config=config) as server, proxied(server.url) as (proxy, url):
         proxy.delay(0.5)
-        with pytest.raises(BrokerUnavailableError):
-            await connect(
-                urls=url, name="test", on_event=_ignore, user="u", password="p", connect_timeout_seconds=3.0
-            )
+        user = {"user": "u", "password": "p"}
+        assert isinstance(await refused(url, connect_timeout_seconds=3.0, **user), BrokerUnavailableError)
         proxy.heal()
-        async with connected(url, user="u", password="p") as connection:
+        async with connected(url, **user) as connection:
             errors: list[str] = []
             connection.listen(lambda event, text: errors.append(f"{event} {text}"))
             proxy.delay(0.5)
@@ -87,10 +85,6 @@ async def test_a_login_that_is_too_slow_is_tried_again_and_breaks_no_contract(tm
             proxy.heal()
             await eventually(lambda: connection.is_connected, what=f"it is back: {errors}")
             assert not connection.closed_for_good.is_set()
-
-
-def _ignore(_event: str, _text: str) -> None:
-    pass
 
 
 async def test_a_missing_key_file_is_named(guarded: EmbeddedNats, tmp_path: Path) -> None:
