@@ -173,24 +173,13 @@ BAD_HEADERS = {
     "leading space in value": '{"a": " x"}',
     "trailing tab in value": '{"a": "x\\t"}',
     "endless depth": '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
-    "message id": '{"Nats-Msg-Id": "x"}',
-    "message id in other letters": '{"nAtS-mSg-ID": "x"}',
-    "rollup": '{"Nats-Rollup": "all"}',
-    "expected stream": '{"nats-expected-stream": "x"}',
-    "the server's status": '{"Status": "503"}',
-    "the server's status in other letters": '{"status": "x"}',
-    "the server's description": '{"Description": "x"}',
-    "id": '{"ce-id": "x"}',
-    "type in other letters": '{"CE-Type": "x"}',
-    "source": '{"ce-source": "x"}',
-    "version of CloudEvents": '{"ce-specversion": "0.3"}',
-    "time": '{"ce-time": "x"}',
-    "subject": '{"ce-subject": "x"}',
-    "version": '{"ce-eventversion": "x"}',
-    "correlation": '{"ce-correlationid": "x"}',
-    "causation": '{"ce-causationid": "x"}',
-    "partition key": '{"ce-partitionkey": "x"}',
 }
+RESERVED = (
+    *("Nats-Msg-Id", "nAtS-mSg-ID", "Nats-Rollup", "nats-expected-stream", "Status", "status", "Description"),
+    *("ce-id", "CE-Type", "ce-source", "ce-specversion", "ce-time", "ce-subject", "ce-eventversion"),
+    *("ce-correlationid", "ce-causationid", "ce-partitionkey"),
+)
+BAD_HEADERS |= {f"reserved {name}": json.dumps({name: "x"}) for name in RESERVED}
 
 
 @pytest.mark.fault("S06")
@@ -212,6 +201,13 @@ def test_a_good_header_has_no_problem() -> None:
     assert header_problem("X-Good", "value") == ""
 
 
+BAD_STATES = (" ", "a=\r\n1", "ä=1", "none", "A=1", 5, ",".join(["a=1"] * 129))
+BAD_PARENTS = (
+    *("", None, [PARENT], PARENT.upper(), f"{PARENT}\r\nx: y", f"{PARENT}\n", "ff" + PARENT[2:]),
+    *(f"00-{'0' * 32}-00f067aa0ba902b7-01", f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01"),
+)
+
+
 @pytest.mark.fault("S12")
 @pytest.mark.parametrize(
     ("metadata", "expected"),
@@ -221,27 +217,13 @@ def test_a_good_header_has_no_problem() -> None:
             {"traceparent": PARENT, "tracestate": "a=1,b=2", "other": 1},
             {"traceparent": PARENT, "tracestate": "a=1,b=2"},
         ),
-        ({"traceparent": PARENT, "tracestate": " "}, {"traceparent": PARENT}),
-        ({"traceparent": PARENT, "tracestate": "a=\r\n1"}, {"traceparent": PARENT}),
-        ({"traceparent": PARENT, "tracestate": "ä=1"}, {"traceparent": PARENT}),
-        ({"traceparent": PARENT, "tracestate": "none"}, {"traceparent": PARENT}),
-        ({"traceparent": PARENT, "tracestate": "A=1"}, {"traceparent": PARENT}),
         (
             {"traceparent": PARENT, "tracestate": "t@v=1 2, ,b=2"},
             {"traceparent": PARENT, "tracestate": "t@v=1 2, ,b=2"},
         ),
-        ({"traceparent": PARENT, "tracestate": 5}, {"traceparent": PARENT}),
-        ({"traceparent": PARENT, "tracestate": ",".join(["a=1"] * 129)}, {"traceparent": PARENT}),
+        *(({"traceparent": PARENT, "tracestate": state}, {"traceparent": PARENT}) for state in BAD_STATES),
+        *(({"traceparent": parent}, {}) for parent in BAD_PARENTS),
         ({"tracestate": "a=1"}, {}),
-        ({"traceparent": PARENT.upper()}, {}),
-        ({"traceparent": f"{PARENT}\r\nx: y"}, {}),
-        ({"traceparent": f"{PARENT}\n"}, {}),
-        ({"traceparent": "ff" + PARENT[2:]}, {}),
-        ({"traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}, {}),
-        ({"traceparent": f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01"}, {}),
-        ({"traceparent": None}, {}),
-        ({"traceparent": [PARENT]}, {}),
-        ({"traceparent": ""}, {}),
         ([PARENT], {}),
         ("text", {}),
         (None, {}),
