@@ -138,6 +138,30 @@ async def test_a_peer_that_went_silent_is_noticed_by_pings(nats_url: str) -> Non
         await eventually(lambda: not connection.is_connected)
 
 
+@pytest.mark.fault("P13")
+async def test_a_server_that_froze_with_unsent_bytes_is_left_for_another_one(nats_url: str) -> None:
+    reported: list[str] = []
+    async with proxied(nats_url) as (one, url), proxied(nats_url) as (other, other_url):
+        connection = await connect(
+            urls=[url, other_url],
+            name="test",
+            on_event=lambda event, _text: reported.append(event),
+            ping_interval_seconds=0.1,
+        )
+        (one if one.requests else other).stall()
+        for _ in range(16):
+            await connection.client.publish("nowhere", bytes(1_000_000))
+        await eventually(lambda: "reconnected" in reported)
+        await connection.close()
+
+
+async def test_closing_during_a_reconnect_does_not_cancel_the_caller(nats_url: str) -> None:
+    async with connected(nats_url) as connection:
+        await connection.client.force_reconnect()
+        await asyncio.sleep(0)  # the reconnect now waits for the end of the old socket
+        await connection.close()
+
+
 @pytest.mark.fault("P12")
 @pytest.mark.parametrize(
     "error",

@@ -109,6 +109,16 @@ class ResilientClient(Client):
                 self._transport.close()  # type: ignore[no-untyped-call]
             raise
 
+    def abort(self) -> None:
+        """End the socket without sending the rest, which a frozen server would never take."""
+        if writer := getattr(self._transport, "_io_writer", None):
+            writer.transport.abort()
+
+    async def _attempt_reconnect(self) -> None:
+        """Leave the old socket at once, because nats-py waits until its peer has taken all bytes."""
+        self.abort()
+        await super()._attempt_reconnect()
+
     async def _process_err(self, err_msg: str) -> None:
         """Connect again after the server closes a connection.
 

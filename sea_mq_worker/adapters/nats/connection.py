@@ -136,9 +136,14 @@ class NatsConnection:
         """Close for good, within a time limit even if the socket accepts no bytes; safe to call twice."""
         self._closing = True
         self._watch(stop=True)
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(_CLOSE_SECONDS_MAX):
-                await self.client.close()
+        # A task of its own, because nats-py ends with CancelledError where it cancels its own reconnect.
+        closing = asyncio.ensure_future(self.client.close())
+        closing.add_done_callback(_ignore_error)
+        try:
+            await asyncio.wait({closing}, timeout=_CLOSE_SECONDS_MAX)
+        finally:
+            closing.cancel()
+            self.client.abort()
 
     def emit(self, event: str, text: str) -> None:
         """Call every listener with an event."""
