@@ -140,7 +140,7 @@ def _steps(version: str, published: Sequence[Path]) -> Iterator[str]:
     packages = [file for file in files if file.endswith((".whl", ".tar.gz"))]
     yield f"git tag --sign v{version} --message 'Version {version}' && git push origin v{version}"
     yield f"uv publish {' '.join(packages)}"
-    base = "python:3.13-slim"
+    [base] = re.findall(r"^ARG PYTHON_IMAGE=(.+)$", (_ROOT / "Dockerfile").read_text(), re.MULTILINE)
     digest = f"$(docker buildx imagetools inspect {base} --format '{{{{.Manifest.Digest}}}}')"
     yield (
         f"docker build --build-arg PYTHON_IMAGE={base}@{digest} --tag REGISTRY/sea-mq-worker:{version} . "

@@ -18,6 +18,7 @@ from tests.support.jetstream import connected
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import opened
 from tests.support.servers import Database
+from tests.support.worker import Deployment, deployment
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +48,13 @@ def settings_with(
     """Write the settings of a context with both servers and no inbox, and what else is given."""
     usual = {"database_url": database.dsn, "nats_url": nats_url, "context": names, "consumers": ""}
     return lambda **given: write_settings(tmp_path / "settings.toml", monkeypatch, **(usual | given))
+
+
+@pytest.fixture
+def outbound(database: Database, nats_url: str, names: str) -> Deployment:
+    """A worker that only publishes."""
+    servers = {"database_url": database.dsn, "nats_url": nats_url}
+    return deployment(context=names, handler_url="", consumers="", **servers)
 
 
 @pytest.fixture

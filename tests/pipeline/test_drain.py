@@ -14,8 +14,7 @@ from sea_mq_worker.pipeline.spark_errors import translated
 from tests.support.jetstream import connected
 from tests.support.pipeline_settings import values_of, write_settings
 from tests.support.rows import add_event
-from tests.support.servers import Database
-from tests.support.worker import apply_streams, deployment
+from tests.support.worker import Deployment, apply_streams
 
 EVENTS = 2_000
 FILL = f"""
@@ -26,19 +25,16 @@ SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', '{{}}' FROM generate_
 async def test_all_tasks_publish_one_backlog(
     *,
     spark: SparkSession,
-    database: Database,
+    outbound: Deployment,
     pool: asyncpg.Pool,
     nats_url: str,
-    names: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = {"database_url": database.dsn, "nats_url": nats_url, "handler_url": "", "consumers": ""}
-    target = deployment(context=names, **given)
-    await apply_streams(target, tmp_path / "streams")
+    await apply_streams(outbound, tmp_path / "streams")
     await pool.execute(FILL)
     bad = await add_event(pool, event_type="no such thing!")
-    file, values = tmp_path / "settings.toml", values_of(target)
+    file, values = tmp_path / "settings.toml", values_of(outbound)
 
     settings = write_settings(file, monkeypatch, **values)
     left = await asyncio.to_thread(drain, spark, settings, tasks=2)
@@ -47,6 +43,6 @@ async def test_all_tasks_publish_one_backlog(
         await asyncio.to_thread(drain, spark, other, tasks=1)
 
     async with connected(nats_url) as broker:
-        stored = (await api(broker, f"STREAM.INFO.{target.stream}"))["state"]["messages"]
+        stored = (await api(broker, f"STREAM.INFO.{outbound.stream}"))["state"]["messages"]
     dead = await pool.fetchval("SELECT id FROM outbox_events WHERE state = 'DEAD'")
     assert (left.due, left.postponed, left.dead, stored, dead) == (0, 0, 1, EVENTS, bad)

@@ -34,9 +34,8 @@ from tests.support.jetstream import connected, stored_messages
 from tests.support.partitions import id_of_day
 from tests.support.pipeline_settings import values_of, write_settings
 from tests.support.rows import add_event
-from tests.support.servers import Database
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, apply_streams, deployment, running
+from tests.support.worker import Deployment, apply_streams, running
 
 WINDOW_SECONDS = 1
 EVENTS = 2500
@@ -95,19 +94,16 @@ class Site:
 async def site(
     *,
     spark: SparkSession,
-    database: Database,
+    outbound: Deployment,
     pool: asyncpg.Pool,
     nats_url: str,
-    names: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Site]:
-    given = {"database_url": database.dsn, "nats_url": nats_url, "handler_url": "", "consumers": ""}
-    target = deployment(context=names, **given)
-    await apply_streams(target, tmp_path / "streams", stream={"duplicate_window": WINDOW_SECONDS * 10**9})
-    settings = write_settings(tmp_path / "settings.toml", monkeypatch, **values_of(target))
+    await apply_streams(outbound, tmp_path / "streams", stream={"duplicate_window": WINDOW_SECONDS * 10**9})
+    settings = write_settings(tmp_path / "settings.toml", monkeypatch, **values_of(outbound))
     async with connected(nats_url) as broker:
-        yield Site(target, settings, pool, broker, spark, tmp_path)
+        yield Site(outbound, settings, pool, broker, spark, tmp_path)
 
 
 # --- which

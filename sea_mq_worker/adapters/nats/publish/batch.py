@@ -45,7 +45,7 @@ class BatchSender(Protocol):
 
 
 class SentBatch(PendingRequest):
-    """A batch, of which the replies tell how much is stored."""
+    """A batch in flight; its replies report how much of the batch is stored."""
 
     def __init__(self, messages: Sequence[EncodedMessage]) -> None:
         super().__init__()
