@@ -29,12 +29,6 @@ async def publish(pool: asyncpg.Pool, count: int) -> None:
     await pool.execute(f"{PUBLISH} WHERE state = 'CLAIMED'", "S")
 
 
-async def test_a_table_without_published_events_reports_no_loss(pool: asyncpg.Pool) -> None:
-    await pool.execute(WRITE, 3)
-
-    assert await acknowledged(pool, "S") == Acknowledged()
-
-
 @pytest.mark.parametrize("in_partitions", [False, True])
 async def test_the_greatest_sequence_of_a_stream_is_seen(
     pool: asyncpg.Pool, database: Database, in_partitions: bool

@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, LeasedElsewhere
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
@@ -101,25 +100,6 @@ async def _let_leases_end(pool: asyncpg.Pool, leases: list[Lease]) -> None:
     await pool.execute(
         "UPDATE inbox_messages SET locked_until = now() - interval '1 second' WHERE message_id = ANY($1)", ids
     )
-
-
-async def test_a_statement_over_leases_reads_nothing_but_their_rows(world: PostgresWorld) -> None:
-    """Not what else is unprocessed, the dead-lettered included, although that index is small as a rule."""
-    held = "ARRAY['00000000-0000-0000-0000-000000000000'::uuid], ARRAY['w#1']"
-    sql = load_queries("inbox")
-    for name, arguments in [
-        ("extend", f"{held}, 60"),
-        ("mark_processed", held),
-        ("record_error", f"{held}, ARRAY['no'], ARRAY[0]"),
-        ("begin_dead_letter", "'00000000-0000-0000-0000-000000000000', 'w#1', 'R', 'detail'"),
-        ("mark_dead_lettered", held),
-    ]:
-        async with world.pool.acquire() as connection:
-            await connection.execute(f"PREPARE p AS {sql[name]}")
-            plan = "\n".join(r[0] for r in await connection.fetch(f"EXPLAIN EXECUTE p({arguments})"))
-            await connection.execute("DEALLOCATE p")
-        assert 'Index Scan using "DUPLICATE_MESSAGE"' in plan, plan
-        assert "idx_inbox" not in plan, plan
 
 
 async def test_a_batch_whose_answer_was_lost_is_leased_again_and_counted_once(

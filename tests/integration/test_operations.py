@@ -193,10 +193,6 @@ async def test_an_event_is_shown_whole_in_every_state(
     assert (shown.stream_seq == 5) == (state is EventState.PUBLISHED)
 
 
-async def test_an_unknown_event_is_not_shown(operations: PostgresOperations) -> None:
-    assert await operations.show_outbox(uuid.uuid4()) is None
-
-
 @pytest.mark.clause("operator: inspection MUST NOT change state")
 async def test_inspection_changes_nothing(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool, replay: Replay

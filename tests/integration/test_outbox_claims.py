@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.queries import load_named, load_queries
+from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
+from sea_mq_worker.domain.errors import RowsRefusedError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
 from sea_mq_worker.ports.outbox import OutboxRepository
@@ -20,17 +20,6 @@ from tests.support.outboxes import PostgresWorld, published
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
-
-CLAIM_LITERALS = {
-    **dict.fromkeys(("limit", "run_max"), "10"),
-    **dict.fromkeys(("batch_bytes_max", "event_bytes_max"), "9999"),
-    **dict.fromkeys(("fresh_at", "retry_at"), "'2000-01-01'"),
-    **dict.fromkeys(("fresh_seq", "retry_seq"), "0"),
-    **dict.fromkeys(("hints", "passed_over"), "'{}'"),
-    "claimed_by": "'w'",
-    "retry_places": "2",
-}
-"""As SQL; every other parameter is false."""
 
 
 @pytest.fixture
@@ -160,27 +149,6 @@ async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: async
     assert len(await adapter.mark_published(claim, published(claim))) == 1
 
 
-async def test_a_claim_reads_only_its_indexes(pool: asyncpg.Pool) -> None:
-    """Also on a table that nobody has analysed."""
-    await add(pool, 300)
-    await add(pool, 300, keys=30)
-    sql = load_queries("outbox")
-    at = "'2000-01-01', 0, '2000-01-01', 0"
-    arguments_of = {"reap": f"30, 10, 5, 99, {at}, 60", "reap_ordered": f"30, 10, 5, 99, {at}, 60"}
-    for name in ("claim", "claim_ordered"):
-        parameters = load_named("outbox")[name].parameters
-        arguments_of[name] = ", ".join(CLAIM_LITERALS.get(one, "false") for one in parameters)
-    for name, arguments in arguments_of.items():
-        async with pool.acquire() as connection:
-            await connection.execute(f"PREPARE p AS {sql[name]}")
-            plan = "\n".join(r[0] for r in await connection.fetch(f"EXPLAIN EXECUTE p({arguments})"))
-            await connection.execute("DEALLOCATE p")
-        assert "Seq Scan on outbox_events" not in plan, plan
-        assert "Bitmap" not in plan, plan
-        lane = "_ordered" if name.endswith("_ordered") else ""
-        assert f"idx_outbox_due{lane} " in plan, plan
-
-
 async def refuse(pool: asyncpg.Pool, event_id: str, when: str) -> None:
     """Refuse every change of an event by a trigger."""
     await pool.execute(
@@ -243,6 +211,16 @@ async def test_a_trigger_that_refuses_every_claim_is_reported_with_its_error(poo
         await relay(pool).find_unpublished(batch_max=100)
 
 
+@pytest.mark.clause("event-model: partition_key does not define ordering")
+async def test_a_partition_key_delays_no_event(pool: asyncpg.Pool) -> None:
+    for _ in range(2):
+        await add_event(pool, partition_key="tenant-7")
+    first = await relay(pool).find_unpublished(batch_max=1)
+    await relay(pool).increment_attempts(first, [Postponed(first.events[0], "no answer", 60.0, failed=False)])
+    second = await relay(pool).find_unpublished(batch_max=1)
+    assert first.events[0].seq < second.events[0].seq
+
+
 @pytest.mark.parametrize("name", ["claim", "claim_ordered"])
 async def test_a_claim_returns_the_fields_of_an_event_in_their_order(pool: asyncpg.Pool, name: str) -> None:
     async with pool.acquire() as connection:
@@ -292,39 +270,3 @@ async def test_another_relays_turn_is_waited_for_within_bounds(pool: asyncpg.Poo
         async with asyncio.timeout(30):
             claim = await relay(pool, ordered=True).find_unpublished(batch_max=1)
     assert len(claim.events) == 1
-
-
-async def test_a_pool_heals_after_its_connections_were_ended(database: Database, pool: asyncpg.Pool) -> None:
-    adapter = relay(pool)
-    await adapter.find_unpublished(batch_max=1)
-    killer = await asyncpg.connect(database.dsn)
-    await killer.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'test outbox'"
-    )
-    await add_event(killer)
-    await killer.close()
-
-    async def claims() -> bool:
-        try:
-            return bool((await adapter.find_unpublished(batch_max=1)).events)
-        except StoreUnavailableError:
-            return False
-
-    await eventually(claims)
-
-
-async def test_a_lock_that_is_held_too_long_is_unavailability(
-    database: Database, plain: asyncpg.Connection
-) -> None:
-    async with opened(database, statement_timeout_seconds=0.4) as pool:
-        async with plain.transaction():
-            await plain.execute("LOCK TABLE outbox_events")
-            with pytest.raises(StoreUnavailableError, match="55P03"):
-                await relay(pool).find_unpublished(batch_max=1)
-        await relay(pool).find_unpublished(batch_max=1)
-
-
-async def test_a_missing_table_is_a_broken_contract_that_says_what_to_do(pool: asyncpg.Pool) -> None:
-    await pool.execute("DROP TABLE outbox_events")
-    with pytest.raises(ContractError, match=r"outbox_events.*python -m sea_mq_worker migrate"):
-        await relay(pool).find_unpublished(batch_max=1)

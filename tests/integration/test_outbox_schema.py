@@ -82,6 +82,47 @@ async def value(plain: asyncpg.Connection, event_id: uuid.UUID, expression: str)
     return await plain.fetchval(f"SELECT {expression} FROM outbox_events WHERE id = $1", event_id)
 
 
+# --- what SDS-047 asks for
+
+
+@pytest.mark.clause("SDS-047: OutboxEvent's fields")
+async def test_the_base_columns_have_the_specified_types_and_defaults(plain: asyncpg.Connection) -> None:
+    rows = await plain.fetch(
+        "SELECT column_name, data_type, is_nullable, column_default FROM information_schema.columns"
+        " WHERE table_name = 'outbox_events'"
+    )
+    specified = [
+        ("id", "uuid", "NO", None),
+        ("aggregate_type", "text", "NO", None),
+        ("aggregate_id", "text", "NO", None),
+        ("event_type", "text", "NO", None),
+        ("event_version", "integer", "NO", "1"),
+        ("payload", "jsonb", "NO", None),
+        ("occurred_at", "timestamp with time zone", "NO", "now()"),
+        ("correlation_id", "uuid", "YES", None),
+        ("causation_id", "uuid", "YES", None),
+        ("published_at", "timestamp with time zone", "YES", None),
+        ("publish_attempts", "integer", "NO", "0"),
+        ("publish_error", "text", "YES", None),
+    ]
+    assert [column for column in specified if column not in map(tuple, rows)] == []
+
+
+@pytest.mark.clause("SDS-047: idx_outbox_unpublished, idx_outbox_correlation")
+@pytest.mark.parametrize(
+    ("index", "definition"),
+    [
+        ("idx_outbox_unpublished", "USING btree (occurred_at) WHERE (published_at IS NULL)"),
+        ("idx_outbox_correlation", "USING btree (correlation_id)"),
+    ],
+)
+async def test_the_outbox_has_the_specified_indexes(
+    plain: asyncpg.Connection, index: str, definition: str
+) -> None:
+    found = await plain.fetchval("SELECT pg_get_indexdef($1::text::regclass)", index)
+    assert found.endswith(f"ON public.outbox_events {definition}")
+
+
 # --- what a producer may insert
 
 

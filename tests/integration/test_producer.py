@@ -194,15 +194,6 @@ async def test_a_payload_keeps_its_json(
     assert [row["payload"] for row in await stored(reader)] == [text]
 
 
-@pytest.mark.clause("event-model: event_id MUST be unique within the outbox store")
-async def test_an_event_is_not_enqueued_twice(database: Database, reader: asyncpg.Connection) -> None:
-    one = event()
-    await produce(psycopg_connection, database.dsn, one)
-
-    with pytest.raises(psycopg.errors.UniqueViolation):
-        await produce(psycopg_connection, database.dsn, one)
-
-
 # --- traces
 
 

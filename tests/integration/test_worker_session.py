@@ -72,21 +72,6 @@ async def heir(database: Database) -> AsyncIterator[Worker]:
         yield made
 
 
-async def test_a_worker_is_gone_with_its_last_connection_and_forgotten_then(
-    database: Database, heir: Worker
-) -> None:
-    async with worker(database.dsn, "first") as first:
-        seen = await heir.sees(first)
-        assert seen == OtherSession(first.session.id, "outbox", "first", is_gone=False)
-        await heir.session.forget(seen)
-        await first.session.close()
-        assert not await heir.sees_gone(first)
-        first.pool.terminate()
-        await eventually(lambda: heir.sees_gone(first))
-        await heir.session.forget(seen)
-        assert await heir.session.others() == []
-
-
 async def test_a_worker_whose_own_connection_was_ended_is_not_gone_and_holds_its_lock_again(
     database: Database, heir: Worker
 ) -> None:

@@ -238,6 +238,12 @@ def test_only_a_well_formed_trace_context_travels(metadata: object, expected: di
     assert sent == expected
 
 
+@pytest.mark.clause("event-model: metadata MUST NOT affect delivery and is not for the external system")
+@pytest.mark.parametrize("metadata", ['{"source": "import", "ordering_key": "k", "Nats-Msg-Id": "x"}', "[1]"])
+def test_metadata_stays_inside(metadata: str) -> None:
+    assert made(id=EVENT_ID, metadata=metadata) == made(id=EVENT_ID)
+
+
 def test_metadata_beyond_reason_carries_no_trace_context() -> None:
     assert trace_context('{"n": ' + "9" * 5000 + ', "traceparent": "' + PARENT + '"}') == {
         "traceparent": PARENT
