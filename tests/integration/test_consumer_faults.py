@@ -168,20 +168,6 @@ async def test_messages_after_a_cancelled_pull_are_returned(connection: NatsConn
     assert [(message.seq, message.deliveries) for message in await consumer.fetch(1)] == [(2, 2)]
 
 
-async def test_a_fetch_takes_thousands_without_losing_or_repeating_one(
-    connection: NatsConnection, stream: str
-) -> None:
-    consumer = await bound(connection, stream, max_ack_pending=100)
-    for _ in range(3000):
-        await connection.client.publish(f"{stream.lower()}.event.made.v1", b"{}")
-    seqs: list[int] = []
-    while len(seqs) < 3000:
-        for message in await consumer.fetch(70):
-            seqs.append(message.seq)
-            await consumer.ack(message)
-    assert seqs == list(range(1, 3001))
-
-
 @pytest.mark.clause("POL-047-007")
 async def test_no_acknowledgement_is_on_the_wire_when_a_message_is_refused(
     connection: NatsConnection, stream: str

@@ -285,26 +285,6 @@ class TestBrokenLinks:
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(running, 20)
 
-    async def test_a_restarted_server_has_every_message_once(self, tmp_path: Path) -> None:
-        """P11: SIGKILL in the middle of a batch; the window is rebuilt from what was stored."""
-        async with EmbeddedNats(tmp_path) as server, connected(server.url) as connection:
-            await create_stream(connection, "SEA", "sea.>", **BATCHES)
-            publisher = await started(connection, "SEA", "pipeline")
-            batch = [message("sea") for _ in range(2000)]
-            running = asyncio.create_task(publisher.publish_batch(batch, timeout_seconds=30))
-            await asyncio.wait({running}, timeout=0.03)
-            await server.kill()
-            first = list(await running)
-            assert not any(isinstance(outcome, Rejected) for outcome in first)
-            await server.start()
-            await eventually(lambda: publisher.connected)
-
-            second = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=30)))
-
-            assert len({outcome.seq for outcome in second}) == 2000
-            state = (await api(connection, "STREAM.INFO.SEA"))["state"]
-            assert state["messages"] == 2000
-
 
 @pytest.mark.fault("S06")
 @pytest.mark.clause("publisher: one attempt, the payload is never changed")

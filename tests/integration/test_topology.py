@@ -171,15 +171,6 @@ async def test_apply_names_and_fixes_differences_and_keeps_undefined_fields(
     assert after["metadata"]["team"] == "blue"
 
 
-async def test_a_stream_is_updated_in_place(
-    connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
-) -> None:
-    await apply(connection, wanted)
-    larger = small(folder, names, max_bytes=2 * MEGABYTE)
-    assert {change.action for change in await apply(connection, larger)} == {"updated"}
-    assert await check(connection, larger) == []
-
-
 async def test_what_cannot_be_changed_is_refused_with_what_to_do(
     connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
 ) -> None:
@@ -204,15 +195,6 @@ async def test_too_little_room_names_the_setting(
         await apply(connection, definitions(folder, context=names, replicas=1))
 
 
-async def test_a_filter_that_no_subject_of_the_stream_meets_is_found(
-    connection: NatsConnection, folder: Path, names: str
-) -> None:
-    change_json(next((folder / "consumers").glob("*__from_*")), filter_subject="elsewhere.>")
-    wrong = small(folder, names)
-    await apply(connection, wrong)
-    assert [(d.field, d.found) for d in await check(connection, wrong)] == [("filter_subject", "elsewhere.>")]
-
-
 async def test_a_consumer_without_advisories_is_found(
     connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
 ) -> None:
@@ -231,10 +213,3 @@ async def test_two_contexts_consume_one_stream_side_by_side(
     both = [*small(folder, f"{names}a"), *small(folder, f"{names}b")]
     await apply(connection, both)
     assert await check(connection, both) == []
-
-
-async def test_a_consumer_without_its_stream_is_refused_with_what_to_do(
-    connection: NatsConnection, wanted: list[Definition]
-) -> None:
-    with pytest.raises(ContractError, match="streams apply --stream"):
-        await apply(connection, wanted[-1:])
