@@ -1,6 +1,5 @@
 """What is asked and done through the admin server with its token, and who is refused."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError,
 from sea_mq_worker.admin.requests import Request
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from tests.integration.test_admin_server import send
 
 ID = "0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10"
 WHY = {"actor": "Ann", "reason": "fixed"}
@@ -52,13 +52,9 @@ class Served:
         if body is not None:
             given = {"content_type": "application/json", "content_length": str(len(body)), **given}
         lines = [f"{method} {path} HTTP/1.1", *(f"{k.replace('_', '-')}: {v}" for k, v in given.items() if v)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        writer.write("\r\n".join([*lines, "", ""]).encode() + (body or b""))
-        async with asyncio.timeout(10):
-            head, _, text = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        data = json.loads(text) if b"application/json" in head else {}
-        return int(head.split(b" ")[1]), data
+        reply = await send(self.server, "\r\n".join([*lines, "", ""]).encode() + (body or b""))
+        is_json = reply.headers["content-type"] == "application/json"
+        return reply.status, json.loads(reply.body) if is_json else {}
 
     async def act(self, path: str, given: object, **headers: str) -> tuple[int, dict[str, Any]]:
         return await self.ask("POST", path, json.dumps(given).encode(), **{**TOKEN, **headers})

@@ -197,11 +197,31 @@ async def test_a_second_answer_is_not_taken_for_the_next_calls(
     assert [call.connection for call in server.calls] == [1, 2]
 
 
-async def test_errors_never_repeat_the_handlers_words(server: HandlerServer, make: MakeHandler) -> None:
-    for status in (422, 500, 404):
-        result = await ask(server, make, answer(status, body=CANARY.encode()))
-        assert f"{len(CANARY)} bytes" in repr(result)
-        assert CANARY not in repr(result)
+PROBLEM = (
+    b'{"type": "https://x.example/no-such-currency", "title": "No such\\n currency", "status": 422,'
+    b' "detail": "%s", "instance": "/%s"}'
+) % (CANARY.encode(), CANARY.encode())
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "reported"),
+    [
+        ("application/problem+json; a=b", PROBLEM, "https://x.example/no-such-currency, No such currency"),
+        ("application/problem+json", b'{"title": "%s"}' % (b"x" * 9000), "x" * 120),
+        ("application/problem+json", b'{"title": 5}', "with 12 bytes"),
+        ("application/problem+json", b"[1", "with 2 bytes"),
+        ("application/problem+json", b"[" * 50_000, "with 50000 bytes"),
+        ("application/problem+json", b'{"title": "a\\u001b[2J\\u202eb"}', "a[2Jb"),
+        ("application/json", PROBLEM, f"with {len(PROBLEM)} bytes"),
+    ],
+)
+@pytest.mark.parametrize("keep", [True, False])
+async def test_of_a_problem_errors_keep_type_and_title_and_only_where_that_is_asked_for(
+    *, server: HandlerServer, make: MakeHandler, keep: bool, content_type: str, body: bytes, reported: str
+) -> None:
+    result = await ask(server, make, answer(422, body, content_type=content_type), keep_problem=keep)
+    reported = reported if keep else f"with {len(body)} bytes"
+    assert result == Poison(f"the handler answered 422 ({reported})")
 
 
 async def test_a_redirect_is_not_followed(server: HandlerServer, make: MakeHandler) -> None:
@@ -252,36 +272,29 @@ async def test_retry_after_is_read_and_capped(
     assert result.after_seconds == seconds
 
 
-@pytest.mark.fault("S08")
-async def test_nothing_is_sent_where_a_name_leads_to_a_forbidden_address(
-    server: HandlerServer, make: MakeHandler
+CLOSED = raw(b"", close=True)
+
+
+@pytest.mark.parametrize(
+    ("behaviours", "calls", "result"),
+    [
+        pytest.param([CLOSED, answer(200)], 3, Accepted, id="closed"),
+        pytest.param([BROKEN_ANSWERS["reset"], answer(200)], 3, Accepted, id="reset"),
+        pytest.param([CLOSED, CLOSED], 3, Retry, id="closed twice"),
+        *(
+            pytest.param([BROKEN_ANSWERS[broken], answer(200)], 2, Retry, id=broken)
+            for broken in ("garbage", "body cut off", "reset in the body")
+        ),
+    ],
+)
+async def test_only_an_idle_connection_that_ends_without_an_answer_costs_one_more_call_and_no_attempt(
+    server: HandlerServer, make: MakeHandler, behaviours: list[Behaviour], calls: int, result: type
 ) -> None:
-    url = server.url.replace("127.0.0.1", "localhost")
-    handler = make(url=url, forbidden=lambda address: address == "127.0.0.1")
-    result = await handler.handle(REQUEST)
-    assert isinstance(result, NotDelivered)
-    assert "link-local" in result.error
-    assert server.calls == []
-    assert await make(url=url).handle(REQUEST) == Accepted(200)
-
-
-@pytest.mark.parametrize("dying", [raw(b"", close=True), raw(b"", reset=True)], ids=["closed", "reset"])
-async def test_an_idle_connection_that_dies_in_use_costs_no_attempt(
-    server: HandlerServer, make: MakeHandler, dying: Behaviour
-) -> None:
-    server.default = in_turn(answer(200), dying, answer(200))
-    handler = make(concurrency=1)
-    assert await handler.handle(REQUEST) == Accepted(200)
-    assert await handler.handle(REQUEST) == Accepted(200)
-    assert [call.connection for call in server.calls] == [1, 1, 2]
-
-
-async def test_it_is_asked_again_only_once(server: HandlerServer, make: MakeHandler) -> None:
-    server.default = in_turn(answer(200), raw(b"", close=True))
+    server.default = in_turn(answer(200), *behaviours)
     handler = make(concurrency=1)
     await handler.handle(REQUEST)
-    assert isinstance(await handler.handle(REQUEST), Retry)
-    assert len(server.calls) == 3
+    assert isinstance(await handler.handle(REQUEST), result)
+    assert [call.connection for call in server.calls] == [1, 1, 2][:calls]
 
 
 async def test_a_handler_that_dies_of_a_message_has_seen_it(server: HandlerServer, make: MakeHandler) -> None:
@@ -296,17 +309,6 @@ async def test_a_handler_that_dies_of_a_message_has_seen_it(server: HandlerServe
     await handler.handle(REQUEST)
     assert isinstance(await handler.handle(REQUEST), Retry)
     assert isinstance(await handler.handle(REQUEST), NotDelivered)
-
-
-@pytest.mark.parametrize("broken", ["garbage", "body cut off", "reset in the body"])
-async def test_an_answer_that_broke_off_is_not_asked_for_again(
-    server: HandlerServer, make: MakeHandler, broken: str
-) -> None:
-    server.default = in_turn(answer(200), BROKEN_ANSWERS[broken], answer(200))
-    handler = make(concurrency=1)
-    await handler.handle(REQUEST)
-    assert isinstance(await handler.handle(REQUEST), Retry)
-    assert len(server.calls) == 2
 
 
 async def test_cancelled_calls_leave_no_slot_taken(server: HandlerServer, make: MakeHandler) -> None:

@@ -180,7 +180,7 @@ async def test_a_forbidden_address_gets_not_even_a_handshake(make: MakeTransport
         writer.close()
 
     async with await asyncio.start_server(note, "127.0.0.1", 0) as listening:
-        url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
+        url = f"https://localhost:{listening.sockets[0].getsockname()[1]}/"
         transport = make(url, forbidden=lambda address: address == "127.0.0.1")
         with pytest.raises(httpx2.ConnectError, match="link-local"):
             await transport.post([], [])

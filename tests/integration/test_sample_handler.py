@@ -1,13 +1,11 @@
 """The sample handler under uvicorn, asked by the real client: both keep the same contract."""
 
 import asyncio
-import importlib.util
+import runpy
 import socket
-import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,20 +21,10 @@ from tests.support.waiting import eventually
 EXAMPLE = Path(__file__).parents[2] / "examples" / "handler.py"
 
 
-def load_example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sample_handler", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(load_example().app, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(runpy.run_path(str(EXAMPLE))["app"], log_level="warning"))
     task = asyncio.create_task(server.serve(sockets=[listening]))
     await eventually(lambda: server.started, what="uvicorn is up")
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
