@@ -69,18 +69,6 @@ class Statements:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Messages that one side of a worker sent to the broker and received from it."""
-
-    sent: int
-    received: int
-
-    @property
-    def total(self) -> int:
-        return self.sent + self.received
-
-
-@dataclass(frozen=True, slots=True)
 class Servers:
     """Both servers; ``admin`` is a connection to another database than any worker's."""
 
@@ -148,19 +136,18 @@ class Meters:
     async def log_bytes(self) -> int:
         return int(await self.servers.admin.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
 
-    async def traffic(self, purpose: str) -> Traffic:
-        """Return what the worker's connection for one side carried, also after its end."""
+    async def traffic(self, purpose: str) -> int:
+        """Count the messages that the connections of one side have carried, those that ended included."""
         name = f"sea_mq_worker {self.target.context} {purpose}"
         url = f"{self.servers.nats.monitor_url}/connz"
         async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
 
-            async def found() -> list[Traffic]:
+            async def carried() -> list[int]:
                 answer = await http.get(url, params={"state": "all", "sort": "start"})
                 connections = [each for each in answer.json()["connections"] if each.get("name") == name]
-                return [Traffic(each["in_msgs"], each["out_msgs"]) for each in connections]
+                return [each["in_msgs"] + each["out_msgs"] for each in connections]
 
-            [traffic] = await eventually(found, what=f"the server knows of {name}")
-        return traffic
+            return sum(await eventually(carried, what=f"the server knows of {name}"))
 
     async def _messages(self, stream: str) -> int:
         return int((await api(self.broker, f"STREAM.INFO.{stream}"))["state"]["messages"])

@@ -6,11 +6,9 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -23,20 +21,6 @@ from sea_mq_worker.embedded.process import Account, exit_code
 from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
-OWNER_SCRIPT = """
-import asyncio, signal, sys
-from pathlib import Path
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
-
-async def main():
-    folder = Path(sys.argv[1])
-    async with EmbeddedPostgres(folder / "postgres") as postgres, EmbeddedNats(folder / "nats") as nats:
-        print(postgres.port, nats.port, flush=True)
-        await asyncio.Event().wait()
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what runs in the background
-asyncio.run(main())
-"""
 
 
 @pytest.fixture
@@ -52,19 +36,6 @@ async def query(server: EmbeddedPostgres, statement: str) -> object:
         return await connection.fetchval(statement)
     finally:
         await connection.close()
-
-
-async def listening(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return False
-    writer.close()
-    return True
-
-
-async def closed(port: int) -> bool:
-    return not await listening(port)
 
 
 async def test_embedded_postgres_is_durable_by_default_and_has_no_open_socket(folder: Path) -> None:
@@ -217,43 +188,6 @@ def test_a_way_through_private_folders_is_opened_for_passing_only(folder: Path) 
     open_way_to(inner, STRANGER)
     assert can_pass(inner, STRANGER)
     assert [path.stat().st_mode & 0o777 for path in (folder, inner)] == [0o701, 0o701]
-
-
-@pytest.mark.crash
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(
-            signal.SIGKILL,
-            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death"),
-        ),
-        signal.SIGINT,
-    ],
-)
-async def test_no_server_outlives_its_owner(folder: Path, how: signal.Signals) -> None:
-    owner = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        OWNER_SCRIPT,
-        str(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert owner.stdout is not None
-    ports = [int(port) for port in (await owner.stdout.readline()).split()]
-    assert [await listening(port) for port in ports] == [True, True]
-    os.killpg(owner.pid, how)
-    await owner.wait()
-    for port in ports:
-        await eventually(partial(closed, port), what=f"port {port} closed")
-    # The port closes before the last checkpoint is written.
-    log = folder / "postgres" / "postgres.log"
-    await eventually(partial(says, log, "database system is shut down"), what="an orderly shutdown")
-
-
-async def says(log: Path, text: str) -> bool:
-    return text in await asyncio.to_thread(log.read_text)
 
 
 @pytest.mark.crash
