@@ -327,17 +327,3 @@ async def test_an_inbox_that_the_user_may_not_listen_to_is_named_at_once(server:
     own = settings(server, "sea_operator").model_copy(update={"nats_inbox_prefix": "_INBOX"})
     with pytest.raises(ContractError, match=r"no answer through to _INBOX\.>; set SEA_MQ_NATS_INBOX_PREFIX"):
         await check_topology(own)
-
-
-async def test_no_user_gets_in_with_anothers_password(server: ConfiguredNats) -> None:
-    with pytest.raises(ContractError, match="check its credentials"):
-        await asyncio.wait_for(
-            connect(
-                urls=server.url,
-                name="test",
-                on_event=lambda _event, _text: None,
-                user="sea_worker",
-                password="secret-of-sea_operator",
-            ),
-            10,
-        )

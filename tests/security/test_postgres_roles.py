@@ -32,8 +32,6 @@ PASSWORD = "only-for-this-test"
 EVENT = (
     "(id, aggregate_type, aggregate_id, event_type, payload) VALUES (gen_random_uuid(), 'a', 'b', 'c', '{}')"
 )
-STATED = "(id, aggregate_type, aggregate_id, event_type, payload, state)"
-ACTION = "(actor, action, reason, selection, affected) VALUES ('a', 'b', 'c', '{}', 1)"
 ABANDON = """
 UPDATE outbox_events
    SET state = 'CLAIMED', claimed_at = now() - interval '1 h', claimed_by = 'gone#1', publish_attempts = 1,
@@ -80,13 +78,6 @@ async def roles(database: Database, prefix: str) -> Roles:
             await owner.execute(f"CREATE ROLE {login}")
     await owner.close()
     return Roles(database, prefix)
-
-
-async def test_a_producer_can_enqueue(roles: Roles) -> None:
-    connection = await asyncpg.connect(roles.dsn("producer"))
-    async with connection.transaction():
-        await enqueue(connection, enqueueable(ordering_key="k", headers={"a": "b"}))
-    await connection.close()
 
 
 @pytest.mark.parametrize("mode", ["pipeline", "fast"])
@@ -184,17 +175,6 @@ async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles,
             await pool.execute("DELETE FROM outbox_events")
 
 
-async def test_a_reader_can_look_at_everything(roles: Roles, shared: Site) -> None:
-    event = (await shared.commit(1))[0]
-    async with asyncpg.create_pool(roles.dsn("reader"), min_size=1, max_size=1) as pool:
-        await check_version(pool)
-        operations = PostgresOperations(pool=pool)
-        assert (await operations.outbox_depth()).count == 1
-        assert (await operations.inbox_depth()).count == 0
-        assert await operations.show_outbox(uuid.UUID(event))
-        assert await operations.audit(limit=1) == []
-
-
 async def test_in_partitions_each_role_has_the_rights_that_it_had(roles: Roles) -> None:
     """Those of the table move along; new partitions get them, and the file gives them again."""
     await partition_outbox(roles.database.dsn)
@@ -259,12 +239,12 @@ async def test_a_role_may_run_the_statements_that_it_is_for(kind: str, roles: Ro
 
 GRANTED = """
 SELECT c.oid::int, a.privilege_type, 0 FROM pg_class c, aclexplode(c.relacl) a
- WHERE a.grantee = $1::text::regrole AND c.relkind = 'r' AND a.privilege_type <> 'SELECT'
+ WHERE a.grantee IN ($1::text::regrole, 0) AND c.relkind = 'r' AND a.privilege_type <> 'SELECT'
  UNION ALL
 SELECT c.attrelid::int, a.privilege_type, c.attnum::int FROM pg_attribute c, aclexplode(c.attacl) a
  WHERE a.grantee = $1::text::regrole
 """
-"""What a role may do with a table, or with a column; it may read whole tables."""
+"""What a role or everybody may do with a table, and a role with a column; it may read whole tables."""
 PERMISSIONS = re.compile(
     r":relid (\d+)(?:(?!:relid ).)*? :requiredPerms (\d+) :checkAsUser \d+"
     r" :selectedCols \(b([ \d]*)\) :insertedCols \(b([ \d]*)\) :updatedCols \(b([ \d]*)\)"
@@ -332,75 +312,30 @@ def test_every_statement_is_for_a_role() -> None:
     assert [name for name in STATEMENTS if ".py:" not in name and not name.startswith(prefixes)] == []
 
 
+DENIED_TO_ALL = (
+    "CREATE TABLE other ()",
+    "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "SELECT outbox_add_partition('p', 'DEFAULT', 'outbox_events')",
+    "SELECT outbox_copy_rights('outbox_events', 'inbox_messages')",
+)
+MAKE_PARTITIONS = "SELECT outbox_make_partitions(1)"
+DROP_PARTITION = "SELECT outbox_drop_partition('outbox_events_default', now())"
 DENIED = {
     "producer": (
         "SELECT FROM outbox_events",
         "SELECT FROM inbox_messages",
         "SELECT FROM handled_messages",
         "SELECT FROM sea_mq_migrations",
-        "UPDATE outbox_events SET state = 'DEAD'",
         f"INSERT INTO outbox_events {EVENT} RETURNING id",
-        f"INSERT INTO outbox_events {STATED} VALUES (gen_random_uuid(), 'a', 'b', 'c', '{{}}', 'PENDING')",
-        "INSERT INTO inbox_messages (message_id, subject) VALUES (gen_random_uuid(), 's')",
+        MAKE_PARTITIONS,
+        DROP_PARTITION,
     ),
-    "relay": (
-        f"INSERT INTO outbox_events {EVENT}",
-        "UPDATE outbox_events SET payload = '{}'",
-        "UPDATE outbox_events SET event_type = 'x', headers = NULL",
-        "UPDATE outbox_events SET created_at = now()",
-        "UPDATE inbox_messages SET message_id = gen_random_uuid()",
-        "UPDATE inbox_messages SET received_at = now()",
-        "UPDATE sea_mq_context SET context = 'x'",
-        "SELECT actor FROM operator_actions",
-        f"INSERT INTO operator_actions {ACTION}",
-    ),
-    "operator": (
-        "UPDATE outbox_events SET payload = '{}'",
-        "UPDATE operator_actions SET actor = 'somebody else'",
-        "UPDATE operator_actions SET at = now()",
-    ),
-    "janitor": (
-        f"INSERT INTO outbox_events {EVENT}",
-        "UPDATE outbox_events SET state = 'DEAD'",
-        "UPDATE inbox_messages SET processed_at = now()",
-        "UPDATE operator_actions SET reason = 'none'",
-    ),
-    "reader": (
-        f"INSERT INTO outbox_events {EVENT}",
-        "UPDATE outbox_events SET state = 'DEAD'",
-        "UPDATE inbox_messages SET processed_at = now()",
-        f"INSERT INTO operator_actions {ACTION}",
-        "SELECT FROM outbox_events FOR UPDATE",
-    ),
+    "relay": ("SELECT actor FROM operator_actions", DROP_PARTITION),
+    "operator": ("UPDATE operator_actions SET actor = 'somebody else'", DROP_PARTITION),
+    "janitor": (f"INSERT INTO outbox_events {EVENT}", MAKE_PARTITIONS),
+    "reader": ("SELECT FROM outbox_events FOR UPDATE", MAKE_PARTITIONS, DROP_PARTITION),
 }
-DENIED_TO_ALL = (
-    "TRUNCATE outbox_events",
-    "TRUNCATE inbox_messages",
-    "DELETE FROM operator_actions",
-    "DELETE FROM sea_mq_migrations",
-    "UPDATE sea_mq_migrations SET version = 1",
-    "CREATE TABLE other ()",
-    "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
-    "ALTER TABLE outbox_events DISABLE TRIGGER ALL",
-    "DROP TABLE inbox_messages",
-    "CREATE TRIGGER t BEFORE INSERT ON outbox_events FOR EACH ROW EXECUTE FUNCTION outbox_reject()",
-    "SET session_replication_role = replica",
-    "SELECT FROM pg_authid",
-    "SELECT outbox_add_partition('p', 'DEFAULT', 'outbox_events')",
-    "SELECT outbox_copy_rights('outbox_events', 'inbox_messages')",
-)
-DENIED_TO_ALL_BUT_JANITORS = (
-    "DELETE FROM outbox_events",
-    "DELETE FROM inbox_messages",
-    "SELECT outbox_drop_partition('outbox_events_default', now())",
-)
-DENIED_TO_ALL_BUT_RELAYS = "SELECT outbox_make_partitions(1)"
-CASES = [
-    *((kind, statement) for kind, statements in DENIED.items() for statement in statements),
-    *((kind, statement) for kind in KINDS for statement in DENIED_TO_ALL),
-    *((kind, statement) for kind in KINDS if kind != "janitor" for statement in DENIED_TO_ALL_BUT_JANITORS),
-    *((kind, DENIED_TO_ALL_BUT_RELAYS) for kind in ("producer", "janitor", "reader")),
-]
+"""What is denied besides the rights to write that `GRANTED` lists."""
 
 
 @pytest.mark.fault("S05")
@@ -408,7 +343,7 @@ CASES = [
 async def test_what_a_role_does_not_need_is_denied(kind: str, roles: Roles) -> None:
     connection = await asyncpg.connect(roles.dsn(kind))
     allowed = []
-    for statement in [statement for one, statement in CASES if one == kind]:
+    for statement in (*DENIED_TO_ALL, *DENIED[kind]):
         try:
             async with connection.transaction():
                 await connection.execute(statement)
