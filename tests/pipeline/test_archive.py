@@ -4,7 +4,8 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
-from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.cli import app
-from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.jobs.archive import outbox
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult, count
 from sea_mq_worker.pipeline.lake.table import Files, LakeTable
 from tests.pipeline.archiving import Desk
@@ -64,7 +63,8 @@ async def test_outbox_and_lake_together_hold_what_was_inserted(desk: Desk) -> No
     assert (*tuple(record)[:3], record["affected"]) == ("ada", "archive", "old", 4)
     assert json.loads(record["selection"])["batch"] == 1
     finished, committed, _ = DeltaTable(f"{desk.lake}/archive").history()
-    assert {one["sea_mq.job"] for one in (finished, committed)} == {"archive"}
+    facts = {(one["sea_mq.job"], one["sea_mq.version"]) for one in (finished, committed)}
+    assert facts == {("archive", version("sea-mq-worker"))}
     assert committed["sea_mq.batch"] == finished["sea_mq.batch"] == "1"
     assert committed["sea_mq.range"].startswith("outbox_events pages 0-")
     again = await desk.run()
@@ -144,7 +144,9 @@ async def test_an_event_is_not_deleted_if_its_committed_row_differs(
     assert await desk.table() == before
 
 
-async def test_a_batch_left_in_the_lake_is_compared_again_before_it_is_deleted(desk: Desk) -> None:
+async def test_a_batch_left_in_the_lake_is_compared_again_before_it_is_deleted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(3):
         await desk.add()
     before = await desk.table()
@@ -168,7 +170,11 @@ async def test_a_batch_left_in_the_lake_is_compared_again_before_it_is_deleted(d
     assert await desk.table() == before
 
     good.replace(file)
-    assert await desk.run() == ArchiveResult(deleted=3, resumed=1)
+    monkeypatch.setattr(outbox, "_PROGRESS_SECONDS", -1.0)
+    with pytest.raises(DiedError):
+        await desk.run(on_progress=die, per_second=1)
+    assert len(await desk.table()) == 2, "the run died in its deletion"
+    assert await desk.run() == ArchiveResult(deleted=2, resumed=1)
     assert desk.kept() == before
     assert await desk.table() == {}
 
@@ -183,22 +189,3 @@ def rewrite(file: Path, name: str, change: Callable[[pa.ChunkedArray], pa.Chunke
     rows = pq.ParquetFile(file).read()
     at = rows.schema.get_field_index(name)
     pq.write_table(rows.set_column(at, rows.schema.field(at), change(rows.column(name)).cast("int32")), file)
-
-
-async def test_an_archive_with_nothing_to_do_starts_no_spark_session(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "spark_session", lambda *_, **__: pytest.fail("a session was started"))
-    await add_event(desk.pool, "PUBLISHED")
-
-    command = ["pipeline", "archive", "--lake", desk.lake, "--reason", "old", "--before", "1d"]
-    result = await asyncio.to_thread(CliRunner().invoke, app, command)
-
-    assert (result.exit_code, result.stdout) == (0, "archived 0 events in 0 batches, deleted 0\n")
-
-
-def test_a_time_to_come_is_wrong_usage() -> None:
-    when = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    command = ["pipeline", "archive", "--lake", "x", "--reason", "old", "--before", when]
-    result = CliRunner().invoke(app, command)
-    assert (result.exit_code, "--before: must be past" in result.output) == (2, True)

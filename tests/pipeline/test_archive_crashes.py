@@ -1,4 +1,4 @@
-"""The archive is killed where it hurts most; the next run makes it whole."""
+"""The archive is killed at random, and loses and doubles no event."""
 
 import asyncio
 import os
@@ -6,9 +6,9 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from tests.pipeline.archiving import Desk
-from tests.support.waiting import eventually
 
 EVENTS = 8_000
-RECENT = 100
 BATCH = 5_000
 SLOW = 1_000
 """Deletions a second, and in a transaction: a batch takes seconds."""
@@ -31,11 +29,9 @@ KILLED_WITHIN_SECONDS = 8.0
 INSERT = """
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, state, published_at)
 SELECT gen_random_uuid(), 'order', 'o-' || i, 'order.paid', jsonb_build_object('n', i), 'PUBLISHED',
-       now() - CASE WHEN i > $1::int THEN interval '1 minute'
-                    ELSE interval '3 days' - i * interval '10 seconds' END
-  FROM generate_series(1, $1 + $2::int) AS i
+       now() - interval '3 days' - i * interval '10 seconds'
+  FROM generate_series(1, $1::int) AS i
 """
-DELETED = "SELECT EXISTS (SELECT FROM operator_actions WHERE affected > $1::int)"
 FINGERPRINT = "SELECT id::text, md5(payload::text || published_at::text || seq) AS print FROM outbox_events"
 
 
@@ -54,46 +50,6 @@ def running(lake: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def whole_files(lake: Path) -> list[Path]:
-    """Return the files that are written to their end."""
-    return [path for path in lake.rglob("*.parquet") if path.read_bytes()[-4:] == b"PAR1"]
-
-
-def commits(lake: Path) -> int:
-    """Count the commits after the table's creation."""
-    return max(0, len(list(lake.rglob("_delta_log/*.json"))) - 1)
-
-
-@pytest.mark.crash
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_outbox_and_lake_stay_whole_when_the_archive_is_killed_as_it_writes_and_as_it_deletes(
-    desk: Desk,
-) -> None:
-    lake, total = Path(desk.lake), EVENTS + RECENT
-    await desk.pool.execute(INSERT, EVENTS, RECENT)
-    inserted = dict(await desk.pool.fetch(FINGERPRINT))
-
-    async def left() -> int:
-        return int(await desk.pool.fetchval("SELECT count(*) FROM outbox_events"))
-
-    await kill_when(lake, lambda: whole_files(lake))
-    assert (commits(lake), await left()) == (0, total)
-    await kill_when(lake, lambda: desk.pool.fetchval(DELETED, 2 * SLOW))
-    assert commits(lake) == 1
-    assert 2 * SLOW < total - await left() < BATCH
-
-    result = await desk.run(before=datetime.now(UTC) - timedelta(hours=1))
-
-    assert result.resumed
-    assert result.stayed == 0
-    kept = dict(await desk.pool.fetch(FINGERPRINT))
-    archived = lake_fingerprint(desk)
-    assert (len(kept), len(archived)) == (RECENT, EVENTS)
-    assert kept | dict(archived) == inserted
-    assert await desk.pool.fetchval("SELECT sum(affected) FROM operator_actions") == EVENTS
-
-
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(1800)
@@ -103,10 +59,10 @@ async def test_an_event_is_in_the_outbox_or_whole_in_the_lake_after_each_of_ten_
     lake, inserted = Path(desk.lake), dict[str, str]()
 
     async def work() -> tuple[int, int]:
-        return len(whole_files(lake)), int(await desk.pool.fetchval("SELECT count(*) FROM outbox_events"))
+        return whole_files(lake), int(await desk.pool.fetchval("SELECT count(*) FROM outbox_events"))
 
     for _ in range(KILLS):
-        await desk.pool.execute(INSERT, EVENTS, 0)
+        await desk.pool.execute(INSERT, EVENTS)
         inserted |= dict(await desk.pool.fetch(FINGERPRINT))
         before = await work()
         with running(lake) as process:
@@ -116,7 +72,7 @@ async def test_an_event_is_in_the_outbox_or_whole_in_the_lake_after_each_of_ten_
                 await asyncio.to_thread(process.wait, random.uniform(0, KILLED_WITHIN_SECONDS))
 
         kept = dict(await desk.pool.fetch(FINGERPRINT))
-        archived = lake_fingerprint(desk) if commits(lake) else []
+        archived = lake_fingerprint(desk)
         assert len(dict(archived)) == len(archived)
         assert kept | dict(archived) == dict(archived) | kept == inserted
 
@@ -127,9 +83,9 @@ async def test_an_event_is_in_the_outbox_or_whole_in_the_lake_after_each_of_ten_
     assert await desk.pool.fetchval("SELECT sum(affected) FROM operator_actions") == KILLS * EVENTS
 
 
-async def kill_when(lake: Path, is_time: Callable[[], object]) -> None:
-    with running(lake):
-        await eventually(is_time, within=240)
+def whole_files(lake: Path) -> int:
+    """Count the files that are written to their end."""
+    return sum(path.read_bytes()[-4:] == b"PAR1" for path in lake.rglob("*.parquet"))
 
 
 def lake_fingerprint(desk: Desk) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -191,14 +191,6 @@ async def test_the_command_of_the_document_erases_an_aggregate(world: World) -> 
     }  # fmt: skip
     assert done.stdout.startswith("1 events erased; rows: 1 in inbox, 1 in bronze")
     assert await world.places_of(gone) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "text"), [((), "choose events by"), (("--aggregate", "ada"), "expected TYPE/ID")]
-)
-def test_a_choice_that_is_none_is_refused(words: Sequence[str], text: str) -> None:
-    done = CliRunner().invoke(app, ["pipeline", "erase", "--reason", "test", *words])
-    assert (done.exit_code, text in done.stderr) == (2, True)
 
 
 async def test_a_file_that_a_run_may_be_writing_stays_and_is_named(world: World) -> None:

@@ -1,20 +1,16 @@
 """Where micro-batches begin and end, and when a query may not go on; without Spark."""
 
 import asyncio
-import shutil
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
 from tests.pipeline.jetstream_support import Stream, rows_of
-from tests.support.jetstream import connected
 
 ALL = ReadAllAvailable()
 
@@ -107,51 +103,33 @@ async def test_until_something_is_read_the_head_may_go(stream: Stream, drive: An
         await named.batch()
 
 
-async def test_a_stream_that_was_made_again_is_an_error(stream: Stream, drive: Any) -> None:
-    await stream.store(3)
-    driver = drive()
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        ({"stream": "OTHER"}, PipelineError, "give each query a checkpoint of its own"),
+        ({"created": "2026-01-01T00:00:00Z"}, DataLossError, "deleted and created again"),
+    ],
+)
+async def test_a_checkpoint_of_another_stream_is_refused(
+    *, stream: Stream, drive: Any, change: dict[str, Any], error: type[Exception], problem: str, strict: bool
+) -> None:
+    driver = drive(failOnDataLoss=strict)
     await driver.begin()
-    await driver.batch()
-    await stream.drop()
-    await stream.create()
-    await stream.store(5)
-
-    for reader in (driver, drive(driver.at, failOnDataLoss=False)):
-        with pytest.raises(DataLossError, match="deleted and created again"):
-            await reader.batch()
-
-
-async def test_a_checkpoint_of_another_stream_is_refused(stream: Stream, drive: Any) -> None:
-    driver = drive({"stream": "OTHER", "created": "", "next": 1})
-    with pytest.raises(PipelineError, match="give each query a checkpoint of its own"):
+    driver.at |= change
+    with pytest.raises(error, match=problem):
         await driver.batch()
 
 
-async def test_a_stream_restored_to_an_older_state_is_an_error(
-    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with EmbeddedNats(tmp_path / "nats") as server:
-        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
-        async with connected(server.url) as connection:
-            await Stream(connection, names).create()
-            await Stream(connection, names).store(4)
-        await server.stop()
-        shutil.copytree(tmp_path / "nats" / "jetstream", tmp_path / "copy")
-        await server.start()
-        async with connected(server.url) as connection:
-            await Stream(connection, names).store(6)
-        driver = Driver(names)
-        await driver.begin()
-        assert await driver.batch() == list(range(1, 11))
-        await server.stop()
-        shutil.rmtree(tmp_path / "nats" / "jetstream")
-        shutil.copytree(tmp_path / "copy", tmp_path / "nats" / "jetstream")
-        await server.start()
+async def test_a_stream_restored_to_an_older_state_is_an_error(stream: Stream, drive: Any) -> None:
+    await stream.store(4)
+    driver = drive()
+    await driver.begin()
+    ahead = driver.at | {"next": 11}
 
-        with pytest.raises(DataLossError, match="ends at sequence 4, before 10: it was restored"):
-            await driver.batch()
-        lenient = Driver(names, driver.at, failOnDataLoss=False)
-        assert await lenient.batch() == []
-        async with connected(server.url) as connection:
-            await Stream(connection, names).store(1)
-        assert await lenient.batch() == [5]
+    with pytest.raises(DataLossError, match="ends at sequence 4, before 10: it was restored"):
+        await drive(ahead).batch()
+    lenient = drive(ahead, failOnDataLoss=False)
+    assert await lenient.batch() == []
+    await stream.store(1)
+    assert await lenient.batch() == [5]

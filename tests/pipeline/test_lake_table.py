@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -41,17 +40,6 @@ def messages(spark: SparkSession, first: int, last: int) -> DataFrame:
         F.lit("SEA_EVENTS").alias("stream"),
         F.to_date(F.timestamp_seconds("id")).alias("date"),
     )
-
-
-def test_committed_rows_are_read_back_whole(spark: SparkSession, tmp_path: Path) -> None:
-    table = LakeTable(str(tmp_path), BRONZE)
-    rows = messages(spark, 1, 100_000)
-
-    assert table.commit(table.write(rows), Watermark("land", 100_000))
-
-    assert table.read(spark).exceptAll(rows).isEmpty()
-    assert table.read(spark).count() == 100_000
-    assert table.read(spark, [("date", "=", "1970-01-02")]).count() == 100_000 - 86_400 + 1
 
 
 @pytest.mark.parametrize("is_older", [False, True])
@@ -101,17 +89,6 @@ def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, 
     assert table.commit(NO_FILES, Watermark("land", 20, after=10))
     assert table.read(spark).count() == 10
     assert table.watermarks()("land") == 20
-
-
-def test_a_commit_names_its_job_in_the_history(tmp_path: Path) -> None:
-    table = LakeTable(str(tmp_path), BRONZE)
-    table.commit(NO_FILES, Watermark("land", 1), metadata={"sea_mq.job": "land"})
-    table.commit(NO_FILES, Watermark("land", 2), metadata={"sea_mq.job": "redo"})
-
-    last, first, _ = opened(table).history()
-
-    assert (first["sea_mq.job"], last["sea_mq.job"]) == ("land", "redo")
-    assert first["sea_mq.version"] == last["sea_mq.version"] == version("sea-mq-worker")
 
 
 def test_marks_outlive_the_log_of_the_commits_that_made_them(tmp_path: Path) -> None:

@@ -16,10 +16,8 @@ import asyncpg
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
-from typer.testing import CliRunner
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.cli import app
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
@@ -306,17 +304,3 @@ async def test_a_killed_replay_is_resumed_and_publishes_each_key_in_order(site: 
     by_key = await second_copies(site)
     assert len(by_key) == KEYS
     assert all(places == sorted(places) for places in by_key.values())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ([], "choose events by"),
-        (["--state", "PENDING"], "'PENDING' is not one of"),
-        (["--since", "yesterday"], "'--since': 'yesterday' is neither"),
-        (["--published-until", "1x"], "'--published-until': '1x' is neither"),
-    ],
-)
-def test_a_replay_of_nothing_in_particular_is_refused(arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(app, ["pipeline", "replay", "--reason", "test", *arguments])
-    assert (result.exit_code, text in result.output) == (2, True)

@@ -17,13 +17,11 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.pipeline.java import java_home
 from sea_mq_worker.pipeline.session import described, job_session, parallelism
 from sea_mq_worker.pipeline.spark_errors import cause, translated
 from sea_mq_worker.pipeline.stage_progress import stage_progress
 from sea_mq_worker.pipeline.temporary_folders import temporary_folder
 from tests.pipeline.landing import descriptions
-from tests.support.spark_cluster import SPARK_HOME
 from tests.support.waiting import eventually
 
 PROPERTIES = """
@@ -118,28 +116,6 @@ def test_java_compiles_once_for_reconcile_alone_unless_options_of_the_user_diffe
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert re.search(rf"TieredStopAtLevel += {compilers} ", ran.stdout), ran.stdout[-1000:] + ran.stderr
-
-
-def test_submitted_properties_are_kept(tmp_path: Path) -> None:
-    script = tmp_path / "properties.py"
-    script.write_text(PROPERTIES)
-    submitted = {
-        "spark.app.name": "submitted",
-        "spark.driver.defaultJavaOptions": "-Dmine=1",
-        "spark.master": "local[1]",
-        "spark.sql.session.timeZone": "Asia/Tokyo",
-        "spark.sql.shuffle.partitions": "400",
-        "spark.ui.enabled": "true",
-    }
-    options = (part for pair in submitted.items() for part in ("--conf", "=".join(pair)))
-    ran = subprocess.run(
-        [SPARK_HOME / "bin" / "spark-submit", *options, "--conf", "spark.ui.port=0", script],
-        env=os.environ | {"JAVA_HOME": str(java_home(tmp_path / "java")), "PYSPARK_PYTHON": sys.executable},
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    properties = json.loads(ran.stdout[ran.stdout.index("{") :])
-    assert properties == submitted | {"spark.sql.session.timeZone": "UTC"}  # in the session of the jobs alone
 
 
 def test_a_given_session_keeps_its_properties_beside_the_session_of_the_jobs(spark: SparkSession) -> None:

@@ -71,7 +71,7 @@ PROOFS = (
     Proof(
         document="docs/how-to/pipeline.md", heading="Land for months",
         test="tests/pipeline/test_land_faults.py::"
-        "test_a_run_that_is_killed_between_batches_loses_and_doubles_nothing",
+        "test_the_command_of_the_document_lands_each_message_once_until_it_is_asked_to_end",
     ),
     Proof(
         document="docs/how-to/contracts.md",
