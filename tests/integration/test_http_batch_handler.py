@@ -55,7 +55,7 @@ async def make(server: HandlerServer, failures: list[str]) -> AsyncIterator[Make
     made: list[HttpBatchHandler] = []
 
     def make_handler(*, bytes_max: int = 2**20, concurrency: int = 2, **changes: Any) -> HttpBatchHandler:
-        client: dict[str, Any] = {"timeout_seconds": 0.5, "concurrency": concurrency} | changes
+        client: dict[str, Any] = {"timeout_seconds": 10.0, "concurrency": concurrency} | changes
         made.append(
             HttpBatchHandler(
                 single=HttpEventHandler(url=server.url, **client),
@@ -185,7 +185,8 @@ async def test_a_batch_without_a_whole_answer_is_halved_and_settles_nothing(
     what: str, server: HandlerServer, make: MakeHandler, failures: list[str]
 ) -> None:
     server.batch = (BROKEN | LOST)[what]
-    results = await handle(make(), *map(request, range(3)))
+    timeout = {"timeout_seconds": 0.5} if what == "too late" else {}
+    results = await handle(make(**timeout), *map(request, range(3)))
     assert [(type(result), getattr(result, "batch_max", 0)) for result in results] == [(BatchFailed, 2)] * 3
     assert {result.answered for result in results if isinstance(result, BatchFailed)} == {what in BROKEN}
     [text] = failures

@@ -47,7 +47,12 @@ async def test_a_killed_workers_lane_is_free_as_soon_as_its_session_ends(
     assert await first.take()
     assert not await second.take()
     await pool.execute(f"SELECT pg_terminate_backend(pid) FROM ({HOLDER}) holder")
-    await eventually(second.take, what="the second worker serves the lane")
+
+    async def is_free() -> bool:
+        return not await pool.fetch(HOLDER)
+
+    await eventually(is_free)
+    assert await second.take()
 
     async def is_noticed() -> bool:
         return not await first.take()

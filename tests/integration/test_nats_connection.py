@@ -140,6 +140,13 @@ async def test_a_server_that_froze_with_unsent_bytes_is_left_for_another_one(nat
         await connection.close()
 
 
+async def test_a_connection_closes_after_its_last_bytes_are_sent(nats_url: str) -> None:
+    async with connected(nats_url) as connection:
+        for _ in range(16):
+            await connection.client.publish("nowhere", bytes(1_000_000))
+        await connection.close()
+
+
 async def test_closing_during_a_reconnect_does_not_cancel_the_caller(nats_url: str) -> None:
     async with connected(nats_url) as connection:
         await connection.client.force_reconnect()

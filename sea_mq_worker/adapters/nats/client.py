@@ -112,7 +112,9 @@ class ResilientClient(Client):
     def abort(self) -> None:
         """End the socket without sending the rest, which a frozen server would never take."""
         if writer := getattr(self._transport, "_io_writer", None):
-            writer.transport.abort()
+            socket = writer.transport.get_extra_info("socket")
+            if socket and socket.fileno() >= 0:  # asyncio cannot abort a transport that has closed its socket
+                writer.transport.abort()
 
     async def _attempt_reconnect(self) -> None:
         """Leave the old socket at once, because nats-py waits until its peer has taken all bytes."""
