@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
+from operator import itemgetter
 from textwrap import fill
 from typing import Any
 
@@ -30,7 +31,9 @@ from benchmarks.sweep import MEASURES as SWEEP_MEASURES
 from sea_mq_worker.cli import table_format
 
 _LOOKS = "looks"
-_PAGES_MANY = 100
+_MANY = {"median, ms": 100, "pages": 1_000}
+"""A query with fewer of both has no row of its own."""
+_EMPTY_MB = 0.01
 _LOOK_MEASURES = [measure for measure in MEASURES if measure not in {"first, ms", "worst, ms"}]
 _SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= ms)")
 """The part in which the names of a series of figures differ."""
@@ -73,29 +76,27 @@ def on_terminal(lines: Iterable[str]) -> Iterator[str]:
 def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from images(OWN_PICTURES)
     earlier = None
-    for report in reports:
-        rounds = max(len(found["rounds"]) for found in report["workloads"].values())
+    for machine, together in groupby(reports, itemgetter("machine")):
         if earlier:
             yield ""
-        yield _measured_on(report["machine"], rounds, earlier)
-        earlier = report["machine"]
+        yield _measured_on(machine, earlier=earlier)
+        earlier = machine
         yield ""
-        yield from of_workloads(report["workloads"])
+        yield from of_workloads(dict(chain.from_iterable(report["workloads"].items() for report in together)))
 
 
 def of_workloads(workloads: Mapping[str, Any]) -> Iterator[str]:
     """Return the lines of a report by ``python -m benchmarks``."""
     looks, swept = workloads.get(_LOOKS), workloads.get(SWEEP)
     others = {name: found for name, found in workloads.items() if name not in {_LOOKS, SWEEP}}
-    if swept:
-        yield from _swept(swept["median"][WORKER]["more"])
-    if others:
-        yield from _medians(others)
-        yield from _more(others)
-    if others and looks:
-        yield ""
-    if looks:
-        yield from _looks(looks["median"][WORKER]["more"])
+    parts = (
+        [*_medians(others), *_more(others)] if others else [],
+        [*_swept(swept)] if swept else [],
+        [*_looks(looks["median"][WORKER]["more"])] if looks else [],
+    )
+    for number, lines in enumerate(filter(None, parts)):
+        yield from [""] if number else []
+        yield from lines
 
 
 def _measured_on(
@@ -127,15 +128,15 @@ def _of_rounds(rounds: int) -> str:
 
 def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
     yield from _head(
-        *("workload", "program", "count", "rate/s", "worker's rate over it", f"CPU s: {', '.join(PROGRAMS)}"),
-        *("statements per 1,000", "WAL bytes each", "peak MB"),
+        *("workload", "program", "rounds", "rate/s", "worker's rate over it"),
+        *(f"CPU s: {', '.join(PROGRAMS)}", "statements per 1,000", "WAL bytes each", "peak MB"),
     )
     for name, found in workloads.items():
         for program, median in found["median"].items():
             ratios = [median["worker_ratio"], *median["worker_ratios"]]
             cpu = median["cpu_seconds_per_100000"]
             yield _row(
-                *(name, program, f"{median['count']:,}"),
+                *(name, program, str(len(found["rounds"]))) if program == WORKER else ("", program, ""),
                 _ranged(median["rate"], *median["rates"], shape=",.0f"),
                 "" if program == WORKER else _ranged(*ratios, shape=".2f"),
                 ", ".join(f"{cpu[each]:.1f}" for each in PROGRAMS),
@@ -146,13 +147,14 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _more(workloads: Mapping[str, Any]) -> list[str]:
-    """Return the figures that only one workload has; of a series the first and the last."""
+    """Return the figures that only one workload has, without empty indexes; of a series first and last."""
     rows = [
         _row(name, what, " to ".join(_short(value) for value in dict.fromkeys((values[0], values[-1]))))
         for name, found in workloads.items()
         for median in found["median"].values()
         for what, series in groupby(median["more"].items(), lambda figure: _SERIES.sub("", figure[0]))
         if (values := [value for _, value in series])
+        and not (what.endswith(", MB") and max(values) < _EMPTY_MB)
     ]
     return ["", *_head("workload", "what else", "median"), *rows] if rows else []
 
@@ -162,13 +164,13 @@ def _short(value: float) -> str:
 
 
 def _looks(more: Mapping[str, float]) -> Iterator[str]:
-    """Return the median time and the pages of each query with many pages, and the most of the others."""
+    """Return time and pages of each query that takes long or reads much, and the most of the others."""
     yield f"Looks, beside {more[PUBLISHED]:,.0f} {PUBLISHED} and {more[PROCESSED]:,.0f} {PROCESSED}:"
     yield ""
     yield from _head("asked", *_LOOK_MEASURES)
     others = []
     for question, found in by_subject(more).items():
-        if found["pages"] < _PAGES_MANY:
+        if all(found[measure] < many for measure, many in _MANY.items()):
             others.append(found)
         else:
             yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in _LOOK_MEASURES))
@@ -177,12 +179,12 @@ def _looks(more: Mapping[str, float]) -> Iterator[str]:
     yield f"{len(others)} others take at most {most[0]:,.0f} ms and read at most {most[1]:,.0f} pages."
 
 
-def _swept(more: Mapping[str, float]) -> Iterator[str]:
+def _swept(workload: Mapping[str, Any]) -> Iterator[str]:
     """Return a table of an event's cost and latency at each rate."""
-    yield "Steady rate sweep, of one event:"
+    yield f"Steady rate sweep, of one event (rounds: {len(workload['rounds'])}):"
     yield ""
     yield from _head("rate", *SWEEP_MEASURES)
-    for rate, found in by_subject(more).items():
+    for rate, found in by_subject(workload["median"][WORKER]["more"]).items():
         yield _row(
             rate, *(f"{found[m]:,.0f}" if found[m] >= 100 else f"{found[m]:.3g}" for m in SWEEP_MEASURES)
         )
@@ -197,20 +199,27 @@ def _peers(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield ""
         yield _measured_on(report["machine"], rounds, reports[number - 1]["machine"] if number else None)
         yield ""
-        yield from of_comparison(report)
+        yield from _compared(report["relays"])
+    yield from _notes(*reports)
 
 
 def of_comparison(report: Mapping[str, Any]) -> Iterator[str]:
     """Return the lines of a report by ``python -m benchmarks.peers``."""
-    relays = report["relays"]
+    yield from _compared(report["relays"])
+    yield from _notes(report)
+
+
+def _notes(*reports: Mapping[str, Any]) -> Iterator[str]:
+    remarks = dict.fromkeys(note for report in reports for note in notes(report))
+    yield from ["", *(f"- {note}" for note in remarks)] if remarks else []
+
+
+def _compared(relays: Mapping[str, Any]) -> Iterator[str]:
     if drains := {name: lanes for name, lanes in relays.items() if name != STEADY}:
         yield from _drained(drains)
     if STEADY in relays:
         yield from [""] if drains else []
         yield from _steady(relays[STEADY])
-    if remarks := notes(report):
-        yield ""
-        yield from (f"- {note}" for note in remarks)
 
 
 def _drained(relays: Mapping[str, Any]) -> Iterator[str]:
@@ -219,10 +228,10 @@ def _drained(relays: Mapping[str, Any]) -> Iterator[str]:
         *(f"CPU s, {name}" for name in RELAY_PROGRAMS),
     )
     for workload, lanes in relays.items():
-        for name, lane in fastest_first(lanes):
+        for number, (name, lane) in enumerate(fastest_first(lanes)):
             rates = [drained["rate"] for drained in lane["rounds"].values()]
             yield _row(
-                *(workload, name, f"{lane['events']:,}"),
+                *("" if number else workload, name, f"{lane['events']:,}"),
                 _ranged(lane["rate"], min(rates), max(rates), shape=",.0f"),
                 _ranged(*lane["ours_is_times"], shape=".2f")
                 if name != OURS and lane["ours_is_times"]
@@ -255,8 +264,9 @@ def of_kills(report: Mapping[str, Any]) -> Iterator[str]:
     """Return the lines of a report by ``python -m benchmarks.takeover``."""
     yield from _head("after the kill", "seconds until they move or are done", "kills", "p50", "p99", "worst")
     for way, measured in seconds_after_kills(report).items():
-        for name, s in measured.items():
-            yield _row(way, name, f"{s['kills']}", *(f"{s[each]:.2f}" for each in ("p50", "p99", "worst")))
+        for number, (name, s) in enumerate(measured.items()):
+            figures = (f"{s['kills']}", *(f"{s[each]:.2f}" for each in ("p50", "p99", "worst")))
+            yield _row("" if number else way, name, *figures)
     yield ""
     yield from _head("after the kill", "lost", "doubled", "out of order", "repeated calls of the handler")
     for way, kills in report["ways"].items():

@@ -23,7 +23,7 @@ STATEMENTS_PER_BATCH = Budget(
 STATEMENTS_PER_PACED_EVENT = Budget(
     "statements to PostgreSQL per event, at 100 single events a second",
     1.5,
-    "one claims each event; several events are settled together, and the lane with keys does not poll",
+    "one claims each event; several are settled together",
 )
 STATEMENTS_PER_MESSAGE = Budget(
     "statements to PostgreSQL per inbound message, 50 in flight",
@@ -33,12 +33,12 @@ STATEMENTS_PER_MESSAGE = Budget(
 OTHER_STATEMENTS_OF_INBOX = Budget(
     "other statements while a thousand messages are received",
     15,
-    "those of an idle worker, and those of new connections",
+    "those of an idle worker and of new connections",
 )
 STATEMENTS_AT_START = Budget(
     "statements of a start, until idle lanes poll slowly",
     75,
-    "locks and prepared statements of each connection, the schema's check, eleven polls of each lane",
+    "locks and prepared statements of each connection, the schema's check, eleven polls a lane",
 )
 IDLE_STATEMENTS_PER_SECOND = Budget(
     "statements per second of an idle worker", 2, "the three below together, and some for a new connection"
@@ -46,21 +46,21 @@ IDLE_STATEMENTS_PER_SECOND = Budget(
 IDLE_LOOKS_PER_SECOND = Budget(
     "polls for events per second of an idle worker",
     4 / 3,
-    "each of two lanes polls every 1.5 to 2 s; a commit wakes it earlier",
+    "each of two lanes polls every 1.5 to 2 s",
 )
 IDLE_REPEATS = Budget(
     "runs of any other statement in 15 s of an idle worker",
     1,
-    "depth, version and role are queried every 15 s, expired leases every 20 s",
+    "depth, version and role every 15 s, expired leases every 20 s",
 )
-IDLE_OTHERS = Budget("such other statements in 15 s", 9, "five for depth, version and role, two for leases")
+IDLE_OTHERS = Budget("all of these in 15 s", 9, "five for depth, version and role, two for leases")
 LOG_BYTES_PER_EVENT = Budget(
     "bytes of write-ahead log per event, without its insert", 600, "a claim touches no index"
 )
 BROKER_MESSAGES_PER_EVENT = Budget(
     "messages to and from the broker per event, in batches of 50",
     1.1,
-    "the event, and two acknowledgements a batch; 2 without `allow_batched` on the stream",
+    "the event, and two acknowledgements a batch; 2 without the stream's `allow_batched`",
 )
 BROKER_MESSAGES_PER_MESSAGE = Budget(
     "messages to and from the broker per inbound message, 50 in flight",
@@ -74,7 +74,7 @@ CALLS_PER_EVENT = Budget("calls of functions per event, Python's and C's", 76, "
 CALLS_PER_MESSAGE = Budget(
     "calls of functions per inbound message, Python's and C's",
     400,
-    "a third above the present count in whole batches; smaller ones need more",
+    "a third above the present count in whole batches",
 )
 PAGES_OF_DEPTH = Budget(
     "pages that the depth of the outbox reads, beside 50,000 published events and 200 others",
@@ -87,17 +87,17 @@ PAGES_OF_A_LOOK = Budget(
     "by an index, each of the others once or twice",
 )
 PAGES_IN_A_BACKLOG = Budget(
-    "pages that a list or a replay reads in a backlog of 20,000 events that is not analysed yet",
+    "pages that a list or a replay reads in a backlog of 20,000 events, not analysed yet",
     60,
     "by an index; the whole backlog has 930",
 )
 PAGES_OF_A_REAP = Budget(
-    "pages that one search for expired leases reads, for any backlog",
+    "pages that one search for expired leases reads",
     2500,
     "5,000 rows at each index's front, 5,000 further on",
 )
 PAGES_PER_ROW = Budget(
-    "pages that a statement of the loops reads for each row, with any earlier statistics",
+    "pages that a statement of the loops reads per row, with any statistics",
     30,
     "it finds a row by one index and adds it to up to six",
 )
@@ -105,9 +105,9 @@ PAGES_PER_ROW_OF_PARTITIONS = Budget(
     "the same in partitions", 60, "a claim searches each partition that may have events of a key"
 )
 MODULES_OF_HELP = Budget(
-    "modules that `sea-mq-worker --help` or the help of a command imports",
+    "modules that `sea-mq-worker --help` or a command's help imports",
     550,
-    "typer, which parses the command line",
+    "typer parses the command line",
 )
 MODULES_OF_A_COMMAND = Budget(
     "modules that a command such as `depth` or `streams check` imports",

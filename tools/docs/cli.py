@@ -14,6 +14,8 @@ from tools.docs.markdown import table
 
 PRINTED: dict[str, Any] = {**OUTPUTS, **PIPELINE_OUTPUTS}
 """By command, the type that it prints with ``--json``."""
+_OF_CHANGES = {"--reason", "--actor", "--cap", "--dry-run", "--yes"}
+"""Options that the page explains once, for the commands that take a reason and an actor."""
 
 
 def commands() -> dict[str, Any]:
@@ -43,12 +45,14 @@ def table_of_commands() -> str:
 
 
 def _parameters(command: Any) -> str:
+    """Name the arguments and options, without those that many commands share."""
     names = [
         one.opts[0] if one.opts[0].startswith("-") else one.metavar or one.name.upper()
         for one in command.params
         if one.name != "help"
     ]
-    return " ".join(f"`{name}`" for name in names)
+    shared = {"--json"} | (_OF_CHANGES if {"--reason", "--actor"} <= {*names} else set())
+    return " ".join(f"`{name}`" for name in names if name not in shared)
 
 
 def schema() -> str:

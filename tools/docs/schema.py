@@ -1,4 +1,4 @@
-"""The tables, indexes, triggers and functions of a migrated database, with their comments and rights.
+"""The tables, indexes, triggers and functions of a migrated database, with their comments.
 
 They come from the catalog of an embedded PostgreSQL, after the migrations and ``sql/roles.sql``.
 """
@@ -6,7 +6,7 @@ They come from the catalog of an embedded PostgreSQL, after the migrations and `
 import asyncio
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import asyncpg
@@ -21,14 +21,17 @@ SELECT oid, relname AS name, obj_description(oid, 'pg_class') AS meaning FROM pg
  WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY relname"""
 _COLUMNS = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required,
+       a.attnum = ANY (k.conkey) AS in_key,
        CASE WHEN a.attgenerated <> '' OR a.attidentity <> '' THEN 'generated'
             ELSE '`' || pg_get_expr(d.adbin, d.adrelid, true) || '`' END AS value,
        col_description(a.attrelid, a.attnum) AS meaning
   FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+       LEFT JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'p'
  WHERE a.attrelid = $1::oid AND a.attnum > 0 ORDER BY a.attnum"""
 _CONSTRAINTS = """
 SELECT conname AS name, pg_get_constraintdef(oid, true) AS rule FROM pg_constraint
- WHERE conrelid = $1::oid AND contype IN ('c', 'p') ORDER BY contype DESC, conname"""
+ WHERE conrelid = $1::oid AND (contype = 'c' OR contype = 'p' AND conname NOT LIKE '%_pkey')
+ ORDER BY contype DESC, conname"""
 _INDEXES = """
 SELECT c.relname AS name, pg_get_indexdef(c.oid, 0, true) AS definition,
        obj_description(c.oid, 'pg_class') AS meaning
@@ -37,16 +40,6 @@ SELECT c.relname AS name, pg_get_indexdef(c.oid, 0, true) AS definition,
 _TRIGGERS = """
 SELECT tgname AS name, obj_description(oid, 'pg_trigger') AS meaning FROM pg_trigger
  WHERE tgrelid = $1::oid AND NOT tgisinternal ORDER BY oid"""
-_RIGHTS = """
-SELECT role, privilege, string_agg(column_name, ',' ORDER BY attnum) AS columns
-  FROM (SELECT x.grantee::regrole::text AS role, x.privilege_type AS privilege,
-               a.attname AS column_name, a.attnum
-          FROM pg_attribute a, aclexplode(a.attacl) x WHERE a.attrelid = $1::oid
-         UNION ALL
-        SELECT x.grantee::regrole::text, x.privilege_type, NULL, NULL
-          FROM pg_class c, aclexplode(c.relacl) x
-         WHERE c.oid = $1::oid AND x.grantee <> c.relowner) rights
- GROUP BY role, privilege"""
 _FUNCTIONS = """
 SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS takes,
        pg_get_function_result(p.oid) AS returns, obj_description(p.oid, 'pg_proc') AS meaning,
@@ -55,8 +48,6 @@ SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS takes,
               WHERE x.grantee <> p.proowner ORDER BY 1) AS callers
   FROM pg_proc p
  WHERE p.pronamespace = 'public'::regnamespace AND p.prorettype <> 'trigger'::regtype ORDER BY p.oid"""
-_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE")
-_ROLES = ("producer", "relay", "operator", "janitor", "reader")
 
 Record = Mapping[str, str]
 
@@ -82,45 +73,30 @@ async def _described() -> str:
 
 
 async def _table(connection: asyncpg.Connection, described: Record) -> str:
-    columns, constraints, indexes, triggers, rights = [
+    columns, constraints, indexes, triggers = [
         await connection.fetch(statement, described["oid"])
-        for statement in (_COLUMNS, _CONSTRAINTS, _INDEXES, _TRIGGERS, _RIGHTS)
+        for statement in (_COLUMNS, _CONSTRAINTS, _INDEXES, _TRIGGERS)
     ]
-    parts = [
-        f"## {described['name']}\n\n{described['meaning']}\n",
-        table(("column", "type", "meaning"), map(_column, columns)),
-        table(("constraint", "rule"), ((f"`{one['name']}`", _code(one["rule"])) for one in constraints)),
-    ]
-    if indexes:
-        parts.append(table(("index", "on", "serves"), map(_index, indexes)))
-    if triggers:
-        parts.append(table(("trigger", "effect"), ((f"`{one['name']}`", one["meaning"]) for one in triggers)))
-    parts.append(table(("role", *(right.lower() for right in _PRIVILEGES)), _rights(rights)))
-    return "\n".join(parts)
+    found = (
+        (("column", "type", "meaning"), map(_column, columns)),
+        (("constraint", "rule"), [(f"`{one['name']}`", _code(one["rule"])) for one in constraints]),
+        (("index", "on", "serves"), [*map(_index, indexes)]),
+        (("trigger", "effect"), [(f"`{one['name']}`", one["meaning"]) for one in triggers]),
+    )
+    head = f"## {described['name']}\n\n{described['meaning']}\n"
+    return "\n".join([head, *(table(heads, rows) for heads, rows in found if rows)])
 
 
 def _column(column: Record) -> Sequence[str]:
     type_ = column["type"].replace("timestamp with time zone", "timestamptz")
+    key = ", key" if column["in_key"] else ""
     null = "" if column["required"] else ", null"
-    default = f", {column['value']}" if column["value"] else ""
-    return f"`{column['name']}`", type_ + null + default, column["meaning"]
+    default = f", {column['value']}".replace("::text", "") if column["value"] else ""
+    return f"`{column['name']}`", type_ + key + null + default, column["meaning"]
 
 
 def _index(index: Record) -> Sequence[str]:
     return f"`{index['name']}`", _code(index["definition"].partition(" USING btree ")[2]), index["meaning"]
-
-
-def _rights(rights: Sequence[Record]) -> Iterator[Sequence[str]]:
-    """Return a row for each role that may do anything: all columns, some by name, or none."""
-    held = {(one["role"], one["privilege"]): one["columns"] for one in rights}
-    for role in (f"sea_mq_{name}" for name in _ROLES):
-        cells = [_columns(held[role, right]) if (role, right) in held else "" for right in _PRIVILEGES]
-        if any(cells):
-            yield f"`{role}`", *cells
-
-
-def _columns(names: str | None) -> str:
-    return code(names.split(",")) if names else "yes"
 
 
 async def _functions(connection: asyncpg.Connection) -> str:

@@ -1,6 +1,5 @@
 """The tables of settings, findings, metrics, spans, log events and budgets: each follows from the code."""
 
-from collections.abc import Iterable
 from typing import Literal, get_args, get_origin
 
 from pydantic import SecretStr
@@ -8,8 +7,8 @@ from pydantic.fields import FieldInfo
 
 from sea_mq_worker.doctor import KINDS
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
-from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
-from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS, Metric
+from sea_mq_worker.telemetry.catalog.log_events import FACTS, NOTICES, PROGRESS, RECORDS
+from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
 from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
 from tests.counters import budgets
 from tests.counters.budgets import Budget
@@ -56,25 +55,32 @@ def _meaning(field: FieldInfo) -> str:
 def table_of_findings() -> str:
     """Return a row for each kind of finding, in the order of the code."""
     return table(
-        ("slug", "severity", "condition", "why it matters", "fix"),
-        ((f"`{kind.slug}`", kind.severity, kind.condition, kind.why, kind.fix) for kind in KINDS),
+        ("slug", "severity", "condition", "fix"),
+        ((f"`{kind.slug}`", kind.severity, kind.condition, kind.fix) for kind in KINDS),
     )
 
 
 def metrics() -> str:
-    """Return a row for each metric of the worker."""
-    return _metrics(METRICS)
+    """Return a row for each metric of the worker; the names tell counters from gauges."""
+    return table(
+        ("metric", "labels", "what", "what to make of it"),
+        (
+            (
+                f"`{m.name}`",
+                code(m.labels),
+                f"Histogram. {m.meaning}" if m.kind == "histogram" else m.meaning,
+                m.conclusion,
+            )
+            for m in METRICS
+        ),
+    )
 
 
 def pipeline_metrics() -> str:
-    """Return a row for each metric that jobs of the pipeline write."""
-    return _metrics(PIPELINE_METRICS)
-
-
-def _metrics(metrics: Iterable[Metric]) -> str:
+    """Return a row for each metric that jobs of the pipeline write; all are gauges with the same labels."""
     return table(
-        ("metric", "type", "labels", "what", "what to make of it"),
-        ((f"`{m.name}`", m.kind, code(m.labels), m.meaning, m.conclusion) for m in metrics),
+        ("metric", "what", "what to make of it"),
+        ((f"`{m.name}`", m.meaning, m.conclusion) for m in PIPELINE_METRICS),
     )
 
 
@@ -100,11 +106,11 @@ def resource() -> str:
 
 
 def events() -> str:
-    """Return a row for each log event."""
-    return table(
-        ("event", "level", "fields", "what, and what to do"),
-        ((f"`{e.key}`", e.level, code(e.fields), e.meaning) for e in LOG_EVENTS),
-    )
+    """Return a row for each log event: first those with fields of their own, then those with a text alone."""
+    heads = ("event", "level", "what, and what to do")
+    own = [(f"`{e.key}`", e.level, e.meaning, code(e.fields)) for e in (*FACTS.values(), *RECORDS)]
+    others = [(f"`{e.key}`", e.level, e.meaning) for e in (*NOTICES, *PROGRESS)]
+    return f"{table((*heads, 'fields'), own)}\nThese have the one field `text`:\n\n{table(heads, others)}"
 
 
 def table_of_budgets() -> str:
