@@ -32,7 +32,7 @@ class BrokerKind(Kind):
         "apply the files, or correct them",
     )
     STREAM_MISSING = error(
-        "a stream named by a setting exists neither on the server nor as a file",
+        "a setting's stream exists neither on the server nor as a file",
         REFUSES,
         "add its file to SEA_MQ_STREAMS_FOLDER and apply, or correct the setting",
     )
@@ -47,7 +47,7 @@ class BrokerKind(Kind):
         "apply the files; delete a sealed stream first, or name another stream",
     )
     SUBJECTS_UNCOVERED = error(
-        "the stream does not take every subject that the worker publishes",
+        "the stream does not take every subject of the worker",
         "the stream refuses events or dead letters of the other subjects",
         "add the subjects to the stream and apply",
     )
@@ -78,7 +78,7 @@ class BrokerKind(Kind):
         ),
     )
     STREAM_FULL = error(
-        "a stream is full and refuses new messages: discard is new",
+        "a stream is full, with discard new",
         "events wait in the outbox, dead letters hold their messages up",
         "raise max_bytes or max_msgs and apply, or remove unneeded messages",
     )
@@ -88,13 +88,13 @@ class BrokerKind(Kind):
         "raise max_bytes or max_msgs, or remove unneeded messages",
     )
     STREAM_DISCARDS_OLD = warning(
-        "a full stream drops its oldest messages: discard is old, or max_msgs_per_subject is set",
-        "the stream drops events or dead letters unread",
+        "a stream has discard old, or max_msgs_per_subject",
+        "a full stream drops its oldest events or dead letters unread",
         "set discard to new and max_msgs_per_subject to -1, and apply",
     )
     STREAM_DROPS_READ = error(
-        "a stream drops read messages: retention is not limits",
-        "it drops them before all readers have them",
+        "a stream's retention is not limits",
+        "it drops read messages before all readers have them",
         "recreate the stream with retention limits",
     )
     DEAD_LETTERS_SHORT_LIVED = warning(
@@ -118,8 +118,8 @@ class BrokerKind(Kind):
         "delete it and apply its file without deliver_subject and headers_only, with ack_policy explicit",
     )
     CONSUMER_PASSING = warning(
-        "a consumer does not outlast its worker or server: inactive_threshold or mem_storage is set",
-        "it loses its position: by its deliver_policy, messages are redelivered or skipped",
+        "a consumer has inactive_threshold or mem_storage set",
+        "it ends with its worker or server; then messages are redelivered or skipped, by its deliver_policy",
         "set inactive_threshold to 0 in its file and apply; for mem_storage delete it first",
     )
     CONSUMER_FILTER = error(
@@ -156,12 +156,12 @@ class PairKind(Kind):
         "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS",
     )
     WINDOW_BELOW_LEASE = warning(
-        "duplicate_window is shorter than the sum of lease and publish time-out",
+        "duplicate_window is shorter than lease and publish time-out together",
         "after a crash the worker searches the stream before it sends again",
         "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_LEASE_SECONDS",
     )
     WINDOW_BELOW_BACKOFF = warning(
-        "duplicate_window is shorter than the sum of longest backoff, lease and publish time-out",
+        "duplicate_window is shorter than longest backoff, lease and publish time-out together",
         "after a long backoff the worker searches the stream before it sends again",
         "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_BACKOFF_MAX_SECONDS",
     )

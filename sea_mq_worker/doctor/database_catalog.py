@@ -20,7 +20,7 @@ class DatabaseKind(Kind):
     DATABASE_REFUSES = error(
         "PostgreSQL refuses the login, TLS or a statement",
         REFUSES,
-        "correct SEA_MQ_DATABASE_URL, or the setting that the server's message names",
+        "correct SEA_MQ_DATABASE_URL, or the setting that the message names",
     )
     SCHEMA_VERSION = error(
         "the schema is missing, too old, or too new for this worker",
@@ -116,7 +116,7 @@ class DatabaseKind(Kind):
         "a table is unlogged", "PostgreSQL empties it after a crash", "set the table LOGGED"
     )
     INDEX_MISSING = error(
-        "an index of the schema is missing",
+        "an index is missing",
         "statements that need the index read the whole table",
         "create the index again",
     )
@@ -126,7 +126,7 @@ class DatabaseKind(Kind):
         "rebuild the index",
     )
     TRIGGER_MISSING = error(
-        "a trigger of the schema is missing",
+        "a trigger is missing",
         "a rule of the lifecycle is not enforced, or no insert wakes the worker",
         "create the trigger again",
     )
@@ -136,19 +136,19 @@ class DatabaseKind(Kind):
         "enable the trigger",
     )
     MIGRATION_ALTERED = error(
-        "a migration was applied with other content than this version's file has",
+        "an applied migration differs from this version's file",
         "the schema may not be the one that this worker knows",
-        "fix the other findings about the schema, then record the file's SHA-256",
+        "fix the schema's other findings, then record the file's SHA-256",
     )
     FUNCTION_DIFFERS = error(
-        "a function is missing, or its body or search path differs from the migrations",
+        "a function is missing, or its body or search path differs",
         "a rule of the lifecycle is not enforced, or differs",
-        "create the function again; if it was missing, also run sql/roles.sql again",
+        "create it again; if it was missing, also run sql/roles.sql again",
     )
     CONSTRAINT_DIFFERS = error(
-        "a constraint is missing, or differs from the migrations",
+        "a constraint is missing or differs",
         "producers can write rows that no worker can finish",
-        "fix the rows that violate the constraint, and create it again",
+        "fix the rows that violate it, and create it again",
     )
     AUTOVACUUM_OFF = warning(
         "autovacuum or track_counts is off", "dead rows stay, and each claim scans them", "switch it on"
@@ -200,22 +200,22 @@ class DatabaseKind(Kind):
         "fix the causes, then run `outbox replay`, or `outbox discard` for unsendable ones",
     )
     OUTBOX_UNPRUNED = warning(
-        "the outbox has events published more than 30 days ago",
+        "events were published more than 30 days ago",
         "the table grows without limit",
         "run `prune` or `pipeline archive` regularly",
     )
     SEQUENCE_BEHIND = error(
         "a sequence is behind its table, as after a copy of rows",
         "new events overtake older ones of their key; operators' commands fail",
-        "set the sequence to the table's highest number; check events written meanwhile",
+        "set it to the table's highest number; check events written meanwhile",
     )
     SEQUENCE_DIFFERS = error(
-        "a sequence has other parameters than in the migrations",
+        "a sequence has other parameters",
         "sessions get numbers in blocks: new events overtake older ones of their key",
         "set the parameters again",
     )
     PARTITIONS_SHORT = warning(
-        "the outbox has partitions for less than half of SEA_MQ_OUTBOX_PARTITION_DAYS ahead",
+        "partitions exist for less than half of SEA_MQ_OUTBOX_PARTITION_DAYS ahead",
         "a day's events go to the default partition and block that day's",
         "start a worker, or search its log for `partitions_not_made`",
     )
@@ -235,7 +235,7 @@ class DatabaseKind(Kind):
         "fix the cause in the error, usually in the handler",
     )
     INBOX_STUCK = warning(
-        "a message waits for longer than all of its attempts can take",
+        "a message waits longer than all its attempts can take",
         "its effect is missing",
         "check its error, and whether a worker is running",
     )

@@ -19,7 +19,7 @@ class WorkerKind(Kind):
     """Findings from a running worker."""
 
     WORKER_NOT_READY = error(
-        "the worker at SEA_MQ_ADMIN_HOST and SEA_MQ_ADMIN_PORT reports on /readyz that it is not ready",
+        "the worker's /readyz says that it is not ready",
         "the named parts of its work pause",
         "fix the named cause; the worker then continues",
     )

@@ -104,7 +104,7 @@ class Settings(BaseModel):
     database_schema: SchemaName = "public"
     """Schema that holds the worker's tables."""
     database_pool_max: Annotated[int, Field(ge=1, le=1000)] = 6
-    """Maximum number of connections of each of the two pools, outbox and inbox."""
+    """Maximum number of connections of each pool, outbox and inbox."""
     database_timeout_seconds: TimeoutSeconds = 15.0
     """Time limit of a statement."""
 
@@ -112,7 +112,7 @@ class Settings(BaseModel):
     """Connect through a pooler such as PgBouncer; switches LISTEN off."""
 
     nats_url: SecretStr = SecretStr("")
-    """URLs of the NATS servers, comma-separated, as nats://host:4222."""
+    """URLs of the NATS servers, as nats://host:4222."""
     nats_creds_file: OptionalPath = None
     """NATS credentials file (JWT and seed)."""
     nats_nkey_seed_file: OptionalPath = None
@@ -148,7 +148,7 @@ class Settings(BaseModel):
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Maximum number of events in a claim."""
     outbox_batch_bytes_max: PositiveInt = 8 * 2**20
-    """Maximum size of a claim in bytes, headers included; a larger event is claimed alone."""
+    """Maximum size of a claim, headers included; a larger event is claimed alone."""
     outbox_bytes_max: PositiveInt = 32 * 2**20
     """Maximum size of all claims in flight; see Memory."""
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = 4
@@ -170,17 +170,17 @@ class Settings(BaseModel):
     outbox_failures_max: Count = 10
     """Number of failed attempts after which an event is DEAD."""
     outbox_age_max_seconds: TimeoutSeconds = 604800.0
-    """Time limit of a failing event, from its first attempt; then it is DEAD."""
+    """Time limit of a failing event from its first attempt; then it is DEAD."""
     outbox_dead_key: Literal["continue", "hold"] = "continue"
     """Events of a key behind a DEAD one: `continue` publishes them, `hold` keeps them back."""
 
     outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = 7
-    """Number of days ahead to create partitions for, if the outbox is partitioned."""
+    """Number of days ahead to create partitions for, if the outbox has any."""
 
     consumers: tuple[ConsumerSettings, ...] = (
         ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),
     )
-    """Durable consumers as STREAM/durable, comma-separated; empty: no inbox."""
+    """Durable consumers as STREAM/durable; empty: no inbox."""
     handler_url: str = ""
     """URL that receives messages by POST, as http://127.0.0.1:8000/handle."""
     handler_batch_url: str = ""
@@ -194,9 +194,9 @@ class Settings(BaseModel):
     handler_timeout_seconds: TimeoutSeconds = 60.0
     """Time limit of a handler call; a batch is one call."""
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = 50
-    """Maximum number of concurrent handler calls, per consumer; a batch is one call."""
+    """Maximum number of concurrent handler calls, per consumer."""
     handler_accept_statuses: frozenset[int] = frozenset({200, 409})
-    """HTTP statuses that confirm the handler's effect, comma-separated."""
+    """HTTP statuses that confirm the handler's effect."""
     handler_token_file: OptionalPath = None
     """File with the bearer token for the handler."""
     handler_allow_link_local: bool = False
@@ -238,7 +238,7 @@ class Settings(BaseModel):
     admin_token_file: OptionalPath = None
     """File with the token that the admin pages require."""
     broken_seconds_max: Annotated[float, Field(ge=0, le=_YEAR_SECONDS)] = 0.0
-    """Seconds that a part may wait for an operator's fix before the worker exits with code 3; 0: no limit."""
+    """Time limit of a wait for an operator's fix; then the worker exits with code 3. 0: no limit."""
     grace_seconds: TimeoutSeconds = 30.0
     """Time limit of a graceful stop."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

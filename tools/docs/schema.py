@@ -53,7 +53,7 @@ Record = Mapping[str, str]
 
 
 def tables_and_functions() -> str:
-    """Return a section for each table, and one for the functions."""
+    """Return a section for each table that is not internal, one for the functions, and one for the others."""
     return asyncio.run(_described())
 
 
@@ -66,10 +66,17 @@ async def _described() -> str:
             subprocess.run(psql, check=True, capture_output=True)  # noqa: ASYNC221, S603 - nothing else runs in this loop
             connection = await asyncpg.connect(server.dsn)
             try:
-                tables = [await _table(connection, one) for one in await connection.fetch(_TABLES)]
-                return "\n".join([*tables, await _functions(connection)])
+                tables = await connection.fetch(_TABLES)
+                public = [await _table(connection, one) for one in tables if not _is_internal(one)]
+                internal = [(f"`{one['name']}`", one["meaning"]) for one in tables if _is_internal(one)]
+                last = f"## Internal tables\n\n{table(('table', 'meaning'), internal)}"
+                return "\n".join([*public, await _functions(connection), last])
             finally:
                 await connection.close()
+
+
+def _is_internal(described: Record) -> bool:
+    return described["name"].startswith("sea_mq_")
 
 
 async def _table(connection: asyncpg.Connection, described: Record) -> str:
@@ -88,11 +95,10 @@ async def _table(connection: asyncpg.Connection, described: Record) -> str:
 
 
 def _column(column: Record) -> Sequence[str]:
-    type_ = column["type"].replace("timestamp with time zone", "timestamptz")
     key = ", key" if column["in_key"] else ""
     null = "" if column["required"] else ", null"
     default = f", {column['value']}".replace("::text", "") if column["value"] else ""
-    return f"`{column['name']}`", type_ + key + null + default, column["meaning"]
+    return f"`{column['name']}`", _short(column["type"]) + key + null + default, column["meaning"]
 
 
 def _index(index: Record) -> Sequence[str]:
@@ -105,14 +111,18 @@ async def _functions(connection: asyncpg.Connection) -> str:
         ("function", "returns", "effect", "for"),
         (
             (
-                f"`{one['name']}({one['takes']})`",
-                one["returns"],
+                f"`{one['name']}({_short(one['takes'])})`",
+                _short(one["returns"]),
                 one["meaning"],
                 code(one["callers"]) or "its owner",
             )
             for one in rows
         ),
     )
+
+
+def _short(types: str) -> str:
+    return types.replace("timestamp with time zone", "timestamptz")
 
 
 def _code(text: str) -> str:

@@ -5,9 +5,9 @@ from typing import Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from sea_mq_worker.doctor import KINDS
+from sea_mq_worker.doctor import KINDS, Severity
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
-from sea_mq_worker.telemetry.catalog.log_events import FACTS, NOTICES, PROGRESS, RECORDS
+from sea_mq_worker.telemetry.catalog.log_events import FATAL_NOTICES, LOG_EVENTS, NOTICES
 from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
 from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
 from tests.counters import budgets
@@ -53,10 +53,14 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def table_of_findings() -> str:
-    """Return a row for each kind of finding, in the order of the code."""
-    return table(
-        ("slug", "severity", "condition", "fix"),
-        ((f"`{kind.slug}`", kind.severity, kind.condition, kind.fix) for kind in KINDS),
+    """Return a table for each severity, its rows in the order of the code."""
+    return "\n".join(
+        f"### {severity.title()}\n\n"
+        + table(
+            ("slug", "condition", "fix"),
+            ((f"`{kind.slug}`", kind.condition, kind.fix) for kind in KINDS if kind.severity is severity),
+        )
+        for severity in Severity
     )
 
 
@@ -86,15 +90,13 @@ def pipeline_metrics() -> str:
 
 def spans() -> str:
     """Return a row for each span."""
-    return table(("span", "kind", "inside", "link", "time", "attributes"), map(_span, SPANS))
+    return table(("span", "kind", "time", "attributes"), map(_span, SPANS))
 
 
 def _span(span: SpanKind) -> tuple[str, ...]:
     return (
         f"`{span.name}`",
         span.kind,
-        f"`{span.parent}`" if span.parent else "",
-        "yes" if span.linked else "",
         span.meaning,
         code(span.attributes) + (f" [{code(span.sometimes)}]" if span.sometimes else ""),
     )
@@ -106,11 +108,15 @@ def resource() -> str:
 
 
 def events() -> str:
-    """Return a row for each log event: first those with fields of their own, then those with a text alone."""
-    heads = ("event", "level", "what, and what to do")
-    own = [(f"`{e.key}`", e.level, e.meaning, code(e.fields)) for e in (*FACTS.values(), *RECORDS)]
-    others = [(f"`{e.key}`", e.level, e.meaning) for e in (*NOTICES, *PROGRESS)]
-    return f"{table((*heads, 'fields'), own)}\nThese have the one field `text`:\n\n{table(heads, others)}"
+    """Return a row for each log event, without level and fields for a warning that has a text alone."""
+    warnings = [e for e in NOTICES if e.key not in FATAL_NOTICES]
+    others = [e for e in LOG_EVENTS if e not in warnings]
+    heads = ("event", "what, and what to do")
+    first = table(
+        (*heads, "level", "fields"), ((f"`{e.key}`", e.meaning, e.level, code(e.fields)) for e in others)
+    )
+    second = table(heads, ((f"`{e.key}`", e.meaning) for e in warnings))
+    return f"{first}\nWarnings with the one field `text`:\n\n{second}"
 
 
 def table_of_budgets() -> str:

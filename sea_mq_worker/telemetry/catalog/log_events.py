@@ -38,13 +38,13 @@ _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
     (
         facts.LeasesLost,
         "warning",
-        "A lease was lost before settlement: to another worker, or in an outage. Often: this worker stalls.",
+        "A lease was lost before settlement, in an outage or because this worker stalls.",
     ),
     (facts.LeasesReaped, "warning", "A worker died or stalled with events in flight; they are due again."),
     (
         facts.WorkerTakenOver,
         "warning",
-        "A worker died with work in flight, and this worker took it over: read the dead worker's last log.",
+        "A worker died, and this one took its work over: read the dead worker's last log.",
     ),
     (facts.MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
     (facts.MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
@@ -112,11 +112,11 @@ _NOTICES = {
     ),
     "streams_differ": "Streams or consumers differ from their definitions: run `streams check`.",
     "duplicate_window_short": "The deduplication window is shorter than a lease: raise duplicate_window.",
-    "backlog_left": "A worker with `--until-empty` has ended before the outbox was empty: the text says why.",
+    "backlog_left": "A worker with `--until-empty` ended before the outbox was empty.",
     "partitions_not_made": "The worker may not create partitions: run `sql/roles.sql` again.",
     "events_lost": "The stream has lost events of PUBLISHED rows: run `pipeline reconcile --requeue`.",
     "search_unfinished": (
-        "Events wait until the stream is searched for earlier copies; the text names the fix."
+        "Events wait until the stream is searched for earlier copies: fix the cause in the text."
     ),
     "clock_set_back": (
         "The database's clock was set back; events with later times are sent now: check its time server."
@@ -124,16 +124,14 @@ _NOTICES = {
     "event_not_attempted": (
         "An event was claimed 16, 32, 64, ... times and released unsent: check circuits and time-outs."
     ),
-    "session_lost": (
-        "The worker lost its session in PostgreSQL and opens another one; often: PostgreSQL restarted."
-    ),
+    "session_lost": ("The worker lost its session in PostgreSQL, often by a restart, and opens another."),
     "session_refused": (
         "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry."
     ),
     "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
     "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",
     "secret_file_exposed": "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",
-    "loop_died": "A loop of the worker died; the worker exits to be restarted.",
+    "loop_died": "A loop of the worker died; the worker exits.",
     "row_refused": "PostgreSQL refuses a write to one row; the others continue: fix the cause in the text.",
     "missed_messages_unknown": (
         "The worker may not read a stream's or consumer's state: grant STREAM.INFO and CONSUMER.INFO."
@@ -151,7 +149,7 @@ _NOTICES = {
         "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET."
     ),
     "handler_batch_failed": (
-        "A batch had no usable answer; the worker sends its messages again in halves: check the handler."
+        "A batch had no usable answer; the worker sends it again in halves: check the handler."
     ),
     "advisory_unreadable": "A message of the advisory stream is no advisory; the worker skips it.",
     "exhausted_message_lost": "A message reached max_deliver, and the stream has dropped it: send it again.",
@@ -159,7 +157,7 @@ _NOTICES = {
     "nats_disconnected": "The connection is down; the worker reconnects.",
     "nats_error": "The server or the connection reported an error.",
     "nats_denied": "The server denied a subject: grant the permission to the user.",
-    "nats_connection_closed": "The connection is closed for good; the worker exits to be restarted.",
+    "nats_connection_closed": "The connection is closed for good; the worker exits.",
     "nats_stream": "The stream was recreated, lost acknowledged messages, or takes no publish.",
 }
 _PROGRESS = {

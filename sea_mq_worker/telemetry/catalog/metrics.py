@@ -46,7 +46,7 @@ METRICS = _metrics(
         (
             ("sea_mq_outbox_duplicates_total", "counter", "{event}"),
             "Published events that the stream already stored.",
-            "Replies were lost, or a worker died before settlement; no second copy was stored.",
+            "Replies were lost, or a worker died before settlement.",
         ),
         (
             ("sea_mq_outbox_postponed_total", "counter", "{attempt}"),
@@ -91,7 +91,7 @@ METRICS = _metrics(
         (
             ("sea_mq_outbox_scheduled", "gauge", "{event}"),
             "Events that are not due yet and have not failed, counted up to 100,000.",
-            "Events scheduled for later; the depth excludes them.",
+            "The depth excludes them.",
         ),
         (
             ("sea_mq_outbox_dead", "gauge", "{event}"),
@@ -105,7 +105,7 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_inbox_processed_total", "counter", "{message}", "consumer", "status"),
-            "Messages that the handler accepted, by HTTP status.",
+            "Messages that the handler accepted.",
             "The inbound rate; 409 means that the effect already existed.",
         ),
         (
@@ -115,8 +115,8 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_inbox_overlapping_total", "counter", "{message}", "consumer"),
-            "Messages that another worker's consumer delivered before; the handler was not called.",
-            "Above 0: two durables deliver the same messages; give each handler its own schema.",
+            "Messages that another worker's consumer delivered before, skipped.",
+            "Above 0: give each handler its own schema.",
         ),
         (
             ("sea_mq_inbox_missed_total", "counter", "{message}", "consumer"),
@@ -125,22 +125,22 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_inbox_retried_total", "counter", "{attempt}", "consumer"),
-            "Handling attempts without an effect that will be retried.",
+            "Handling attempts without an effect, to be retried.",
             "The handler fails; the log event message_retried has its errors.",
         ),
         (
             ("sea_mq_inbox_given_back_total", "counter", "{message}", "consumer"),
             "Messages given back without an attempt: of a slow event type, or at a stop of the worker.",
-            "The log event type_slowed names the type: fix the handler, run `inbox resume`.",
+            "As for sea_mq_inbox_slow_types.",
         ),
         (
             ("sea_mq_inbox_slow_types", "gauge", "{type}"),
             "Event types slowed because consecutive messages had no effect.",
-            "Above 0: fix the handler; the log event type_slowed names the type.",
+            "Above 0: fix the handler of the type in the log event type_slowed, run `inbox resume`.",
         ),
         (
             ("sea_mq_inbox_dead_lettered_total", "counter", "{message}", "consumer", "reason"),
-            "Dead-lettered messages (EVT-047-002), by reason.",
+            "Dead-lettered messages (EVT-047-002).",
             "The worker never retries them: run `dlq list`.",
         ),
         (
@@ -201,12 +201,12 @@ METRICS = _metrics(
         (
             ("sea_mq_notices_total", "counter", "{notice}", "event"),
             "Notices for operators, by their `event` in the log.",
-            "Search the log for the `event`.",
+            "Search the log for it.",
         ),
         (
             ("sea_mq_worker_info", "gauge", "{worker}", "name", "version"),
-            "Always 1; the labels hold the worker's name and version.",
-            "The running versions; absent: no worker runs.",
+            "Always 1.",
+            "The running version; absent: no worker runs.",
         ),
     )
 )
