@@ -39,7 +39,6 @@ _PIPELINE = (
 )
 _BENCHMARKS = "tests/acceptance/test_benchmarks.py::test_the_quick_round_measures_every_workload"
 _JOBS = "tests/acceptance/test_benchmarks.py::test_the_jobs_of_the_pipeline_are_measured"
-_BARE = r"python -m benchmarks( |$)"
 _KIT = "tests/kit/test_kit.py::test_this_worker_keeps_what_it_promises"
 _SIMULATION = (
     "tests/simulation/test_simulation.py::"
@@ -207,15 +206,6 @@ LESSER_PROOFS = (
         less="needs other relays from the network; their descriptions and what is reckoned are checked",
     ),
     Proof(document="docs/proof/failover.md", test=_KILLS, less="only with -m long, into another file"),
-    Proof(document="benchmarks/README.md", begins=r".*\.takeover", test=_KILLS, less="as above"),
-    Proof(document="benchmarks/README.md", begins=_BARE, test=_BENCHMARKS, less="one small round"),
-    Proof(document="benchmarks/README.md", begins=r".*\.peers", test=_RELAYS, less="as above"),
-    Proof(
-        document="benchmarks/README.md", begins=r".*\.publish",
-        test="tests/unit/test_benchmarks.py::test_a_command_names_workloads_that_exist",
-        less="takes more than an hour; the workloads of its commands are run once, small",
-    ),
-    Proof(document="benchmarks/README.md", begins=r".*\.pipeline", test=_JOBS, less="500 events"),
     Proof(document="docs/proof/benchmarks-pipeline.md", test=_JOBS, less="500 events"),
 )  # fmt: skip
 """Those that no test runs as they are written; our own programs read their words all the same."""
