@@ -1,17 +1,11 @@
 """What operators do: replay events, redrive dead letters with the redriver that the command line uses."""
 
-from typing import Any, cast
-from uuid import UUID
-
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import ActionOutcome, Redrive
 from sea_mq_worker.operations.redrive import Redriver
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords, InMemoryDeadLetters
+from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
 from tests.simulation.inbox_audit import InboxAudit
-from tests.simulation.postgres import PostgresServers
-from tests.simulation.postgres_wires import PostgresTables, inbox_wire
-from tests.simulation.servers import run_now
+from tests.simulation.postgres_wires import inbox_wire, records_wire
 from tests.simulation.wires import HandlerWire, Line
 
 _LEASE = 8.0
@@ -24,9 +18,8 @@ class Operator:
         self.life = line.life
         self._line = line
         self._servers = line.servers
-        real = isinstance(line.servers, PostgresServers)
         self._redriver = Redriver(
-            records=cast("Any", (PostgresTables if real else _Tables)(line, audit)),
+            records=records_wire(line, audit),
             inbox=inbox_wire(line, audit, worker="operator"),
             dead_letters=InMemoryDeadLetters(stream=line.servers.letters, sources=[line.servers.upstream]),
             handler=HandlerWire(line, audit),
@@ -59,22 +52,3 @@ class Operator:
         self._line.tell(f"redrive: {outcome}")
         if outcome.done:
             self._servers.report.saw("redriven")
-
-
-class _Tables:
-    """``InMemoryDeadLetterRecords`` over a line, as far as a redrive goes."""
-
-    def __init__(self, line: Line, audit: InboxAudit) -> None:
-        self._line = line
-        self._audit = audit
-        self._twin = InMemoryDeadLetterRecords(table=line.servers.inbox)
-
-    async def redriven(self, message_id: UUID, **who: str) -> Redrive:
-        return await self._line.store("redriven", lambda: self._redriven(message_id, **who))
-
-    def _redriven(self, message_id: UUID, **who: str) -> Redrive:
-        life, redrive = self._line.life, self._twin.redriven
-        return self._audit.effect(life, "redriven", lambda: run_now(redrive(message_id, **who)))
-
-    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        await self._line.store("finish_redrive", lambda: run_now(self._twin.finish_redrive(action, outcome)))

@@ -3,16 +3,17 @@
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
-from uuid import UUID
 
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.events import Claim
 from sea_mq_worker.domain.inbox_results import Lease
-from sea_mq_worker.domain.read_models import ActionOutcome, Redrive
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.operations import DeadLetterRecords
+from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
@@ -86,33 +87,16 @@ class PostgresOutboxWire(OutboxWire):
 
 
 class PostgresInboxWire(InboxWire):
-    """``PostgresInboxAdapter`` over a line."""
+    """``PostgresInboxAdapter``, or the operators' ``PostgresOperations``, over a line."""
 
-    def __init__(self, line: Line, audit: InboxAudit, *, worker: str) -> None:
-        pool = cast("Any", SimulatedPool(line, "inbox"))
-        super().__init__(line, cast("Any", PostgresInboxAdapter(pool=pool, worker=worker)), audit)
+    def __init__(self, line: Line, audit: InboxAudit, adapter: Callable[..., object]) -> None:
+        super().__init__(line, adapter(pool=SimulatedPool(line, "inbox")), audit)
 
     async def _call(
         self, name: str, call: Callable[[], Coroutine[Any, Any, T]], leases: Sequence[Lease] = ()
     ) -> T:
         with _calling(name, lambda effect: self._audit.effect(self._line.life, name, effect, leases)):
             return await call()
-
-
-class PostgresTables:
-    """``PostgresOperations`` over a line, as far as a redrive goes."""
-
-    def __init__(self, line: Line, audit: InboxAudit) -> None:
-        self._judge: Judge = lambda effect: audit.effect(line.life, "redriven", effect)
-        self._operations = PostgresOperations(pool=cast("Any", SimulatedPool(line, "inbox")))
-
-    async def redriven(self, message_id: UUID, *, actor: str, reason: str) -> Redrive:
-        with _calling("redriven", self._judge):
-            return await self._operations.redriven(message_id, actor=actor, reason=reason)
-
-    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        with _calling("finish_redrive", self._judge):
-            await self._operations.finish_redrive(action, outcome)
 
 
 @contextmanager
@@ -127,7 +111,14 @@ def _calling(name: str, judge: Judge) -> Iterator[None]:
 def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxRepository:
     """Connect somebody to the inbox, the real one or the in-memory one."""
     if isinstance(line.servers, PostgresServers):
-        return cast("Any", PostgresInboxWire(line, audit, worker=worker))
+        return cast("Any", PostgresInboxWire(line, audit, partial(PostgresInboxAdapter, worker=worker)))
     session = line.life.session.id if line.life.session is not None else ""
     inbox = InMemoryInbox(table=line.servers.inbox, worker=worker, session=session)
     return cast("Any", InboxWire(line, inbox, audit))
+
+
+def records_wire(line: Line, audit: InboxAudit) -> DeadLetterRecords:
+    """Connect an operator to the same inbox."""
+    if isinstance(line.servers, PostgresServers):
+        return cast("Any", PostgresInboxWire(line, audit, PostgresOperations))
+    return cast("Any", InboxWire(line, InMemoryDeadLetterRecords(table=line.servers.inbox), audit))

@@ -22,7 +22,6 @@ from sea_mq_worker.domain.outcomes import (
     Reaped,
     Released,
 )
-from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.fault_schedule import FaultSchedule
 from tests.simulation.inbox_audit import InboxAudit
@@ -184,9 +183,9 @@ class OutboxWire:
 
 
 class InboxWire:
-    """InboxRepository over a line: each of its calls is a statement."""
+    """A port over the inbox's table on a line: each of its calls is a statement."""
 
-    def __init__(self, line: Line, twin: InMemoryInbox, audit: InboxAudit) -> None:
+    def __init__(self, line: Line, twin: object, audit: InboxAudit) -> None:
         self._line = line
         self._twin = twin
         self._audit = audit

@@ -9,8 +9,6 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 from sea_mq_worker.application.claim_size import MemoryBudget
-from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
-from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.maintenance import LeaseReaper, PeriodicTask
@@ -18,13 +16,11 @@ from sea_mq_worker.application.supervisor import Loop, Supervisor
 from sea_mq_worker.application.takeover import AbandonedDeliveries, Takeover
 from sea_mq_worker.application.waiting import PollingWakeup
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.inbound import _health, _inbox_loop
 from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
 from sea_mq_worker.domain.facts import (
     CircuitClosed,
     CircuitOpened,
     Fact,
-    LeasesLost,
     MessageDeadLettered,
     MessageGivenBack,
     MessageSkipped,
@@ -44,6 +40,7 @@ from tests.simulation.postgres import PostgresServers
 from tests.simulation.postgres_wires import PostgresOutboxWire, inbox_wire
 from tests.simulation.sessions import SessionWire
 from tests.simulation.wires import STORE_TIMEOUT, HandlerWire, Line, OutboxWire
+from tests.support.inbox_loop import inbox_loop
 
 LEASE = 6.0
 PUBLISH_TIMEOUT = 2.0
@@ -107,8 +104,6 @@ class _Watcher:
                 report.saw("exhausted by attempts")
             case Noticed(event="loop_died", text=text):
                 report.check(False, "Q8", f"{self._line.life.name}: {text}")
-            case LeasesLost(side="inbox"):
-                report.saw("lease of a message lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,21 +232,17 @@ class Assembly:
         inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
         store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line=line, twin=line.servers.burier, timeout_seconds=PUBLISH_TIMEOUT)
-        dead_letter_publisher = DeadLetterPublisher(
-            context="sea",
-            inbox=inbox,
-            publisher=letters,
-            observer=base.observer,
-            breaker=base.breaker("stream SEA_DLQ", cap_seconds=_PROBE_MAX_SECONDS),
-            store_breaker=store_breaker,
-            clock=base.clock,
-            lease_seconds=LEASE,
-        )
         recorder = _NumberingReception(
             inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=LEASE
         )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
-        loop = _inbox_loop(base, consumer, inbox, recorder, self._handle(base, line, dead_letter_publisher))
+        loop = inbox_loop(
+            base,
+            consumer=consumer,
+            recorder=recorder,
+            handler=HandlerWire(line, self.inbox_audit),
+            dead_letters=letters,
+        )
         if base.takeover is not None:
             base.takeover.sides["inbox"] = AbandonedDeliveries(
                 inbox=inbox,
@@ -264,17 +255,3 @@ class Assembly:
             broker_breaker=base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
         )
         return {"inbox": loop.run, "rescue": rescuer.run}
-
-    def _handle(
-        self, base: _SimulatedBase, line: Line, dead_letter_publisher: DeadLetterPublisher
-    ) -> HandlerCaller:
-        s = base.settings
-        return HandlerCaller(
-            handler=HandlerWire(line, self.inbox_audit),
-            health=_health(base),
-            dead_letter_publisher=dead_letter_publisher,
-            backoff=base.backoff(
-                base_seconds=s.inbox_backoff_seconds, cap_seconds=s.inbox_backoff_max_seconds
-            ),
-            attempts_max=s.inbox_attempts_max,
-        )

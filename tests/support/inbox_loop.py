@@ -3,25 +3,22 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
-from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight
-from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
-from sea_mq_worker.application.inbox.orphans import OrphanFinder
-from sea_mq_worker.application.inbox.read_ahead import ReadAhead
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
-from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
+from sea_mq_worker.bootstrap.worker.context import WorkerContext
+from sea_mq_worker.bootstrap.worker.inbound import _backoff, _health, _inbox_loop
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
@@ -38,6 +35,7 @@ ATTEMPTS_MAX = 3
 SLOW_AFTER = 4
 PER_SECOND = 1.0
 CONCURRENCY = 10
+PROBE_MAX = 2.0
 SUBJECT = "vibespro.event.vibe_created.v1"
 
 
@@ -46,6 +44,7 @@ class AckRecorder(InMemoryConsumer):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
+        self.max_ack_pending = self._max_ack_pending
         self.acked: list[int] = []
         self.naks: list[tuple[int, float]] = []
 
@@ -63,7 +62,7 @@ class AckRecorder(InMemoryConsumer):
 class World:
     """An InboxConsumer with everything around it."""
 
-    def __init__(self, *, lease: float = LEASE, **of_the_consumer: Any) -> None:
+    def __init__(self, **of_the_consumer: Any) -> None:
         self.clock = asyncio.get_running_loop().time
         self.stop = asyncio.Event()
         self.observer = RecordingObserver()
@@ -83,7 +82,6 @@ class World:
         self.inbox: Any = Interrupted(
             InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
         )
-        self.lease = lease
         self.session_lost_at = -1.0
         self.bytes_max = 2**20
         self.messages_max = CONCURRENCY
@@ -113,7 +111,7 @@ class World:
         max_deliveries = MaxDeliveriesLoop(
             exhausted=self.exhausted,
             loops={(self.consumer.stream, self.consumer.name): loop},
-            broker_breaker=self._gate("stranded"),
+            broker_breaker=self.context.breaker("exhausted messages", cap_seconds=PROBE_MAX),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run(self.stop))
@@ -124,9 +122,9 @@ class World:
     def recorder(self) -> InboxRecorder:
         return InboxRecorder(
             inbox=self.inbox,
-            store_breaker=self._gate("store"),
+            store_breaker=self.context.breaker("store", cap_seconds=PROBE_MAX),
             observer=self.observer,
-            lease_seconds=self.lease,
+            lease_seconds=LEASE,
         )
 
     async def record(self, message: InboundMessage) -> InFlightMessage:
@@ -136,89 +134,71 @@ class World:
         return item
 
     def loop(self) -> InboxConsumer:
-        recorder, broker_breaker = self.recorder(), self._gate("broker")
-        store_breaker = recorder.store_breaker
-        handler_caller = self._handler_caller(store_breaker)
-        in_flight = InFlight(messages_max=self.messages_max, bytes_max=self.bytes_max)
-        return InboxConsumer(
+        """Put the loop together as the worker does."""
+        loop = inbox_loop(
+            self.context,
             consumer=self.consumer,
-            recorder=recorder,
-            leases=LeaseRenewal(
-                inbox=self.inbox,
-                store_breaker=store_breaker,
-                clock=self.clock,
-                lease_seconds=self.lease,
-                session_lost_since=lambda moment: self.session_lost_at >= moment,
-            ),
-            in_flight=in_flight,
-            handler_caller=handler_caller,
-            completion=CompletionBatcher(
-                consumer=self.consumer,
-                inbox=self.inbox,
-                recorder=recorder,
-                observer=self.observer,
-                store_breaker=store_breaker,
-                clock=self.clock,
-                in_flight=in_flight,
-                returned=ReturnedMessages(self.clock),
-            ),
-            observer=self.observer,
-            broker_breaker=broker_breaker,
-            clock=self.clock,
-            calls=CallSlots(CONCURRENCY),
-            heartbeat_seconds=LEASE / 3,
-            siblings=frozenset({self.consumer.name}),
-            orphans=OrphanFinder(
-                consumer=self.consumer,
-                inbox=self.inbox,
-                observer=self.observer,
-                broker_breaker=broker_breaker,
-                store_breaker=store_breaker,
-                older_than_seconds=OVERDUE,
-                every_seconds=OVERDUE / 4,
-                lease_seconds=self.lease,
-            ),
-            ahead=ReadAhead(
-                consumer=self.consumer,
-                health=handler_caller.health,
-                observer=self.observer,
-                broker_breaker=broker_breaker,
-                clock=self.clock,
-            ),
-        )
-
-    def _handler_caller(self, store_breaker: CircuitBreaker) -> HandlerCaller:
-        dead_letter_publisher = DeadLetterPublisher(
-            context="sea",
-            inbox=self.inbox,
-            publisher=self.dlq,
-            observer=self.observer,
-            breaker=self._gate("dead letters"),
-            store_breaker=store_breaker,
-            clock=self.clock,
-            lease_seconds=self.lease,
-        )
-        backoff = Backoff(base_seconds=1.0, cap_seconds=600.0, random=lambda: 0.5)
-        self.health = HandlerHealth(
-            breaker=self._gate("handler"),
-            observer=self.observer,
-            clock=self.clock,
-            backoff=backoff,
-            slow_after=SLOW_AFTER,
-            per_second=PER_SECOND,
-            slow_calls_max=CONCURRENCY // 2,
-        )
-        return HandlerCaller(
+            recorder=self.recorder(),
             handler=self.handler,
-            health=self.health,
-            dead_letter_publisher=dead_letter_publisher,
-            backoff=backoff,
-            attempts_max=ATTEMPTS_MAX,
+            dead_letters=self.dlq,
         )
+        self.health = loop.handler_caller.health
+        return loop
 
-    def _gate(self, name: str) -> CircuitBreaker:
-        backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
+    @property
+    def context(self) -> "_Context":
+        settings = Settings(
+            handler_concurrency=CONCURRENCY,
+            handler_slow_after=SLOW_AFTER,
+            handler_slow_failures_per_second=PER_SECOND,
+            inbox_attempts_max=ATTEMPTS_MAX,
+            inbox_bytes_max=self.bytes_max,
+            inbox_in_flight_max=self.messages_max,
+        )
+        shared: Any = {"metrics": None, "stack": AsyncExitStack(), "stop": self.stop, "clock": self.clock}
+        return _Context(settings=settings, name="w1", observer=self.observer, world=self, **shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context(WorkerContext):
+    """Delays that a test can foresee, and a session that it can lose."""
+
+    world: World
+
+    def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
+        return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=lambda: 0.5)
+
+    def breaker(self, name: str, *, cap_seconds: float) -> CircuitBreaker:
+        backoff = Backoff(base_seconds=0.2, cap_seconds=min(cap_seconds, PROBE_MAX), random=lambda: 1.0)
         return CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+
+    def session_lost_since(self, moment: float) -> bool:
+        return self.world.session_lost_at >= moment
+
+
+def inbox_loop(
+    base: WorkerContext, *, consumer: Any, recorder: InboxRecorder, handler: Any, dead_letters: Any
+) -> InboxConsumer:
+    """Put the loop together as the worker does, between these ends."""
+    s = base.settings
+    dead_letter_publisher = DeadLetterPublisher(
+        context=s.context,
+        inbox=recorder.inbox,
+        publisher=dead_letters,
+        observer=base.observer,
+        breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=PROBE_MAX),
+        store_breaker=recorder.store_breaker,
+        clock=base.clock,
+        lease_seconds=s.inbox_lease_seconds,
+    )
+    handler_caller = HandlerCaller(
+        handler=handler,
+        health=_health(base),
+        dead_letter_publisher=dead_letter_publisher,
+        backoff=_backoff(base),
+        attempts_max=s.inbox_attempts_max,
+    )
+    return _inbox_loop(base, consumer, recorder.inbox, recorder, handler_caller)
 
 
 def always(behaviour: Behaviour) -> Any:

@@ -280,7 +280,7 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
     world.handler.script = always(Respond(status=422))
     world.dlq.connected = False
     async with world.consuming():
-        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "dead letters")
+        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "stream SEA_DLQ")
         await asyncio.sleep(3600)
         assert world.consumer.acked == []
         world.dlq.connected = True
