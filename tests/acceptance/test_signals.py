@@ -7,6 +7,7 @@ from tests.support.site import Site
 EVENTS = 200
 
 
+@pytest.mark.fault("L02")
 @pytest.mark.clause("POL-047-005")
 async def test_it_moves_events_both_ways_and_stops_when_asked(shared: Site) -> None:
     await shared.commit(EVENTS)

@@ -66,6 +66,7 @@ async def test_an_event_is_claimed_when_it_is_due_and_not_before(world: World) -
 
 
 @pytest.mark.clause("store-contract: claiming MUST be safe under concurrent access")
+@pytest.mark.fault("P44")
 async def test_claims_at_once_are_disjoint(world: World) -> None:
     added = [await world.add() for _ in range(30)]
     relays = [world.relay(f"w{n}") for n in range(6)]

@@ -21,6 +21,7 @@ LANES = (
 SAMPLE_SECONDS = 15
 
 
+@pytest.mark.fault("P44")
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_idle_worker_is_nearly_silent(metered: Meters, tmp_path: Path) -> None:
     async with running(metered.target, tmp_path / "log") as worker:

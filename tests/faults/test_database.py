@@ -9,6 +9,7 @@ import pytest
 
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.support.processes import frozen
+from tests.support.servers import database_connection
 from tests.support.site import Site, SiteWith
 from tests.support.standby import either_of, standby_of
 from tests.support.waiting import eventually
@@ -20,11 +21,8 @@ SESSIONS = "SELECT pid, state FROM pg_stat_activity WHERE application_name LIKE 
 @asynccontextmanager
 async def reconnected(made: Site) -> AsyncIterator[Site]:
     """Give the site a database connection that no restart has ended."""
-    connection = await asyncpg.connect(made.dsn)
-    try:
+    async with database_connection(made.dsn) as connection:
         yield dataclasses.replace(made, database=connection)
-    finally:
-        await connection.close()
 
 
 @pytest.mark.fault("D01")

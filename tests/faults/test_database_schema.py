@@ -1,9 +1,6 @@
 """A schema that changes under a worker, or is another than it knows: it goes on, or stops and says why."""
 
-import asyncio
 import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, migrate, migrations
 from sea_mq_worker.resources import resource_folder
 from tests.releases import DUMPS
-from tests.support.servers import PostgresAddress, scratch_database
+from tests.support.servers import PostgresAddress, database_connection, scratch_database
 from tests.support.site import Site, SiteWith
 
 KNOWN = len(migrations())
@@ -37,16 +34,6 @@ SELECT message_id, processed_at, dead_lettered_at, dead_letter_reason, attempts,
   FROM inbox_messages
  WHERE message_id = ANY ($1) ORDER BY message_id"""
 
-SETTLED_SECONDS = 2.0
-"""Until a worker that is ready has ended its first batch."""
-LONGEST_PAUSE = """
-SELECT max(gap)
-  FROM (SELECT published_at - lag(published_at) OVER (ORDER BY published_at) AS gap
-          FROM outbox_events WHERE published_at > $1
-         UNION ALL
-        SELECT processed_at - lag(processed_at) OVER (ORDER BY processed_at)
-          FROM inbox_messages WHERE processed_at > $1) AS gaps"""
-
 
 @pytest.fixture
 def of_next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
@@ -62,35 +49,15 @@ def of_next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return begin
 
 
-@pytest.fixture
-def of_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Workers are started from an installed wheel of this version until the call."""
-    wheels, installed = tmp_path / "wheels", tmp_path / "installed"
-    for command in (
-        ("hatchling", "build", "-t", "wheel", "-d", wheels),
-        ("pip", "install", "-q", "--no-index", "--no-deps", "-f", wheels, "-t", installed, "sea-mq-worker"),
-    ):
-        subprocess.run((sys.executable, "-m", *command), cwd=PROJECT, check=True)
-    monkeypatch.setenv("PYTHONPATH", str(installed))
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-
-    def end() -> None:
-        monkeypatch.delenv("PYTHONPATH")
-        monkeypatch.delenv("PYTHONSAFEPATH")
-
-    return end
-
-
 @pytest.fixture(params=DUMPS, ids=lambda dump: f"from_{dump.stem}")
 async def released(
     request: pytest.FixtureRequest, postgres_server: PostgresAddress, names: str, site_with: SiteWith
 ) -> AsyncIterator[Site]:
     """A site on the tables of a release, with rows in every state, migrated to this version."""
     async with scratch_database(postgres_server, prefix="released_") as database:
-        connection = await asyncpg.connect(database.dsn)
-        await connection.execute(request.param.read_text())
-        await connection.execute("UPDATE public.sea_mq_context SET context = $1", names)
-        await connection.close()
+        async with database_connection(database.dsn) as connection:
+            await connection.execute(request.param.read_text())
+            await connection.execute("UPDATE public.sea_mq_context SET context = $1", names)
         await migrate(database.dsn)
         async with site_with(dsn=database.dsn) as made:
             yield made
@@ -152,39 +119,6 @@ async def test_two_versions_work_together_on_a_schema_that_serves_both(
     async with shared.worker(name="old started anew"):
         await shared.quiet()
     assert await altered_migrations(database) == []
-    await audit_beside(shared, old_rows)
-
-
-@pytest.mark.fault("L14")
-@pytest.mark.long
-async def test_an_upgrade_of_an_installed_worker_under_load_costs_one_restart(
-    released: Site, of_wheel: Callable[[], None], of_next_version: Callable[[str], None]
-) -> None:
-    shared, database = released, released.database
-    old_rows = await ended_rows(database)
-    began = await database.fetchval("SELECT clock_timestamp()")
-    loop, is_upgraded = asyncio.get_running_loop(), asyncio.Event()
-
-    async def load() -> None:
-        while not is_upgraded.is_set():
-            await shared.both_ways()
-
-    async with asyncio.TaskGroup() as tasks, shared.worker(name="old") as old:
-        await old.ready()
-        loading = tasks.create_task(load())
-        of_wheel()
-        of_next_version(f"-- Serves workers from version {KNOWN}.\n{ADDITIONS}")
-        await migrated(shared, announced="running workers can continue")
-        stopped_at = loop.time()
-        await old.stopped()
-        async with shared.worker(name="new") as new:
-            await new.ready()
-            restart_seconds = loop.time() - stopped_at
-            is_upgraded.set()
-            await loading
-            await shared.quiet(within=60)
-    longest = await database.fetchval(LONGEST_PAUSE, began)
-    assert longest.total_seconds() < restart_seconds + SETTLED_SECONDS
     await audit_beside(shared, old_rows)
 
 

@@ -1,8 +1,6 @@
 """Dead letters: none is lost while their stream is away, none comes twice, each can be handled after all."""
 
-import asyncio
 from collections.abc import Mapping
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
-from tests.support.handlers import Call, answer
+from tests.support.handlers import answer
 from tests.support.hold import held
 from tests.support.jetstream import SECOND
 from tests.support.site import Site, SiteWith
@@ -112,27 +110,3 @@ async def test_a_dead_letter_is_handled_once_after_the_service_is_fixed(shared: 
         await shared.quiet()
     await shared.audit()
     assert shared.effects.calls[message_id] == 2
-
-
-@pytest.mark.fault("N42")
-async def test_a_redrive_keeps_its_lease_as_long_as_the_service_takes(shared: Site) -> None:
-    message_id = await rejected(shared)
-    async with shared.worker():
-        await shared.quiet()
-
-    ends: list[datetime] = []
-    patience = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 20}
-
-    async def slow(call: Call, writer: asyncio.StreamWriter) -> None:
-        await eventually(outlasted, within=15, what="the lease was made longer again and again")
-        await answer(200)(call, writer)
-
-    async def outlasted() -> bool:
-        ends.append((await shared.inbox_row(message_id))["locked_until"])
-        return ends[-1] >= ends[0] + timedelta(seconds=2 * patience["inbox_lease_seconds"])
-
-    shared.effects.script[message_id] = slow
-    async with shared.worker("dlq", "redrive", "1", *WHY, name="redrive", **patience) as redrive:
-        assert await redrive.ended(within=40) == 0
-    row = await shared.inbox_row(message_id)
-    assert (row["processed_at"] is not None, row["locked_until"]) == (True, None)

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.domain.outcomes import Published, Stored
 from tests.support.processes import open_files, resident_bytes
 from tests.support.rows import opened
-from tests.support.servers import Database
+from tests.support.servers import Database, database_connection
 from tests.support.site import Site
 
 MEGABYTE = 2**20
@@ -66,24 +66,20 @@ async def go_round(shared: Site) -> None:
 @pytest.mark.slow
 async def test_an_old_snapshot_does_not_make_claims_dear(database: Database) -> None:
     """No version of before can be removed, so that each claim could walk over those of all the others."""
-    watcher = await asyncpg.connect(database.dsn)
-    holder = await asyncpg.connect(database.dsn)
-    try:
+    async with (
+        database_connection(database.dsn) as watcher,
+        database_connection(database.dsn) as holder,
+        opened(database, hints=WORKER_HINTS) as pool,
+    ):
         await watcher.execute(INSERT, CHURNED)
-        async with (
-            opened(database, hints=WORKER_HINTS) as pool,
-            holder.transaction(isolation="repeatable_read"),
-        ):
+        async with holder.transaction(isolation="repeatable_read"):
             await holder.fetchval("SELECT count(*) FROM outbox_events")
             outbox = PostgresOutboxAdapter(
                 pool=pool, worker="w", lease_seconds=60, ordered=False, hold_dead_keys=False, failures_max=10
             )
             costs = [await cost_of_a_claim(outbox, pool, watcher) for _ in range(CHURNED // CLAIM)]
-        # Sweeps from the front come by time, so that of few slow claims many are sweeps.
-        assert statistics.median(costs) < DECAY_MAX * statistics.mean(costs[:5])
-    finally:
-        await holder.close()
-        await watcher.close()
+    # Sweeps from the front come by time, so that of few slow claims many are sweeps.
+    assert statistics.median(costs) < DECAY_MAX * statistics.mean(costs[:5])
 
 
 async def cost_of_a_claim(

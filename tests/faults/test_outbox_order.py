@@ -6,10 +6,10 @@ import signal
 from contextlib import AsyncExitStack
 from typing import Any
 
-import asyncpg
 import pytest
 
 from tests.faults.test_outbox_crashes import HEIR
+from tests.support.servers import database_connection
 from tests.support.site import Site
 from tests.support.waiting import eventually
 
@@ -91,8 +91,7 @@ async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shar
             return name if name in workers else ""
 
         workers: dict[str, Any] = {}
-        claims = await asyncpg.connect(shared.dsn)
-        stack.push_async_callback(claims.close)
+        claims = await stack.enter_async_context(database_connection(shared.dsn))
         for number in range(4):
             await start(number)
         for worker in workers.values():
@@ -119,10 +118,7 @@ async def commit_shuffled(site: Site, count: int, chance: random.Random) -> None
 
 async def no_key_has_two_owners(site: Site) -> None:
     """Look at the claims again and again, until cancelled."""
-    connection = await asyncpg.connect(site.dsn)
-    try:
+    async with database_connection(site.dsn) as connection:
         while True:
             assert await connection.fetch(TWO_OWNERS) == []
             await asyncio.sleep(0.01)
-    finally:
-        await connection.close()

@@ -1,27 +1,19 @@
 """No row that a producer can commit harms another one or is altered on its way, however strange it is."""
 
-import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
-from pydantic import SecretStr
 
-from sea_mq_worker.application.supervisor import Loop
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.outbound import outbound_loops
 from sea_mq_worker.producer import enqueue
-from sea_mq_worker.settings import Settings
-from sea_mq_worker.telemetry.metrics import MetricsObserver
-from sea_mq_worker.testing.observer import RecordingObserver
 from tests.support.builders import enqueueable
 from tests.support.jetstream import stored_messages
+from tests.support.servers import database_connection
 from tests.support.site import Site
 
 IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
@@ -162,25 +154,23 @@ async def test_rows_that_can_never_be_sent_die_alone_and_the_others_arrive_as_th
 
 @pytest.mark.fault("P26")
 async def test_what_commits_late_is_published_and_what_is_rolled_back_is_not(shared: Site) -> None:
-    slow = await asyncpg.connect(shared.dsn)
-    undone = await asyncpg.connect(shared.dsn)
-    try:
-        async with shared.worker() as worker:
-            await worker.ready()
-            late, never = slow.transaction(), undone.transaction()
-            await late.start()
-            await never.start()
-            [late_id] = await enqueue(slow, enqueueable())
-            await enqueue(undone, enqueueable())
-            for _ in range(3):
-                await shared.commit(10)
-                await shared.published()
-            await never.rollback()
-            await late.commit()
+    async with (
+        database_connection(shared.dsn) as slow,
+        database_connection(shared.dsn) as undone,
+        shared.worker() as worker,
+    ):
+        await worker.ready()
+        late, never = slow.transaction(), undone.transaction()
+        await late.start()
+        await never.start()
+        [late_id] = await enqueue(slow, enqueueable())
+        await enqueue(undone, enqueueable())
+        for _ in range(3):
+            await shared.commit(10)
             await shared.published()
-    finally:
-        await slow.close()
-        await undone.close()
+        await never.rollback()
+        await late.commit()
+        await shared.published()
     assert (await shared.row(str(late_id)))["state"] == "PUBLISHED"
     await shared.audit()
 
@@ -195,42 +185,4 @@ async def test_an_event_of_the_near_future_is_published_when_it_has_occurred(sha
     row = await shared.row(ahead)
     assert (await shared.row(now))["published_at"] < row["occurred_at"] <= row["published_at"]
     assert (row["publish_attempts"], row["failures"]) == (1, 0)
-    await shared.audit()
-
-
-async def until_stopped(loop: Loop, stop: asyncio.Event) -> None:
-    await loop(stop)
-
-
-@asynccontextmanager
-async def relay(site: Site, name: str) -> AsyncIterator[None]:
-    """Run the outbound half of a worker with its default settings."""
-    stop = asyncio.Event()
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-        settings = Settings(
-            context=site.target.context,
-            database_url=SecretStr(site.target.environment["SEA_MQ_DATABASE_URL"]),
-            nats_url=SecretStr(site.target.environment["SEA_MQ_NATS_URL"]),
-        )
-        seen = {"observer": RecordingObserver(), "metrics": MetricsObserver()}
-        base = WorkerContext(settings=settings, name=name, stop=stop, stack=stack, **seen)
-        for loop in (await outbound_loops(base)).values():
-            group.create_task(until_stopped(loop, stop))
-        yield
-        stop.set()
-
-
-@pytest.mark.slow
-@pytest.mark.fault("P44")
-async def test_twenty_workers_claim_an_event_once_and_are_nearly_silent_when_idle(shared: Site) -> None:
-    [event_id] = await shared.commit()
-    async with AsyncExitStack() as stack:
-        starting = [stack.enter_async_context(relay(shared, f"relay{number}")) for number in range(20)]
-        await asyncio.gather(*starting)
-        await shared.published()
-        assert (await shared.row(event_id))["publish_attempts"] == 1
-        await asyncio.sleep(3)  # until each waits as long as it ever does
-        before = shared.to_database.requests
-        await asyncio.sleep(4)
-        assert shared.to_database.requests - before <= 4 * 20 * 2
     await shared.audit()

@@ -7,8 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,31 +16,13 @@ import pytest
 from tests.support.processes import cpu_seconds
 from tests.support.site import Site
 from tests.support.waiting import eventually
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, running
 
 OUTAGE_SECONDS = 10.0
 LINES_PER_MINUTE = 60
 CPU_SHARE = 0.1
 SCRAPE_SECONDS = 5.0
 METADATA = "https://169.254.169.254/latest/meta-data/"
-WORKER = (sys.executable, "-m", "sea_mq_worker")
-
-
-@asynccontextmanager
-async def started(
-    site: Site, *command: str, output: int, **settings: object
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a worker whose standard output and error lead elsewhere than to a file."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
-    given = {f"SEA_MQ_{key.upper()}": str(value) for key, value in settings.items()}
-    environment = {**own, **site.target.environment, **given}
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @pytest.mark.fault("L06")
@@ -62,12 +43,8 @@ async def test_an_unexpected_error_ends_the_whole_process(shared: Site) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"database_url": ""}, "SEA_MQ_DATABASE_URL"),
-        ({"outbox_leese_seconds": 5}, "SEA_MQ_OUTBOX_LEESE_SECONDS"),
-        ({"outbox_batch_max": -1}, "SEA_MQ_OUTBOX_BATCH_MAX"),
-        ({"grace_seconds": "soon"}, "SEA_MQ_GRACE_SECONDS"),
-        ({"outbox_lease_seconds": 1}, "SEA_MQ_OUTBOX_LEASE_SECONDS"),
-        ({"handler_timeout_seconds": 3}, "SEA_MQ_HANDLER_TIMEOUT_SECONDS"),
+        pytest.param({"database_url": ""}, "SEA_MQ_DATABASE_URL", id="in itself"),
+        pytest.param({"handler_timeout_seconds": 3}, "SEA_MQ_HANDLER_TIMEOUT_SECONDS", id="by the consumer"),
     ],
 )
 async def test_a_wrong_setting_is_named_on_one_line(
@@ -149,18 +126,17 @@ async def got(worker: WorkerProcess, page: str) -> httpx2.Response:
 @pytest.mark.parametrize("redirection", ["> /dev/full 2>&1", "<&- >&- 2>&-"])
 async def test_a_log_that_takes_nothing_stops_nothing(shared: Site, redirection: str) -> None:
     """A full disk, and descriptors that whoever started it has closed."""
-    command = f"exec {sys.executable} -m sea_mq_worker {redirection}"
-    async with started(shared, "sh", "-c", command, output=asyncio.subprocess.DEVNULL) as process:
+    program = ("sh", "-c", f"exec {sys.executable} -m sea_mq_worker {redirection}")
+    async with running(shared.target, Path(os.devnull), program=program) as worker:
         await shared.both_ways()
         await shared.quiet()
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        await worker.stopped()
     await shared.audit()
 
 
 async def test_a_log_whose_reader_is_stuck_stops_nothing(shared: Site) -> None:
     reader, writer = os.pipe()
-    async with started(shared, *WORKER, output=writer, log_level="debug") as process:
+    async with running(shared.target, Path(f"/dev/fd/{writer}"), log_level="debug") as worker:
         os.close(writer)
         for _ in range(20):
             await shared.both_ways()
@@ -169,8 +145,8 @@ async def test_a_log_whose_reader_is_stuck_stops_nothing(shared: Site) -> None:
         await shared.commit()
         await eventually(lambda: b"log_lines_lost" in os.read(reader, 2**20))
         await shared.quiet()
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
     os.close(reader)
     await shared.audit()
 

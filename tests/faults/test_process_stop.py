@@ -117,18 +117,6 @@ async def test_a_stop_in_the_middle_ends_what_is_in_hand_and_gives_back_the_rest
     await shared.audit(dead_lettered=frozenset(dead_lettered))
 
 
-@pytest.mark.fault("L02")
-async def test_an_idle_worker_stops_within_a_second(shared: Site) -> None:
-    async with shared.worker() as worker:
-        await worker.ready()
-        await shared.both_ways()
-        await shared.quiet()
-        began = time.monotonic()
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 0
-        assert time.monotonic() - began < 1 + BUSY_MACHINE_SECONDS
-
-
 @pytest.mark.fault("L03")
 async def test_a_stop_waits_for_a_hanging_handler_no_longer_than_its_grace(shared: Site) -> None:
     shared.handler.default = hang

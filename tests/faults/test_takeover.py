@@ -15,6 +15,7 @@ from tests.faults.test_database import reconnected
 from tests.faults.test_outbox_crashes import SESSIONS_ENDED, has_come_to_claimed
 from tests.support.jetstream import SECOND
 from tests.support.processes import frozen
+from tests.support.servers import database_connection
 from tests.support.site import SiteWith
 from tests.support.waiting import eventually
 
@@ -27,34 +28,10 @@ LONG: Mapping[str, Any] = MappingProxyType({
 })  # fmt: skip
 """Leases that no test waits for."""
 PATIENT = MappingProxyType({"ack_wait": 120 * SECOND})
-MOVES_WITHIN_SECONDS = 20.0
-"""Far below the leases; the kill table measures on a quiet machine."""
 
 
 UNTIL_TAKEN_OVER_SECONDS = 2.5
 """Longer than the two looks that a takeover takes."""
-
-
-@pytest.mark.fault("P06")
-async def test_events_of_a_killed_worker_move_again_without_waiting_for_their_lease(
-    own_nats: EmbeddedNats, site_with: SiteWith
-) -> None:
-    async with site_with(nats_url=own_nats.url, consumer=PATIENT, **LONG) as made:
-        async with made.worker(name="killed") as killed:
-            await killed.ready()
-            os.kill(own_nats.pid, signal.SIGSTOP)
-            ids = [*await made.commit(3), *await made.commit(3, ordering_key="k")]
-            for event_id in ids:
-                await has_come_to_claimed(made, event_id)
-            await killed.killed()
-        os.kill(own_nats.pid, signal.SIGCONT)
-        async with made.worker(name="killed") as heir:
-            await made.published(within=MOVES_WITHIN_SECONDS)
-            await heir.tells("worker_taken_over")
-            taken = 'sea_mq_leases_taken_over_total{side="outbox"}'
-            assert (await heir.metrics())[taken] == 6
-        await made.audit()
-        assert {(await made.row(event_id))["failures"] for event_id in ids} == {1}
 
 
 async def restart(server: EmbeddedPostgres, mode: str = "fast") -> None:
@@ -83,9 +60,8 @@ async def crash_one_backend(server: EmbeddedPostgres) -> None:
 
 
 async def end_all_sessions(server: EmbeddedPostgres, *, only: str = "true") -> None:
-    connection = await asyncpg.connect(server.dsn)
-    await connection.execute(f"{SESSIONS_ENDED} AND {only}")
-    await connection.close()
+    async with database_connection(server.dsn) as connection:
+        await connection.execute(f"{SESSIONS_ENDED} AND {only}")
 
 
 async def end_lock_sessions(server: EmbeddedPostgres) -> None:

@@ -19,6 +19,7 @@ from tests.support.builders import enqueueable
 from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server
 from tests.support.jetstream import SECOND, connected, consumer_info, store, stored_messages
 from tests.support.proxy import TcpProxy, proxied
+from tests.support.servers import database_connection
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment, running
 
@@ -248,6 +249,7 @@ async def site(
         proxied(dsn) as (to_database, database_url),
         proxied(nats_url) as (to_broker, proxied_nats_url),
         proxied(handler.url) as (to_handler, handler_url),
+        database_connection(dsn) as database,
     ):
         target = deployment(
             context=name,
@@ -258,20 +260,16 @@ async def site(
         )
         direct = deployment(context=name, database_url=dsn, nats_url=nats_url, handler_url=handler.url)
         await apply_streams(direct, folder / "streams", consumer={**FAST_CONSUMER, **consumer}, stream=stream)
-        database = await asyncpg.connect(dsn)
-        try:
-            yield Site(
-                target=target,
-                direct=direct,
-                dsn=dsn,
-                database=database,
-                broker=broker,
-                handler=handler,
-                effects=effects,
-                to_database=to_database,
-                to_broker=to_broker,
-                to_handler=to_handler,
-                folder=folder,
-            )
-        finally:
-            await database.close()
+        yield Site(
+            target=target,
+            direct=direct,
+            dsn=dsn,
+            database=database,
+            broker=broker,
+            handler=handler,
+            effects=effects,
+            to_database=to_database,
+            to_broker=to_broker,
+            to_handler=to_handler,
+            folder=folder,
+        )

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests.support.waiting import eventually
 
 _ADMIN = re.compile(r"http://127\.0\.0\.1:\d+/")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_WORKER = (sys.executable, "-m", "sea_mq_worker")
 _READY_SECONDS = 30.0
 _END_SECONDS = 25.0
 
@@ -199,7 +200,7 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def running(
-    target: Deployment, log: Path, *command: str, **settings: object
+    target: Deployment, log: Path, *command: str, program: Sequence[str] = _WORKER, **settings: object
 ) -> AsyncIterator[WorkerProcess]:
     """Start the worker, or another ``command`` of it; kill it at the end of the block if it still lives."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
@@ -207,7 +208,7 @@ async def running(
     environment |= {f"SEA_MQ_{key.upper()}": str(value) for key, value in settings.items()}
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sea_mq_worker", *command, env=environment, stdout=output, stderr=output
+            *program, *command, env=environment, stdout=output, stderr=output
         )
     try:
         yield WorkerProcess(process, log)

@@ -32,7 +32,7 @@ async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything
     world.dlq.connected = False
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "dead letters")
+        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "stream SEA_DLQ")
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
         row = world.row(message_id)

@@ -61,6 +61,7 @@ def test_ce_id_stands_in_for_a_missing_message_id() -> None:
     assert opened(headers={"Nats-Msg-Id": "", "ce-id": ID}).message_id == ID
 
 
+@pytest.mark.fault("N22")
 @pytest.mark.parametrize("headers", [{}, {"Nats-Msg-Id": "42"}, {"Nats-Msg-Id": "{" + ID + "}"}])
 def test_without_a_valid_id_a_message_is_known_by_where_it_is_stored(headers: dict[str, str]) -> None:
     envelope = refused(headers=headers)
