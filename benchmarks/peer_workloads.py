@@ -95,7 +95,7 @@ def _order(number: int, per_key: int) -> Event:
         "total": number * 125,
         "lines": [{"article": number % 89, "quantity": 2}],
     }
-    return Event(id=event_id, key=key, number=number, body=json.dumps(body), fault="", committed=True)
+    return Event(id=event_id, key=key, body=json.dumps(body), fault="", committed=True)
 
 
 async def _write(run: PeerRun, events: Sequence[Event]) -> None:

@@ -36,7 +36,6 @@ class Event:
 
     id: str
     key: str | None
-    number: int
     body: str
     fault: str
     committed: bool
@@ -104,7 +103,6 @@ class Ledger:
         event = Event(
             id=event_id,
             key=key,
-            number=len(self.events),
             body=body,
             fault=self.fault,
             committed=committed,

@@ -42,17 +42,8 @@ def main() -> None:
     if options.sign_with:
         signed = options.folder / f"{_SUMS}.sig"
         signed.unlink(missing_ok=True)
-        _run(
-            "ssh-keygen",
-            "-q",
-            "-Y",
-            "sign",
-            "-n",
-            "file",
-            "-f",
-            options.sign_with,
-            str(options.folder / _SUMS),
-        )
+        sign = ("ssh-keygen", "-q", "-Y", "sign", "-n", "file", "-f", options.sign_with)
+        _run(*sign, str(options.folder / _SUMS))
         published.append(signed)
     sys.stdout.write(f"{sums}\nPublish:\n" + "".join(f"  {step}\n" for step in _steps(version, published)))
 

@@ -1,6 +1,5 @@
 """Bugs for the negative control: typical mistakes of such workers, each of which must fail the soak."""
 
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -37,51 +36,7 @@ def _mark_before_publish() -> None:
     OutboxPublisher._publish = publish  # type: ignore[method-assign]
 
 
-def _known_means_done() -> None:
-    """Treat every known message as a duplicate: messages recorded by a killed worker are never handled."""
-    from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter  # noqa: PLC0415
-    from sea_mq_worker.domain.inbox_results import AlreadySettled, Leased  # noqa: PLC0415
-
-    honest = PostgresInboxAdapter.insert
-
-    async def insert(self: Any, entries: Any, *, lease_seconds: float) -> list[Any]:
-        receipts = await honest(self, entries, lease_seconds=lease_seconds)
-        return [AlreadySettled() if isinstance(r, Leased) and r.attempts > 1 else r for r in receipts]
-
-    PostgresInboxAdapter.insert = insert  # type: ignore[method-assign]
-
-
-def _new_id_for_each_attempt() -> None:
-    """Publish a repetition under another message ID: the stream stores both copies."""
-    from sea_mq_worker.application.outbox import batch_publisher  # noqa: PLC0415
-
-    honest = batch_publisher.__dict__["outbound_message"]
-
-    def message(event: Any, *, context: str, source: str) -> Any:
-        made = honest(event, context=context, source=source)
-        other = str(uuid.uuid4())
-        return made._replace(id=other, headers={**made.headers, "Nats-Msg-Id": other})
-
-    batch_publisher.__dict__["outbound_message"] = message
-
-
-def _outage_kills() -> None:
-    """Mark an event DEAD after its first attempt without a response, as in a short outage."""
-    from sea_mq_worker.domain.outcomes import Died, Unknown  # noqa: PLC0415
-    from sea_mq_worker.domain.retry import RetryPolicy  # noqa: PLC0415
-
-    honest = RetryPolicy.judge
-
-    def judge(self: Any, event: Any, outcome: Any) -> Any:
-        return Died(event, outcome.reason) if isinstance(outcome, Unknown) else honest(self, event, outcome)
-
-    RetryPolicy.judge = judge  # type: ignore[method-assign]
-
-
 BUGS: dict[str, Callable[[], None]] = {
     "ack-before-handling": _ack_before_handling,
     "mark-before-publish": _mark_before_publish,
-    "known-means-done": _known_means_done,
-    "new-id-for-each-attempt": _new_id_for_each_attempt,
-    "outage-kills": _outage_kills,
 }

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 import random
-import sys
+import signal
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,6 +20,7 @@ from kit.soak.workers import Worker
 from kit.streams import stored
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.domain.errors import WorkerError
+from tests.support.worker import running
 
 _COMMAND_SECONDS = 25.0
 _COMMIT_SECONDS = 2.0
@@ -229,7 +229,7 @@ class Chaos:
             ids = []
         if not ids:
             return "nothing to replay"
-        code, _ = await command(self.stage, "outbox", "replay", *ids, "--reason", "soak", "--actor", "chaos")
+        code = await command(self.stage, "outbox", "replay", *ids, "--reason", "soak", "--actor", "chaos")
         return f"replay of {len(ids)}: exit {code}"
 
     async def _redrive(self, _: Fault) -> str:
@@ -251,29 +251,15 @@ class Chaos:
 
 async def redrive(stage: Stage, seqs: list[int]) -> int:
     """Run the operator's command."""
-    code, _ = await command(
-        stage, "dlq", "redrive", *map(str, seqs), "--reason", "soak", "--actor", "chaos", "--json"
-    )
-    return code
+    return await command(stage, "dlq", "redrive", *map(str, seqs), "--reason", "soak", "--actor", "chaos")
 
 
-async def command(stage: Stage, *words: str) -> tuple[int, str]:
+async def command(stage: Stage, *words: str) -> int:
     """Run a worker command without the proxies; if it hangs, kill it and return -9."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "sea_mq_worker", *words),
-        env=own | dict(stage.direct.environment),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(_COMMAND_SECONDS):
-            written, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        written, _ = await process.communicate()
-    return process.returncode or 0, written.decode()
+    async with running(stage.direct, stage.folder / f"{words[0]}.log", *words) as process:
+        with contextlib.suppress(AssertionError):
+            return await process.ended(within=_COMMAND_SECONDS)
+    return -signal.SIGKILL
 
 
 async def _retried(call: Callable[[], Awaitable[T]]) -> T:

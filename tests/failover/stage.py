@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,11 +18,13 @@ from typing import Any
 import asyncpg
 import nats.errors
 
+from kit.audit import out_of_order
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
 from sea_mq_worker.producer import Event, enqueue
 from tests.support.handlers import Call, answer, handler_server
 from tests.support.jetstream import SECOND, connected, consumer_info, store, stored_at
+from tests.support.servers import database_connection
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment, running
 
@@ -104,11 +105,8 @@ class Stage:
 
     async def _is_quiet(self) -> bool:
         with suppress(*_AWAY):
-            connection = await asyncpg.connect(self.target.environment["SEA_MQ_DATABASE_URL"])
-            try:
+            async with database_connection(self.target.environment["SEA_MQ_DATABASE_URL"]) as connection:
                 open_rows = await connection.fetchval("SELECT count(*) FROM outbox_events WHERE is_open")
-            finally:
-                await connection.close()
             return not open_rows and self.sent.keys() <= self.service.effects.keys()
         return False
 
@@ -205,9 +203,10 @@ async def cost_of(
         ended = time.time()
     await on.quiet()
     stored = (await on.stored())[before:]
-    first: dict[str, float] = {}
-    for event_id, at in stored:
+    first, places = {}, {}
+    for place, (event_id, at) in enumerate(stored, 1):
         first.setdefault(event_id, at)
+        places.setdefault(event_id, place)
     known = set(first) if rows is None else await rows()
     return Cost(
         pause_out=_longest(first.values(), began, ended),
@@ -217,7 +216,7 @@ async def cost_of(
         slowest_in=max(on.service.effects[message_id] - at for message_id, at in on.sent.items()),
         copies=len(stored) - len(first),
         repeats=on.service.calls - calls - (len(on.service.effects) - effects),
-        disorder=_disorder(on.committed, first),
+        disorder=len(out_of_order(on.committed.items(), places)),
         ghosts=len(set(first) - known),
         rows_lost=len(set(on.committed) - known) if rows else 0,
     )
@@ -282,13 +281,3 @@ def _longest(times: Any, began: float, ended: float) -> float:
     """Return the longest time without anything between two moments."""
     moments = sorted([began, *(at for at in times if began < at < ended), ended])
     return max(later - earlier for earlier, later in itertools.pairwise(moments))
-
-
-def _disorder(committed: dict[str, str], first: dict[str, float]) -> int:
-    """Count events that the stream has behind a later one of their key."""
-    places = {event_id: place for place, event_id in enumerate(first)}
-    by_key: defaultdict[str, list[int]] = defaultdict(list)
-    for event_id, key in committed.items():
-        if event_id in places:
-            by_key[key].append(places[event_id])
-    return sum(later < earlier for seqs in by_key.values() for earlier, later in itertools.pairwise(seqs))

@@ -24,7 +24,7 @@ from tests.failover.stage import QUIET_SECONDS, Cost, Stage, cost_of, stage
 from tests.support.nats_cluster import NODES, NatsCluster, nats_cluster
 from tests.support.processes import frozen
 from tests.support.proxy import TcpProxy, proxied
-from tests.support.servers import QUICK, Database
+from tests.support.servers import QUICK, Database, database_connection
 from tests.support.standby import either_of, standby_of
 from tests.support.waiting import eventually
 from tests.support.worker import running
@@ -206,11 +206,8 @@ async def replicated(*, waits_for_standby: bool) -> AsyncIterator[Pair]:
 
 
 async def run(dsn: str, statement: str) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with database_connection(dsn) as connection:
         return list(await connection.fetch(statement))
-    finally:
-        await connection.close()
 
 
 def staged(

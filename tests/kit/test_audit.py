@@ -8,9 +8,9 @@ from kit.ledger import Event
 from kit.streams import Message
 
 
-def event(name: str, *, number: int = 0, key: str | None = None, committed: bool = True) -> Event:
+def event(name: str, *, key: str | None = None, committed: bool = True) -> Event:
     body = json.dumps({"event": name})
-    return Event(id=name, key=key, number=number, body=body, fault="x", committed=committed)
+    return Event(id=name, key=key, body=body, fault="x", committed=committed)
 
 
 def stored(*names: str) -> list[Message]:
@@ -54,7 +54,7 @@ def test_an_event_after_a_later_one_of_its_key_is_out_of_order() -> None:
 
 def test_a_changed_digit_is_found() -> None:
     right = Event(
-        id="a", key=None, number=0, body='{"event":"a","n":0.10000000000000000001}', fault="x", committed=True
+        id="a", key=None, body='{"event":"a","n":0.10000000000000000001}', fault="x", committed=True
     )
     message = Message(seq=1, headers={}, body=b'{"event":"a","n":0.1}')
     assert found([right], [message]) == {"altered": ["a"]}

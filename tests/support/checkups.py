@@ -23,7 +23,7 @@ from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import PATIENCE_SECONDS, SECOND, connected, create_consumer, shipped_files, store
 from tests.support.programs import own_programs
 from tests.support.rows import opened
-from tests.support.servers import Database
+from tests.support.servers import Database, database_connection
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, change_json, deployment, running
 
@@ -112,11 +112,8 @@ class Patient:
 
     async def sql(self, statement: str, *args: object) -> None:
         """Do something as the owner of the tables, in a session of its own."""
-        connection = await asyncpg.connect(self.database.dsn)
-        try:
+        async with database_connection(self.database.dsn) as connection:
             await connection.execute(statement, *args)
-        finally:
-            await connection.close()
 
     async def paste(self, finding: Finding) -> None:
         """Give psql, as the owner of the tables, the statements that a finding prints."""

@@ -43,7 +43,6 @@ class Call:
     body: bytes
     connection: int
     """Which connection brought it, from 1."""
-    nth_on_connection: int
 
     @property
     def json(self) -> dict[str, Any]:
@@ -188,11 +187,10 @@ class HandlerServer:
         self._tasks.add(task)
         self.connections += 1
         self.open_connections += 1
-        number, nth = self.connections, 0
+        number = self.connections
         try:
             while not writer.is_closing():
-                nth += 1
-                call = await _read_call(reader, number, nth)
+                call = await _read_call(reader, number)
                 async with self._called:
                     self.calls.append(call)
                     self._called.notify_all()
@@ -235,13 +233,13 @@ class HandlerServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _read_call(reader: asyncio.StreamReader, connection: int, nth: int) -> Call:
+async def _read_call(reader: asyncio.StreamReader, connection: int) -> Call:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")[:-2]
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     method, path, _ = first.split(" ")
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Call(method, path, headers, body, connection, nth)
+    return Call(method, path, headers, body, connection)
 
 
 @contextlib.asynccontextmanager

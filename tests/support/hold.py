@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from tests.support.servers import database_connection
 from tests.support.waiting import eventually
 
 _LOCK = 470_047
@@ -39,8 +40,7 @@ async def held(dsn: str, *, table: str, event: str, when: str = "true") -> Async
     ``when`` speaks of NEW and, in an update, of OLD. The trigger goes with the block, which waits for every
     statement on the table: end no block while a session's process is frozen.
     """
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with database_connection(dsn) as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", _LOCK)
         await connection.execute(
             "CREATE FUNCTION test_hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -55,5 +55,3 @@ async def held(dsn: str, *, table: str, event: str, when: str = "true") -> Async
         await hold.on_done()
         await connection.execute(f"DROP TRIGGER a_test_hold ON {table}")
         await connection.execute("DROP FUNCTION test_hold()")
-    finally:
-        await connection.close()

@@ -12,6 +12,7 @@ import pytest
 
 from sea_mq_worker.producer import uuid7
 from sea_mq_worker.resources import resource_folder
+from tests.support.servers import database_connection
 
 SCRIPT = resource_folder("sql") / "partitions.sql"
 VERSION_MIN = 17
@@ -52,14 +53,11 @@ _TODAY = datetime.now(UTC).date()
 
 async def partition_outbox(dsn: str, *, schema: str = "public") -> None:
     """Divide the outbox as an operator does; skips the test where the server cannot."""
-    connection = await asyncpg.connect(dsn, server_settings={"search_path": f"{schema}, pg_temp"})
-    try:
+    async with database_connection(dsn, server_settings={"search_path": f"{schema}, pg_temp"}) as connection:
         if connection.get_server_version().major < VERSION_MIN:
             pytest.skip(f"an outbox in partitions needs PostgreSQL {VERSION_MIN}")
         async with connection.transaction():
             await connection.execute(SCRIPT.read_text())
-    finally:
-        await connection.close()
 
 
 def ids_of_all_partitions() -> Callable[[], uuid.UUID]:

@@ -21,6 +21,8 @@ from sqlmodel.ext.asyncio import session as sqlmodel_asyncio
 from tortoise import Model, Tortoise, fields
 from tortoise.transactions import in_transaction
 
+from tests.support.servers import database_connection
+
 CHANGE = "INSERT INTO orders VALUES ('o-1')"
 
 Transaction = Callable[..., AbstractAsyncContextManager[Any]]
@@ -42,12 +44,8 @@ async def _changed(connection: asyncpg.Connection, *, commit: bool) -> AsyncIter
 
 @asynccontextmanager
 async def asyncpg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(dsn)
-    try:
-        async with _changed(connection, commit=commit):
-            yield connection
-    finally:
-        await connection.close()
+    async with database_connection(dsn) as connection, _changed(connection, commit=commit):
+        yield connection
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
+from tests.support.servers import database_connection
 from tools.docs.markdown import code, table
 
 _TABLES = """
@@ -64,15 +65,12 @@ async def _described() -> str:
             roles = str(resource_folder("sql") / "roles.sql")
             psql = [str(server.programs / "psql"), "-Xqv", "ON_ERROR_STOP=1", "-f", roles, server.dsn]
             subprocess.run(psql, check=True, capture_output=True)  # noqa: ASYNC221, S603 - nothing else runs in this loop
-            connection = await asyncpg.connect(server.dsn)
-            try:
+            async with database_connection(server.dsn) as connection:
                 tables = await connection.fetch(_TABLES)
                 public = [await _table(connection, one) for one in tables if not _is_internal(one)]
                 internal = [(f"`{one['name']}`", one["meaning"]) for one in tables if _is_internal(one)]
                 last = f"## Internal tables\n\n{table(('table', 'meaning'), internal)}"
                 return "\n".join([*public, await _functions(connection), last])
-            finally:
-                await connection.close()
 
 
 def _is_internal(described: Record) -> bool:
