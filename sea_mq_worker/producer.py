@@ -25,7 +25,7 @@ from uuid import UUID
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.service_transaction import execute, execute_sync, in_schema
 from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.headers import header_problem
+from sea_mq_worker.domain.headers import EVENT_HEADER_BYTES_MAX, event_header_bytes, header_problem
 from sea_mq_worker.domain.subjects import event_subject
 
 __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
@@ -33,6 +33,8 @@ __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
 _VERSION_MAX = 2**31 - 1
 ORDERING_KEY_BYTES_MAX = 2048
 """Cap on an ordering key in bytes of UTF-8: an index entry of PostgreSQL holds little more."""
+NUMBER_DIGITS_MAX = 4300
+"""Cap on the digits of a number, which PostgreSQL writes without an exponent: Python reads no longer one."""
 _NOT_STORABLE = re.compile(
     r"(?<!\\)(?:\\\\)*\\u(?:0000|[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F])"
 )
@@ -55,7 +57,7 @@ class Event:
         aggregate_id: the ID of the thing that changed.
         event_type: the name of the event, such as ``order.created``; it becomes part of the subject.
         payload: a value for ``json.dumps``, a pydantic model, or JSON text as ``str`` or ``bytes``. JSON text
-            keeps every digit of its numbers.
+            keeps every digit of its numbers, at most 4300 for each, written without an exponent.
         event_version: the version of the payload's schema; it becomes part of the subject.
         occurred_at: a time with a time zone, not in the future. None: the start of the transaction.
         correlation_id: the ID shared by all messages of one business process.
@@ -63,7 +65,7 @@ class Event:
         ordering_key: events with the same key are published in the order of their insertion. At most 2048
             bytes of UTF-8. None: no order.
         partition_key: delivered to consumers as ``ce-partitionkey``; it does not affect publishing.
-        headers: delivered to consumers unchanged.
+        headers: delivered to consumers unchanged. With the names above, at most 63,488 bytes as sent.
         metadata: stays in the database, except a W3C trace context, which is delivered as headers. Without a
             ``traceparent`` here, the context of the active OpenTelemetry span is added.
         dataschema: the URI of the payload's schema, delivered as ``ce-dataschema``.
@@ -151,6 +153,7 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
     member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {payload_json(event.payload)}}}'
     if "\\u" in member and _NOT_STORABLE.search(member):
         raise _invalid("the event contains NUL or half of a surrogate pair, which PostgreSQL cannot store")
+    _check_header_size(event)
     return member
 
 
@@ -175,6 +178,13 @@ def _check_values(event: Event) -> None:
         problem = header_problem(str(header), value)
         if problem:
             raise _invalid(f"header {header!r:.64} {problem}")
+
+
+def _check_header_size(event: Event) -> None:
+    names = (f"{event.aggregate_type}/{event.aggregate_id}", event.event_type, event.partition_key or "")
+    size = event_header_bytes(names, _headers(event))
+    if size > EVENT_HEADER_BYTES_MAX:
+        raise _invalid(f"{size} bytes of headers and names are more than {EVENT_HEADER_BYTES_MAX}")
 
 
 def _in_utc(name: str, moment: datetime | None) -> datetime | None:
@@ -207,7 +217,7 @@ def payload_json(payload: Any) -> str:
     try:
         text = payload if isinstance(payload, str) else payload.decode()
         text.encode()
-        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+        json.loads(text, parse_int=_check_number, parse_float=_check_number, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _invalid(f"payload is text, but not JSON: {error}") from error
     return text
@@ -224,6 +234,12 @@ def _as_text(value: object) -> str:
     if isinstance(value, UUID | datetime):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _check_number(text: str) -> None:
+    digits, _, exponent = text.lower().partition("e")
+    if len(digits) + abs(int(exponent or 0)) > NUMBER_DIGITS_MAX:
+        raise _invalid(f"the number {text:.20} has more than {NUMBER_DIGITS_MAX} digits")
 
 
 def _refuse(constant: str) -> None:

@@ -12,13 +12,15 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from sea_mq_worker.domain.encoding import HeaderBlock, header_block, header_lines
+from sea_mq_worker.domain.encoding import HEADER_BYTES_MAX, HeaderBlock, header_block, header_lines
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
 
 MSG_ID = "Nats-Msg-Id"
+EVENT_HEADER_BYTES_MAX = HEADER_BYTES_MAX - 2047
+"""Cap on ``event_header_bytes``; the rest of the block is for ids, times, trace context and source."""
 _IDENTITY_HEADERS = ("ce-type", "ce-subject")
 _OF_THE_EVENT = frozenset(
     f"ce-{name}"
@@ -88,6 +90,12 @@ def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[
         f"ce-type: {_cloudevents_value(event_type)}",
         f"ce-eventversion: {version}",
     )
+
+
+def event_header_bytes(names: Sequence[str], own: Mapping[str, str]) -> int:
+    """Return the bytes that an event's names and own headers take in its header block."""
+    lines = [*map(_cloudevents_value, names), *header_lines(own), ""]
+    return len("\r\n".join(lines).encode())
 
 
 def is_same_message(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:

@@ -9,7 +9,14 @@ from cloudevents.core.bindings import http
 
 from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.headers import header_problem, outbound_message, rfc3339, trace_context
+from sea_mq_worker.domain.headers import (
+    EVENT_HEADER_BYTES_MAX,
+    event_header_bytes,
+    header_problem,
+    outbound_message,
+    rfc3339,
+    trace_context,
+)
 from sea_mq_worker.domain.messages import OutboundMessage
 from tests.support.builders import claimed_event
 
@@ -188,6 +195,22 @@ def test_headers_that_cannot_be_delivered_unaltered_or_speak_to_the_server_are_r
     """P39, S06: the row is dead with a reason, and the loop lives."""
     with pytest.raises(InvalidEventError, match="INVALID_OUTBOX"):
         made(headers=headers)
+
+
+def test_an_event_with_the_most_headers_and_every_attribute_can_be_sent() -> None:
+    names = ("ordär/o-1", "order.created", "ä")
+    own = {"x": "y" * (EVENT_HEADER_BYTES_MAX - event_header_bytes(names, {"x": ""}))}
+    message = made(
+        aggregate_type="ordär",
+        partition_key="ä",
+        event_version=2**31 - 1,
+        correlation_id=EVENT_ID,
+        causation_id=EVENT_ID,
+        headers=json.dumps(own),
+        metadata=json.dumps({"traceparent": PARENT, "tracestate": f"a={'b' * 250},c={'d' * 250}"}),
+    )
+    assert event_header_bytes(names, own) == EVENT_HEADER_BYTES_MAX
+    assert isinstance(encode(message, 2**20), EncodedMessage)
 
 
 @pytest.mark.fault("S06")
