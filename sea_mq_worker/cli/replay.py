@@ -55,9 +55,7 @@ class ReplayRequest:
     cap: Annotated[
         int, typer.Option("--cap", min=1, help="Replay nothing if more than N match, except with --resume.")
     ] = 1000
-    per_second: Annotated[int, typer.Option("--rate", min=1, help="Replay at most N events per second.")] = (
-        500
-    )
+    per_second: Annotated[int, typer.Option(min=1, help="Replay at most N events per second.")] = 500
     ahead: Annotated[
         int, typer.Option("--ahead", min=1, help="Wait while N replayed events have not been claimed yet.")
     ] = 1000

@@ -53,7 +53,7 @@ async def test_new_events_stand_before_the_rest_of_a_replay(
 async def test_a_killed_replay_resumed_publishes_each_event_once_more_and_new_ones_first(place: Site) -> None:
     """Without a worker it puts back the first ten and waits: there it is killed."""
     old = [str(await add_event(place.database, "DEAD")) for _ in range(25)]
-    pace = ("--rate", "10", "--ahead", "10", "--yes")
+    pace = ("--per-second", "10", "--ahead", "10", "--yes")
     who = ("--actor", "ann", "--reason", "a test")
     command = ("outbox", "replay", "--state", "DEAD", *who, *pace)
     affected = "SELECT affected = 10 FROM operator_actions WHERE action = 'replay'"
