@@ -1,12 +1,18 @@
 """``python -m sea_mq_worker``."""
 
+import errno
 import os
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 from sea_mq_worker.resources import install_hint
 
+_EXIT_FAILED = 1
 _EXIT_CONTRACT = 3
 _INTERRUPTED = 130
+_UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Errors of a write for which the disk has no room, or that fails."""
 
 
 def main() -> None:
@@ -24,7 +30,20 @@ def main() -> None:
             f" the extra `worker`: {install_hint('worker')}\n"
         )
         raise SystemExit(_EXIT_CONTRACT) from None
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in _UNWRITTEN or error.filename is not None:
+            raise
+        _leave_unwritten(error)
+
+
+def _leave_unwritten(error: OSError) -> NoReturn:
+    """Report output that the disk did not take; Python would try to write the rest again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):
+        sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
+    raise SystemExit(_EXIT_FAILED) from None
 
 
 def _fill_standard_streams() -> None:
