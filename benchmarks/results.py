@@ -174,6 +174,8 @@ def _looks(more: Mapping[str, float]) -> Iterator[str]:
             others.append(found)
         else:
             yield _row(f"`{question}`", *(f"{found[measure]:,.0f}" for measure in _LOOK_MEASURES))
+    if not others:
+        return
     most = [max(found[measure] for found in others) for measure in _LOOK_MEASURES]
     yield ""
     yield f"{len(others)} others take at most {most[0]:,.0f} ms and read at most {most[1]:,.0f} pages."

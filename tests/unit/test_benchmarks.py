@@ -9,10 +9,13 @@ import pytest
 from benchmarks.__main__ import options_parser
 from benchmarks.comparison import OURS, RELAYS, STEADY, times
 from benchmarks.figures import FOLDER
+from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED
 from benchmarks.peer_run import Measured
 from benchmarks.peer_workloads import orders
 from benchmarks.peers import Size, descriptions
 from benchmarks.publish import COMMANDS
+from benchmarks.report import WORKER
+from benchmarks.results import of_workloads
 from benchmarks.workloads import long_workloads, network_workloads, workloads
 from kit.description import Description, filled
 from kit.ledger import positional
@@ -76,6 +79,12 @@ def test_a_backlog_has_as_many_events_to_a_key_as_wanted_and_none_next_to_anothe
     assert {keys.count(key) for key in keys} == {10}
     assert all(one != other for one, other in pairwise(keys))
     assert {event.key for event in orders(20, 0)} == {None}
+
+
+def test_looks_may_all_read_many_pages() -> None:
+    look = {f"depth: {measure}": 200.0 for measure in MEASURES}
+    lines = of_workloads({"looks": {"median": {WORKER: {"more": {PUBLISHED: 9.0, PROCESSED: 9.0, **look}}}}})
+    assert [*lines][-1].split() == ["|", "`depth`", "|", "200", "|", "200", "|"]
 
 
 def test_each_file_of_figures_has_a_command() -> None:
