@@ -16,6 +16,10 @@ from tests.support.waiting import eventually
 GRACE_SECONDS = 0.5
 BUSY_MACHINE_SECONDS = 5.0
 """What other processes may add to a time."""
+END_SESSION = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND application_name = 'sea_mq_worker session'"
+)
 LEFT = (
     "SELECT (SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED')"
     " + (SELECT count(*) FROM inbox_messages WHERE locked_by IS NOT NULL)"
@@ -133,6 +137,18 @@ async def test_a_stop_waits_for_a_hanging_handler_no_longer_than_its_grace(share
     async with shared.worker(name="next"):
         await shared.quiet()
     await shared.audit()
+
+
+async def test_a_session_that_ends_during_a_stop_is_no_trouble(shared: Site) -> None:
+    shared.handler.default = hang
+    async with shared.worker(handler_timeout_seconds=2.9) as worker:
+        await shared.send()
+        await shared.handler.called(1, within=15)
+        worker.send(signal.SIGTERM)
+        await worker.answers(503)
+        await shared.database.execute(END_SESSION)
+        await worker.tells("session_ended")
+        assert "session_lost" not in worker.events()
 
 
 @pytest.mark.parametrize("away", ["broker", "both"])

@@ -15,12 +15,14 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
+from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.bootstrap.worker import sampling
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import SettingsError
 from sea_mq_worker.worker import RunningWorker, Settings, WorkerEndedError, running_worker
 from tests.support.builders import enqueueable
 from tests.support.documents import blocks
-from tests.support.jetstream import connected
+from tests.support.jetstream import connected, consumer_info
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, apply_streams, deployment
@@ -160,6 +162,20 @@ async def test_a_service_that_is_cancelled_while_it_starts_leaves_no_worker(targ
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert "sea_mq_worker" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_a_changed_filter_of_a_consumer_is_reported(
+    target: Deployment, nats_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "STEP_SECONDS", 0.1)
+    stream, durable = target.upstream_stream, target.durable
+    async with connected(nats_url) as broker, running_worker(settings_of(target)) as worker:
+        await eventually(lambda: f'sea_mq_consumer_pending{{consumer="{durable}"}}' in worker.metrics())
+        config = (await consumer_info(broker, stream, durable))["config"]
+        update = {"stream_name": stream, "config": config | {"filter_subject": "nothing.of.it"}}
+        await api(broker, f"CONSUMER.CREATE.{stream}.{durable}.nothing.of.it", update)
+        changed = f"{durable} of stream {stream} takes nothing.of.it, before {config['filter_subject']}"
+        await eventually(lambda: changed in caplog.text)
 
 
 async def test_a_missing_setting_is_reported_before_the_block(target: Deployment) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import asyncpg
@@ -128,9 +129,19 @@ async def with_session(base: WorkerContext) -> WorkerContext:
         worker=base.name,
         sides=sides,
         silent_seconds=max(s.outbox_lease_seconds, s.inbox_lease_seconds),
-        on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
+        on_event=partial(_report_session, base),
         clock=base.clock,
     )
     await session.start()
     base.stack.push_async_callback(session.close)
     return replace(base, session=session, takeover=Takeover(sessions=session, observer=base.observer))
+
+
+def _report_session(base: WorkerContext, event: str, text: str) -> None:
+    """Report trouble of the session; its end during a stop is none."""
+    if event == "session_lost" and base.stop.is_set():
+        base.observer.observe(
+            Progressed(event="session_ended", text="the worker is stopping and needs it no more")
+        )
+    else:
+        base.observer.observe(Noticed(event=event, text=text))

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_state
+from sea_mq_worker.adapters.nats.server_info import consumer_info
 from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
@@ -24,6 +26,7 @@ from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.read_models import Depth
+from sea_mq_worker.settings import ConsumerSettings
 from sea_mq_worker.telemetry.metrics import Side
 
 _PROBE_MAX_SECONDS = 5.0
@@ -63,11 +66,25 @@ async def sampling(base: WorkerContext, status: StatusCollector) -> dict[str, Lo
 def consumer_sampling(
     base: WorkerContext, status: StatusCollector, connection: NatsConnection
 ) -> dict[str, Loop]:
-    """Sample the durables every 15 s."""
+    """Sample the durables every 15 s, and report changes of their filters."""
+    filters: dict[ConsumerSettings, Sequence[str]] = {}
+
+    def compare_filter(durable: ConsumerSettings, found: Sequence[str]) -> None:
+        before = filters.setdefault(durable, found)
+        if found != before:
+            filters[durable] = found
+            text = _changed_filter(durable, before, found)
+            base.observer.observe(Noticed(event="consumer_filter_changed", text=text))
 
     async def sample_all() -> None:
         for durable in base.settings.consumers:
-            sample = await _sample(connection, durable.stream, durable.durable)
+            try:
+                info = await consumer_info(connection, durable.stream, durable.durable)
+            except WorkerError as error:
+                sample = ConsumerSample(stream=durable.stream, durable=durable.durable, error=str(error))
+            else:
+                sample = ConsumerSample(**asdict(consumer_state(info)))
+                compare_filter(durable, info.filters)
             status.set_consumer(sample)
             if sample.pending is not None and sample.ack_pending is not None:
                 base.metrics.set_consumer(durable.durable, sample.pending, sample.ack_pending)
@@ -81,11 +98,12 @@ def consumer_sampling(
     return {"consumer states": watch}
 
 
-async def _sample(connection: NatsConnection, stream: str, durable: str) -> ConsumerSample:
-    try:
-        return ConsumerSample(**asdict(await consumer_state(connection, stream, durable)))
-    except WorkerError as error:
-        return ConsumerSample(stream=stream, durable=durable, error=str(error))
+def _changed_filter(durable: ConsumerSettings, before: Sequence[str], now: Sequence[str]) -> str:
+    taken, took = (", ".join(filters) or "all subjects" for filters in (now, before))
+    return (
+        f"consumer {durable.durable} of stream {durable.stream} takes {taken}, before {took}: it passes"
+        " messages of other subjects for good; `python -m sea_mq_worker pipeline reconcile` finds them"
+    )
 
 
 class _Sampler:

@@ -153,6 +153,10 @@ _NOTICES = {
     ),
     "advisory_unreadable": "A message of the advisory stream is no advisory; the worker skips it.",
     "exhausted_message_lost": "A message reached max_deliver, and the stream has dropped it: send it again.",
+    "consumer_filter_changed": (
+        "Somebody changed the filter of a consumer, which passes messages that do not match for good: run"
+        " `pipeline reconcile`."
+    ),
     "consumer_paused": "The consumer is paused and delivers nothing: run `nats consumer resume`.",
     "nats_disconnected": "The connection is down; the worker reconnects.",
     "nats_error": "The server or the connection reported an error.",
@@ -165,6 +169,7 @@ _PROGRESS = {
     "nats_connected": "A side is connected to this server.",
     "nats_reconnected": "A side is connected again.",
     "partitions_made": "The worker created outbox partitions for these days.",
+    "session_ended": "PostgreSQL ended the worker's session while the worker was stopping.",
     "streams_not_compared": "The worker could not compare the definitions with the server.",
 }
 NOTICES = tuple(

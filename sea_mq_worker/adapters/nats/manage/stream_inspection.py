@@ -66,15 +66,14 @@ class NatsStreamInspection:
         return info.first_time if info else None
 
     async def consumer_state(self, stream: str, durable: str) -> ConsumerState:
-        return await consumer_state(self._connection, stream, durable)
+        return consumer_state(await consumer_info(self._connection, stream, durable))
 
 
-async def consumer_state(connection: NatsConnection, stream: str, durable: str) -> ConsumerState:
-    """Request a consumer's backlog; raises as ``consumer_info`` does."""
-    info = await consumer_info(connection, stream, durable)
+def consumer_state(info: ConsumerInfo) -> ConsumerState:
+    """Return a consumer's backlog."""
     return ConsumerState(
-        stream=stream,
-        durable=durable,
+        stream=info.stream,
+        durable=info.name,
         pending=info.pending,
         ack_pending=info.ack_pending,
         ack_pending_max=info.max_ack_pending,
