@@ -148,13 +148,18 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
 
 def _more(workloads: Mapping[str, Any]) -> list[str]:
     """Return the figures that only one workload has, without empty indexes; of a series first and last."""
-    rows = [
-        _row(name, what, " to ".join(_short(value) for value in dict.fromkeys((values[0], values[-1]))))
-        for name, found in workloads.items()
-        for median in found["median"].values()
+    found = [
+        (name, what, " to ".join(_short(value) for value in dict.fromkeys((values[0], values[-1]))))
+        for name, workload in workloads.items()
+        for median in workload["median"].values()
         for what, series in groupby(median["more"].items(), lambda figure: _SERIES.sub("", figure[0]))
         if (values := [value for _, value in series])
         and not (what.endswith(", MB") and max(values) < _EMPTY_MB)
+    ]
+    rows = [
+        _row("" if number else name, *row[1:])
+        for name, rows in groupby(found, itemgetter(0))
+        for number, row in enumerate(rows)
     ]
     return ["", *_head("workload", "what else", "median"), *rows] if rows else []
 

@@ -9,8 +9,8 @@ Text = Callable[[str], str]
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    head, *lines = (f"| {' | '.join(cells)} |\n" for cells in (heads, *rows))
+    return "".join((head, "|" + "---|" * len(heads) + "\n", *lines))
 
 
 def code(names: Iterable[str]) -> str:
