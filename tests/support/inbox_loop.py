@@ -3,8 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from typing import Any
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
@@ -17,15 +16,14 @@ from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.inbound import _backoff, _health, _inbox_loop
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.domain.retry import Backoff
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import ConsumerSettings
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
-from sea_mq_worker.testing.observer import RecordingObserver
 from sea_mq_worker.testing.publisher import InMemoryPublisher
 from sea_mq_worker.testing.stream import InMemoryStream
+from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
 from tests.support.simulation import Interrupted
 
 LEASE = 60.0
@@ -35,16 +33,16 @@ ATTEMPTS_MAX = 3
 SLOW_AFTER = 4
 PER_SECOND = 1.0
 CONCURRENCY = 10
-PROBE_MAX = 2.0
 SUBJECT = "vibespro.event.vibe_created.v1"
+STREAM, DURABLE = "VIBESPRO_EVENTS", "sea__from_vibespro"
 
 
 class AckRecorder(InMemoryConsumer):
     """A consumer that remembers which stream sequences were acknowledged and how others were put off."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.max_ack_pending = self._max_ack_pending
+    def __init__(self, *, max_ack_pending: int = 50, **given: Any) -> None:
+        super().__init__(max_ack_pending=max_ack_pending, **given)
+        self.max_ack_pending = max_ack_pending
         self.acked: list[int] = []
         self.naks: list[tuple[int, float]] = []
 
@@ -59,19 +57,27 @@ class AckRecorder(InMemoryConsumer):
         await super().nak(msg, delay_seconds=delay_seconds)
 
 
-class World:
+class World(LoopWorld):
     """An InboxConsumer with everything around it."""
 
     def __init__(self, **of_the_consumer: Any) -> None:
-        self.clock = asyncio.get_running_loop().time
-        self.stop = asyncio.Event()
-        self.observer = RecordingObserver()
-        self.upstream = InMemoryStream(name="VIBESPRO_EVENTS", clock=self.clock)
+        super().__init__(
+            consumers=(ConsumerSettings(stream=STREAM, durable=DURABLE),),
+            handler_concurrency=CONCURRENCY,
+            handler_slow_after=SLOW_AFTER,
+            handler_slow_failures_per_second=PER_SECOND,
+            inbox_attempts_max=ATTEMPTS_MAX,
+            inbox_backoff_seconds=0.5,
+            inbox_backoff_max_seconds=300.0,
+            inbox_in_flight_max=CONCURRENCY,
+            inbox_lease_seconds=LEASE,
+        )
+        self.upstream = InMemoryStream(name=STREAM, clock=self.clock)
         self.dead_letters = InMemoryStream(name="SEA_DLQ", clock=self.clock)
         self.dlq = InMemoryPublisher(stream=self.dead_letters, clock=self.clock)
         self.consumer = AckRecorder(
             stream=self.upstream,
-            name="sea__from_vibespro",
+            name=DURABLE,
             clock=self.clock,
             **({"ack_wait_seconds": ACK_WAIT} | of_the_consumer),
         )
@@ -82,9 +88,6 @@ class World:
         self.inbox: Any = Interrupted(
             InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
         )
-        self.session_lost_at = -1.0
-        self.bytes_max = 2**20
-        self.messages_max = CONCURRENCY
 
     def send(self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT) -> str:
         """Store a message upstream, as if far from any duplicate window; return its id."""
@@ -111,7 +114,7 @@ class World:
         max_deliveries = MaxDeliveriesLoop(
             exhausted=self.exhausted,
             loops={(self.consumer.stream, self.consumer.name): loop},
-            broker_breaker=self.context.breaker("exhausted messages", cap_seconds=PROBE_MAX),
+            broker_breaker=self._breaker("stranded"),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run(self.stop))
@@ -122,7 +125,7 @@ class World:
     def recorder(self) -> InboxRecorder:
         return InboxRecorder(
             inbox=self.inbox,
-            store_breaker=self.context.breaker("store", cap_seconds=PROBE_MAX),
+            store_breaker=self._breaker("store"),
             observer=self.observer,
             lease_seconds=LEASE,
         )
@@ -134,9 +137,8 @@ class World:
         return item
 
     def loop(self) -> InboxConsumer:
-        """Put the loop together as the worker does."""
         loop = inbox_loop(
-            self.context,
+            self.context(),
             consumer=self.consumer,
             recorder=self.recorder(),
             handler=self.handler,
@@ -145,35 +147,8 @@ class World:
         self.health = loop.handler_caller.health
         return loop
 
-    @property
-    def context(self) -> "_Context":
-        settings = Settings(
-            handler_concurrency=CONCURRENCY,
-            handler_slow_after=SLOW_AFTER,
-            handler_slow_failures_per_second=PER_SECOND,
-            inbox_attempts_max=ATTEMPTS_MAX,
-            inbox_bytes_max=self.bytes_max,
-            inbox_in_flight_max=self.messages_max,
-        )
-        shared: Any = {"metrics": None, "stack": AsyncExitStack(), "stop": self.stop, "clock": self.clock}
-        return _Context(settings=settings, name="w1", observer=self.observer, world=self, **shared)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context(WorkerContext):
-    """Delays that a test can foresee, and a session that it can lose."""
-
-    world: World
-
-    def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
-        return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=lambda: 0.5)
-
-    def breaker(self, name: str, *, cap_seconds: float) -> CircuitBreaker:
-        backoff = Backoff(base_seconds=0.2, cap_seconds=min(cap_seconds, PROBE_MAX), random=lambda: 1.0)
-        return CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
-
-    def session_lost_since(self, moment: float) -> bool:
-        return self.world.session_lost_at >= moment
+    def _breaker(self, name: str) -> CircuitBreaker:
+        return self.context().breaker(name, cap_seconds=PROBE_MAX_SECONDS)
 
 
 def inbox_loop(
@@ -186,7 +161,7 @@ def inbox_loop(
         inbox=recorder.inbox,
         publisher=dead_letters,
         observer=base.observer,
-        breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=PROBE_MAX),
+        breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=PROBE_MAX_SECONDS),
         store_breaker=recorder.store_breaker,
         clock=base.clock,
         lease_seconds=s.inbox_lease_seconds,

@@ -1,9 +1,20 @@
 import asyncio
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
+import pytest
+
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit, call_when_available
+from sea_mq_worker.domain.errors import (
+    BrokerUnavailableError,
+    ContractError,
+    DependencyError,
+    FinalError,
+    RowsRefusedError,
+)
 from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.observer import RecordingObserver
+from tests.support.loop_world import LoopWorld
+from tests.support.simulation import in_virtual_time
 from tests.support.waiting import eventually
 
 
@@ -119,3 +130,37 @@ async def test_an_outage_and_its_end_are_each_logged_once() -> None:
     world.breaker.record_success()
     assert [type(fact) for fact in world.observer.facts] == [CircuitOpened, CircuitClosed]
     assert world.observer.facts[1] == CircuitClosed(circuit="broker", paused_seconds=5.0)
+
+
+class Failing(LoopWorld):
+    """A dependency that fails three times."""
+
+    def __init__(self, error: DependencyError) -> None:
+        super().__init__()
+        self._breaker = self.context().breaker("store", cap_seconds=2.0)
+        self.errors = [error] * 3
+
+    async def ask(self) -> str:
+        return await call_when_available(self._answer, breaker=self._breaker, stop=self.stop)
+
+    async def _answer(self) -> str:
+        if self.errors:
+            raise self.errors.pop()
+        return "done"
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailableError("away"), ContractError("a stream is missing")])
+@in_virtual_time
+async def test_outages_and_fixable_errors_are_retried(error: DependencyError) -> None:
+    failing = Failing(error)
+    assert await failing.ask() == "done"
+    assert [type(fact) for fact in failing.observer.facts] == [CircuitOpened, CircuitClosed]
+
+
+@pytest.mark.parametrize("error", [FinalError("the schema is newer"), RowsRefusedError("a trigger")])
+@in_virtual_time
+async def test_what_no_waiting_helps_is_raised_at_once(error: DependencyError) -> None:
+    failing = Failing(error)
+    with pytest.raises(type(error)):
+        await failing.ask()
+    assert (len(failing.errors), failing.observer.facts) == (2, [])

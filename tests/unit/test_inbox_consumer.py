@@ -248,7 +248,7 @@ async def test_messages_settled_by_another_workers_consumer_are_reported_once_an
 @in_virtual_time
 async def test_messages_in_hand_are_bounded_by_their_bytes() -> None:
     world = World()
-    world.bytes_max = 1000
+    world.change_settings(inbox_bytes_max=1000)
     world.handler.script = always(Respond(slow_seconds=10))
     for _ in range(5):
         world.send(body=b'"%s"' % (b"x" * 448))
@@ -317,7 +317,7 @@ async def test_a_stop_finishes_calls_under_way_and_gives_back_what_waits() -> No
 @in_virtual_time
 async def test_in_flight_messages_wait_for_one_of_fewer_calls_and_a_stop_gives_them_back() -> None:
     world = World()
-    world.messages_max = 3 * CONCURRENCY
+    world.change_settings(inbox_in_flight_max=3 * CONCURRENCY)
     ids = [world.send() for _ in range(3 * CONCURRENCY)]
     world.handler.script = always(Respond(slow_seconds=10.0))
     async with world.consuming():

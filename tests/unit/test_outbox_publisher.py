@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit
+from sea_mq_worker.application.circuit_breaker import Permit
 from sea_mq_worker.application.claim_size import MemoryBudget
-from sea_mq_worker.application.dedup_window import StreamSearches
-from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
-from sea_mq_worker.application.outbox.deferred import DeferredSettlements
-from sea_mq_worker.application.outbox.pace import Pace
 from sea_mq_worker.application.outbox.publisher import OutboxPublisher
-from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.application.waiting import PollingWakeup
+from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.facts import (
@@ -29,18 +25,17 @@ from sea_mq_worker.domain.facts import (
     LeasesLost,
 )
 from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.retry import Backoff, RetryPolicy
 from sea_mq_worker.testing import EPOCH
-from sea_mq_worker.testing.observer import RecordingObserver
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
 from sea_mq_worker.testing.stream import InMemoryStream
+from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
 from tests.support.simulation import Interrupted, in_virtual_time
 
 LEASE = 60.0
 
 
-class World:
+class World(LoopWorld):
     """A relay's lane with everything around it.
 
     Attributes:
@@ -57,9 +52,18 @@ class World:
         window: float = 3600.0,
         delay: float = 1.0,
     ) -> None:
-        self.clock = asyncio.get_running_loop().time
-        self.stop = asyncio.Event()
-        self.observer = RecordingObserver()
+        super().__init__(
+            outbox_backoff_seconds=delay,
+            outbox_batch_max=10,
+            outbox_batch_bytes_max=2**20,
+            outbox_batches_max=1,
+            outbox_bytes_max=2**22,
+            outbox_dead_key="hold" if hold_dead_keys else "continue",
+            outbox_failures_max=3,
+            outbox_lease_seconds=LEASE,
+            outbox_publish_timeout_seconds=10.0,
+            database_timeout_seconds=30.0,
+        )
         self.table = OutboxTable(self.clock)
         self.stream = InMemoryStream(name="SEA_EVENTS", clock=self.clock, duplicate_window_seconds=window)
         self.sent: list[str] = []
@@ -82,9 +86,6 @@ class World:
             StoreUnavailableError("the database is away"),
         )
         self._ordered = ordered
-        self.session_lost_at = -1.0
-        self._hold_dead_keys = hold_dead_keys
-        self._backoff = Backoff(base_seconds=delay, cap_seconds=300.0, random=lambda: 1.0)
 
     def row(self, event_id: str) -> OutboxRow:
         return self.table.rows[event_id]
@@ -107,60 +108,15 @@ class World:
             self.stop.set()
 
     def lane(self) -> OutboxPublisher:
-        broker, store = (
-            CircuitBreaker(
-                name=name,
-                backoff=Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0),
-                observer=self.observer,
-                clock=self.clock,
-            )
-            for name in ("broker", "store")
-        )
-        settlement = Settlement(
-            context="sea", observer=self.observer, store_breaker=store, clock=self.clock, lease_seconds=LEASE
-        )
-        return OutboxPublisher(
-            outbox=self.outbox,
-            publishing=self._publishing(broker),
-            settlement=settlement,
-            deferred=None
-            if self._ordered
-            else DeferredSettlements(outbox=self.outbox, settlement=settlement),
-            pace=Pace(
-                wakeup=PollingWakeup(),
-                clock=self.clock,
-                linger_seconds=0.005,
-                poll_seconds=2.0,
-                random=self._backoff.random,
-            ),
-            broker_breaker=broker,
-            store_breaker=store,
-            clock=self.clock,
-            batch_max=10,
-            batch_bytes_max=2**20,
-            room=MemoryBudget(2**22),
-            batches_max=1,
-        )
-
-    def _publishing(self, broker: CircuitBreaker) -> BatchPublisher:
-        policy = RetryPolicy(
-            backoff=self._backoff,
-            failures_max=3,
-            age_max_seconds=3600.0,
-            duplicate_window_seconds=self.stream.duplicate_window_seconds,
-        )
-        return BatchPublisher(
-            context="sea",
-            source="/sea",
-            publisher=self.publisher,
-            policy=policy,
-            broker_breaker=broker,
-            searches=StreamSearches(context="sea", observer=self.observer),
-            clock=self.clock,
-            timeout_seconds=10.0,
-            search_seconds=20.0,
-            hold_dead_keys=self._hold_dead_keys,
-            session_lost_since=lambda moment: self.session_lost_at >= moment,
+        base = self.context()
+        return _lane(
+            base,
+            _publishing(base, self.publisher),
+            self.outbox,
+            keyed=self._ordered,
+            wakeup=lambda _keyed: PollingWakeup(),
+            store_breaker=base.breaker("store", cap_seconds=PROBE_MAX_SECONDS),
+            room=MemoryBudget(self.settings.outbox_bytes_max),
         )
 
     def _meet(self, message: OutboundMessage) -> Fault:

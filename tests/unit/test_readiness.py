@@ -4,27 +4,20 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.application.readiness import Readiness
+from sea_mq_worker.application.circuit_breaker import call_when_available
 from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
-from sea_mq_worker.domain.retry import Backoff
-from sea_mq_worker.testing.observer import RecordingObserver
+from tests.support.loop_world import LoopWorld
 from tests.support.simulation import in_virtual_time
 
 LIMIT = 60.0
 
 
-class World:
+class World(LoopWorld):
     def __init__(self, error: DependencyError) -> None:
-        clock = asyncio.get_running_loop().time
-        backoff = Backoff(base_seconds=0.2, cap_seconds=2.0, random=lambda: 1.0)
-        self.breaker = CircuitBreaker(
-            name="inbox database", backoff=backoff, observer=RecordingObserver(), clock=clock
-        )
-        self.readiness = Readiness()
-        self.readiness.watch(self.breaker)
+        super().__init__()
+        context = self.context()
+        self.breaker, self.readiness = context.breaker("inbox database", cap_seconds=2.0), context.readiness
         self.error: DependencyError | None = error
-        self.stop = asyncio.Event()
 
     async def ask(self) -> None:
         if self.error:
@@ -45,7 +38,7 @@ async def test_trouble_longer_than_the_limit_ends_the_worker() -> None:
         ContractError, match="inbox database: permission denied; it was not fixed within 60 s"
     ):
         await world.readiness.give_up_after(LIMIT, world.stop)
-    assert LIMIT < asyncio.get_running_loop().time() < LIMIT + 5
+    assert LIMIT < world.clock() < LIMIT + 5
     asking.cancel()
 
 
@@ -67,7 +60,6 @@ async def test_trouble_that_ends_in_time_does_not_end_the_worker() -> None:
 @in_virtual_time
 async def test_a_part_that_is_refused_is_given_up_with_its_reason() -> None:
     world = World(StoreUnavailableError("away"))
-    clock = asyncio.get_running_loop().time
-    world.readiness.check("nats outbox", lambda: "refused", broken_seconds=clock)
+    world.readiness.check("nats outbox", lambda: "refused", broken_seconds=world.clock)
     with pytest.raises(ContractError, match="nats outbox: refused"):
         await world.readiness.give_up_after(LIMIT, world.stop)
