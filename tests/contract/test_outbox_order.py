@@ -32,13 +32,6 @@ async def test_a_postponed_head_blocks_its_key_and_no_other(world: World) -> Non
     assert ids(await relay.find_unpublished(batch_max=9)) == [follower]
 
 
-async def test_a_head_that_is_not_due_blocks_its_key(world: World) -> None:
-    relay = world.relay(ordered=True)
-    await world.add(key="a", delay_seconds=60)
-    await world.add(key="a")
-    assert ids(await relay.find_unpublished(batch_max=9)) == []
-
-
 async def test_a_released_rest_of_a_run_comes_again_in_order(world: World) -> None:
     relay = world.relay(ordered=True)
     added = [await world.add(key="a") for _ in range(3)]

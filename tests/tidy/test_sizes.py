@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,10 +94,6 @@ def test_functions_are_short() -> None:
     assert {function: size for function, (size, bound) in sizes.items() if size > bound} == {}
 
 
-def test_users_see_the_types() -> None:
-    assert (ROOT / "sea_mq_worker" / "py.typed").is_file()
-
-
 def test_nothing_is_left_undone() -> None:
     """A note to oneself belongs to an issue tracker."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -110,10 +105,3 @@ def test_nothing_is_left_undone() -> None:
         if path.is_file() and (found := LEFT_UNDONE.findall(path.read_text()))
     }
     assert marks == {}
-
-
-def test_imports_point_one_way() -> None:
-    """The contracts are in pyproject.toml, `tool.importlinter`."""
-    program = Path(sys.executable).with_name("lint-imports")
-    result = subprocess.run([program, "--no-cache"], cwd=ROOT, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
