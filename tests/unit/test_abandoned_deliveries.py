@@ -39,18 +39,10 @@ class World:
         return bool(await self.consumer.fetch(1))
 
 
-async def test_a_delivery_comes_again_at_once() -> None:
+async def test_a_delivery_comes_again_at_once_and_later_each_time_that_its_worker_ends() -> None:
     world = World()
     await world.deliver()
     assert await world.abandoned.take_over(DEAD) == 1
-    world.now += 0.2
-    assert await world.delivered()
-
-
-async def test_a_message_whose_workers_end_again_and_again_waits_longer() -> None:
-    world = World()
-    await world.deliver()
-    await world.abandoned.take_over(DEAD)
     world.now += 0.2
     [message] = await world.consumer.fetch(1)
     await world.lease(message.reply)

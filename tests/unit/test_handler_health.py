@@ -79,32 +79,6 @@ async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> No
     assert {reason for _, reason in world.dead_lettered()} == {"REJECTED"}
 
 
-@pytest.mark.parametrize("status", [422, 503, 401])
-@in_virtual_time
-async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(status: int) -> None:
-    world = tight()
-    bad = {world.send() for _ in range(300)}
-    good = {world.send() for _ in range(100)}
-    world.handler.script = failing(status, bad)
-    async with world.consuming():
-        await world.observer.seen(MessageProcessed, count=len(good), within=10.0)
-    assert {fact.message_id for fact in world.observer.of(MessageProcessed)} == good
-
-
-@pytest.mark.parametrize("status", [422, 503])
-@in_virtual_time
-async def test_a_failing_type_stops_no_other(status: int) -> None:
-    world = tight()
-    bad = {world.send() for _ in range(1000)}
-    world.handler.script = failing(status, bad)
-    async with world.consuming():
-        await world.observer.seen(TypeSlowed)
-        for _ in range(5):
-            good = [world.send(subject=OTHER) for _ in range(20)]
-            await world.observer.seen(MessageProcessed, lambda fact, last=good[-1]: fact.message_id == last)
-    assert [fact.event_type for fact in world.observer.of(TypeSlowed)] == ["vibe_created"]
-
-
 @in_virtual_time
 async def test_failures_of_different_types_are_no_run() -> None:
     world = World()
@@ -234,22 +208,6 @@ async def test_a_worker_without_the_right_to_read_resumes_reports_it_once() -> N
         await world.observer.seen(Noticed)
         await asyncio.sleep(10.0)
     assert [fact.event for fact in world.observer.of(Noticed)] == ["resume_not_readable"]
-
-
-@in_virtual_time
-async def test_a_message_of_a_slow_type_is_asked_about_no_sooner_than_the_handler_asked() -> None:
-    world = World(max_ack_pending=2 * SLOW_AFTER)
-    asked: dict[str, list[float]] = {world.send(): [] for _ in range(5 * SLOW_AFTER)}
-
-    def script(request: HandlerRequest, call: int) -> Behaviour:
-        asked[request.message_id].append(world.clock())
-        return Respond(status=429 if call == 1 else 200, retry_after_seconds=90.0)
-
-    world.handler.script = script
-    async with world.consuming():
-        await world.observer.seen(TypeSlowed)
-        await world.observer.seen(MessageProcessed, count=len(asked), within=400.0)
-    assert all(second - first >= 90.0 for first, second in asked.values())
 
 
 @in_virtual_time

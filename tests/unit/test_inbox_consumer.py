@@ -20,7 +20,6 @@ from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.testing.handler import (
     Behaviour,
     FailBatch,
-    InMemoryHandler,
     LoseResponse,
     Respond,
     Unreachable,
@@ -126,12 +125,14 @@ async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> 
 @in_virtual_time
 async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() -> None:
     world = World()
-    ids = [world.send() for _ in range(30)]
+    ids = [world.send()]
     world.handler.script = always(Unreachable())
     async with world.consuming():
         paused = await world.observer.seen(CircuitOpened)
+        ids += [world.send() for _ in range(29)]
+        await asyncio.sleep(1)
+        assert 2 <= len(world.table.rows) <= 4, "one more after each probe"
         await asyncio.sleep(3600)
-        assert len(world.table.rows) < len(ids)
         world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids))
     assert paused.circuit == "handler"
@@ -151,19 +152,6 @@ async def test_a_call_that_breaks_off_does_not_show_that_an_unreachable_handler_
         assert CircuitClosed not in map(type, world.observer.facts)
         world.handler.script = always(Respond())
         await world.observer.seen(MessageProcessed, count=len(ids), within=400.0)
-
-
-@in_virtual_time
-async def test_an_open_circuit_breaker_allows_one_more_message_after_each_probe() -> None:
-    world = World()
-    world.send()
-    world.handler.script = always(Unreachable())
-    async with world.consuming():
-        await world.observer.seen(CircuitOpened)
-        for _ in range(9):
-            world.send()
-        await asyncio.sleep(1)
-        assert 2 <= len(world.table.rows) <= 4
 
 
 @pytest.mark.clause("POL-047-003")
@@ -192,38 +180,6 @@ async def test_a_known_id_with_another_content_is_dead_lettered_under_an_id_of_i
     assert fact.message_id != message_id
     assert world.handler.calls[message_id] == 1
     assert [entry.payload for entry in world.dead_letters.entries()] == [b"2"]
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"message_id": "7"}, "INVALID_MESSAGE_ID"),
-        ({"body": b"{"}, "INVALID_PAYLOAD"),
-        ({"subject": "vibespro.event.v1"}, "BAD_SUBJECT"),
-    ],
-)
-@in_virtual_time
-async def test_a_message_that_can_never_be_handled_is_dead_lettered(
-    given: dict[str, Any], reason: str
-) -> None:
-    world = World()
-    world.send(**given)
-    async with world.consuming():
-        assert (await world.observer.seen(MessageDeadLettered)).reason == reason
-    assert world.handler.requests == []
-    assert world.consumer.acked == [1]
-
-
-@in_virtual_time
-async def test_a_message_whose_attempts_are_spent_is_dead_lettered() -> None:
-    world = World()
-    bad = world.send()
-    world.handler.script = always(Respond(status=500))
-    async with world.consuming():
-        fact = await world.observer.seen(MessageDeadLettered, within=600.0)
-    assert (fact.reason, fact.attempts) == ("EXHAUSTED", ATTEMPTS_MAX)
-    assert world.handler.calls[bad] == ATTEMPTS_MAX
-    assert world.dead_lettered() == [(bad, "EXHAUSTED")]
 
 
 @pytest.mark.parametrize("other", ["sea__from_another", "sea__from_vibespro"])
@@ -300,17 +256,6 @@ async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_
         assert world.consumer.acked == []
         world.inbox.down = False
         await world.observer.seen(MessageProcessed)
-    assert world.consumer.acked == [1]
-
-
-@in_virtual_time
-async def test_a_stop_finishes_calls_under_way_and_gives_back_what_waits() -> None:
-    world = World()
-    world.handler = InMemoryHandler(always(Respond(slow_seconds=5.0)))
-    message_id = world.send()
-    async with world.consuming():
-        await asyncio.sleep(1)
-    assert world.row(message_id).processed_at is not None
     assert world.consumer.acked == [1]
 
 

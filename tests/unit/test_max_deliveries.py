@@ -80,16 +80,6 @@ async def test_deliveries_that_were_given_back_cost_no_message_its_life(status: 
     assert world.dead_lettered() == []
 
 
-@in_virtual_time
-async def test_an_invalid_message_is_dead_lettered_for_the_reason_that_is_its_own() -> None:
-    world = World(max_deliver=1)
-    message_id, _ = await give_up(world, body=b"{")
-    async with world.consuming():
-        await world.observer.seen(MessageDeadLettered)
-        await settled(world)
-    assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]
-
-
 @pytest.mark.clause("POL-047-003")
 @in_virtual_time
 async def test_a_message_that_was_processed_at_its_last_delivery_is_only_forgotten() -> None:
@@ -114,20 +104,6 @@ async def test_a_message_whose_last_delivery_killed_its_worker_waits_for_the_lea
         await world.observer.seen(MessageProcessed, within=600.0)
         await settled(world)
     assert world.row(message_id).attempts == 2
-
-
-@in_virtual_time
-async def test_a_message_that_kills_each_worker_is_dead_lettered_without_a_call() -> None:
-    world = World(max_deliver=1)
-    message_id, item = await give_up(world)
-    for _ in range(ATTEMPTS_MAX):
-        await lease(world, item)
-        await asyncio.sleep(LEASE)
-    async with world.consuming():
-        await world.observer.seen(MessageDeadLettered, within=600.0)
-        await settled(world)
-    assert world.dead_lettered() == [(message_id, "EXHAUSTED")]
-    assert not world.handler.calls
 
 
 @pytest.mark.clause("CMD-052")

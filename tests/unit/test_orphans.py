@@ -118,20 +118,3 @@ async def test_a_worker_without_the_right_to_read_the_stream_reports_it_and_cont
         world.send()
         await world.observer.seen(MessageProcessed)
     assert set(reported(world)) == {"undeliverable_not_readable"}
-
-
-@in_virtual_time
-async def test_messages_are_handled_without_the_right_to_read_the_stream() -> None:
-    world = World()
-    await find_undeliverable(world)
-    loop = world.loop()
-    loop.broker_breaker.record_failure("the broker is away")
-    world.consumer.find_undeliverable = forbidden  # type: ignore[assignment, method-assign]
-    assert loop.orphans is not None
-    await asyncio.sleep(2 * OVERDUE)
-    assert await loop.orphans.find(world.stop) == []
-    world.send()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(loop.run(world.stop))
-        await world.observer.seen(MessageProcessed)
-        world.stop.set()

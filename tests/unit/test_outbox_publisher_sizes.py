@@ -10,7 +10,7 @@ import pytest
 
 from sea_mq_worker.domain.errors import StoreTooSlowError
 from sea_mq_worker.domain.events import Claim, EventState
-from sea_mq_worker.domain.facts import EventDied, Noticed
+from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Died, Released
 from tests.support.builders import claimed_event
@@ -37,18 +37,6 @@ async def test_a_claim_that_cannot_be_read_in_time_is_asked_for_in_half_the_size
         await world.published(40)
     assert asked[:8] == [10, 5, 2, 4, 2, 4, 2, 4]
     assert asked[-1] == 10, "it grows again"
-
-
-@in_virtual_time
-async def test_an_event_larger_than_the_server_takes_is_dead_unread_and_the_others_go() -> None:
-    world = World()
-    world.table.add("large", payload=b"x" * 3 * 2**20)
-    world.table.add("good")
-    async with world.relaying():
-        dead_lettered = await world.observer.seen(EventDied)
-        await world.published(1)
-    assert world.states() == {"large": "DEAD", "good": "PUBLISHED"}
-    assert re.search(r"^31457\d\d bytes .* max_payload of 1048576$", dead_lettered.error)
 
 
 @in_virtual_time

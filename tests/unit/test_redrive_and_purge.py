@@ -102,19 +102,6 @@ class World:
 
 
 @in_virtual_time
-async def test_a_redriven_message_has_its_effect_and_loses_its_dead_letter() -> None:
-    world = World()
-    message_id, seq = await world.dead_letter()
-    outcome = await world.redrive(seq)
-    assert outcome == DeadLetterOutcome(
-        seq=seq, message_id=message_id, done=True, text="processed, the handler answered 200"
-    )
-    assert world.handler.effects[message_id] == 1
-    assert world.table.rows[message_id].processed_at is not None
-    assert (world.left, world.audit) == ([], [("done", 1)])
-
-
-@in_virtual_time
 async def test_a_redriven_message_without_an_effect_keeps_its_dead_letter_and_is_dead_lettered_again() -> (
     None
 ):

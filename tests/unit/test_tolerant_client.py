@@ -34,20 +34,8 @@ async def test_a_subject_may_hold_white_space_that_is_no_blank() -> None:
     ]
 
 
-async def test_header_blocks_that_cannot_be_read_are_no_headers() -> None:
-    client = ResilientClient()
-    assert await client._process_headers(b"NATS/1.0") == {}
-    assert await client._process_headers(b"NATS/1.0 \xff\xff\xff\r\n\r\n") == {}
-    assert await client._process_headers(b"NATS/1.0\r\na: b\r\n\r\n") == {"a": "b"}
-
-
 @given(lines=st.lists(st.one_of(st.binary(max_size=20), st.from_regex(rb"[a-c \x1c]+: ?[a-c ]*"))))
 def test_headers_are_read_as_nats_py_reads_them(lines: list[bytes]) -> None:
     block = b"\r\n".join(lines)
     stock = {name: value for name, value in Client._parse_header_lines(block).items() if name}
     assert ResilientClient._parse_header_lines(block) == stock
-
-
-def test_bytes_that_are_no_utf8_are_replaced_in_a_subject() -> None:
-    message = ResilientClient()._build_message(1, b"a.\xff.b", b"", b"", None)
-    assert message.subject == "a.\ufffd.b"
