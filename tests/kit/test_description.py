@@ -6,15 +6,6 @@ import pytest
 
 from kit.description import Description, DescriptionError, filled
 
-RELAYS = sorted((Path(__file__).parents[2] / "kit" / "relays").glob("*.toml"))
-
-
-@pytest.mark.parametrize("file", RELAYS, ids=lambda file: file.stem)
-def test_each_description_has_the_file_name_and_a_summary(file: Path) -> None:
-    description = Description.load(file)
-    assert description.name == file.stem
-    assert description.about
-
 
 @pytest.mark.parametrize("text", ["", "name =", 'name = "x"\nspeed = 1'])
 def test_an_invalid_description_is_refused_with_the_file_name(tmp_path: Path, text: str) -> None:

@@ -162,9 +162,8 @@ def test_the_job_grants_the_roles_as_the_script_says() -> None:
 
 @needs_kubectl
 def test_kubectl_builds_the_pipeline(place: Path) -> None:
-    built = yaml.safe_load_all(
-        kubectl("kubectl kustomize sea-mq-worker/deploy/kubernetes/pipeline", place).stdout
-    )
+    folder = "sea-mq-worker/deploy/kubernetes/pipeline"
+    built = yaml.safe_load_all(kubectl(f"kubectl kustomize {folder}", place).stdout)
     assert sorted(each["kind"] for each in built) == ["ConfigMap", "CronJob", "NetworkPolicy"]
 
 

@@ -58,14 +58,9 @@ def analyzed(*arguments: object) -> str:
 
 
 @needs_systemd
-def test_systemd_takes_the_unit_without_a_word(instance: Path) -> None:
-    assert analyzed("verify", "--man=no", instance) == ""
-
-
-@needs_systemd
-def test_systemd_takes_the_timers_and_their_services_without_a_word(scheduled: list[Path]) -> None:
+def test_systemd_takes_units_and_timers_without_a_word(instance: Path, scheduled: list[Path]) -> None:
     assert len(scheduled) == 4
-    assert analyzed("verify", "--man=no", *scheduled) == ""
+    assert analyzed("verify", "--man=no", instance, *scheduled) == ""
 
 
 def test_a_timer_runs_a_command_of_the_worker_with_settings_of_its_own(scheduled: list[Path]) -> None:

@@ -19,8 +19,10 @@ from benchmarks.results import of_workloads
 from benchmarks.workloads import long_workloads, network_workloads, workloads
 from kit.description import Description, filled
 from kit.ledger import positional
+from tests.support.documents import ROOT
 
 FILES = sorted(RELAYS.glob("*.toml"))
+OF_THE_KIT = sorted((ROOT / "kit" / "relays").glob("*.toml"))
 PLACES = {
     name: name
     for name in (
@@ -34,7 +36,9 @@ def measured(rate: float, relay: float = 1.0) -> Measured:
     return Measured(rate=rate, cpu_seconds_per_100000={"relay": relay, "postgres": 2.0, "nats": 3.0})
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [*FILES, *OF_THE_KIT], ids=lambda file: f"{file.parent.parent.name} {file.stem}"
+)
 def test_a_description_can_be_used(file: Path) -> None:
     description = Description.load(file)
     assert description.name == file.stem

@@ -1,9 +1,8 @@
 """Event types that the handler fails again and again, on in-memory fakes, in virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from sea_mq_worker.domain.outcomes import Poison
 from sea_mq_worker.testing.handler import Behaviour, Respond
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
 from tests.support.inbox_loop import ATTEMPTS_MAX, CONCURRENCY, PER_SECOND, SLOW_AFTER, World, always
-from tests.support.simulation import in_virtual_time
+from tests.support.simulation import Interrupted, in_virtual_time
 
 OTHER = "vibespro.event.vibe_renamed.v1"
 HOUR = 3600.0
@@ -35,17 +34,20 @@ def failing(status: int, bad: set[str]) -> Callable[[HandlerRequest, int], Behav
 
 
 @asynccontextmanager
-async def resuming(world: World, resumed: Any = None) -> AsyncIterator[InMemoryResumptions]:
+async def resuming(world: World, resumptions: Any) -> AsyncIterator[None]:
     """Look every second for what operators resume, for the length of a block."""
-    resumptions: Any = InMemoryResumptions(world.clock)
-    if resumed is not None:
-        resumptions = SimpleNamespace(resumed=resumed)
     await asyncio.sleep(0)
     loop = ResumeRequests(resumptions=resumptions, health=world.health, observer=world.observer, seconds=1.0)
     async with asyncio.TaskGroup() as group:
         group.create_task(loop.run(world.stop))
-        yield resumptions
+        yield
         world.stop.set()
+
+
+def away(resumptions: InMemoryResumptions, error: Exception) -> Interrupted:
+    interrupted = Interrupted(resumptions, error)
+    interrupted.down = True
+    return interrupted
 
 
 def tight() -> World:
@@ -158,7 +160,8 @@ async def test_what_was_given_back_comes_at_once_when_the_handler_works_again() 
 @in_virtual_time
 async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
     world = failing_world()
-    async with world.consuming(), resuming(world) as resumptions:
+    resumptions = InMemoryResumptions(world.clock)
+    async with world.consuming(), resuming(world, resumptions):
         resumptions.resume(event_type)
         await world.observer.seen(MessageGivenBack, count=25)
         resumptions.resume("another")
@@ -177,14 +180,8 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
 async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -> None:
     world = failing_world()
     kept = InMemoryResumptions(world.clock)
-    away_until = world.clock() + 5.5
-
-    async def resumed(*, within_seconds: float) -> Sequence[tuple[str, float]]:
-        if world.clock() < away_until:
-            raise StoreUnavailableError("the database is away")
-        return await kept.resumed(within_seconds=within_seconds)
-
-    async with world.consuming(), resuming(world, resumed):
+    database = away(kept, StoreUnavailableError("the database is away"))
+    async with world.consuming(), resuming(world, database):
         await world.observer.seen(TypeSlowed)
         await asyncio.sleep(1.0)
         kept.resume("vibe_created")
@@ -192,6 +189,7 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
         for _ in range(30):
             world.send(subject=OTHER)
         await world.observer.seen(TypeSlowed, count=2)
+        database.down = False
         reported = await world.observer.seen(TypeResumed, within=10.0)
         assert reported.event_type == "vibe_created"
     assert (reported.why, reported.slow_seconds >= 4.0) == ("an operator resumed it", True)
@@ -200,10 +198,7 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
 @in_virtual_time
 async def test_a_worker_without_the_right_to_read_resumes_reports_it_once() -> None:
     world = failing_world()
-
-    async def forbidden(*, within_seconds: float) -> None:
-        raise ContractError(f"no permission to read {within_seconds} s")
-
+    forbidden = away(InMemoryResumptions(world.clock), ContractError("no permission"))
     async with world.consuming(), resuming(world, forbidden):
         await world.observer.seen(Noticed)
         await asyncio.sleep(10.0)
