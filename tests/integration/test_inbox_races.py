@@ -13,6 +13,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, LeasedElsewhere
+from tests.integration.test_partitioning import generic_plan
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
 from tests.support.proxy import proxied
 from tests.support.rows import opened
@@ -100,6 +101,16 @@ async def _let_leases_end(pool: asyncpg.Pool, leases: list[Lease]) -> None:
     await pool.execute(
         "UPDATE inbox_messages SET locked_until = now() - interval '1 second' WHERE message_id = ANY($1)", ids
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["extend", "mark_processed", "record_error", "begin_dead_letter", "mark_dead_lettered"]
+)
+async def test_a_statement_over_leases_reads_nothing_but_their_rows(name: str, database: Database) -> None:
+    """Not what else is unprocessed, the dead-lettered included, although that index is small as a rule."""
+    plan = "\n".join(await generic_plan(database, f"inbox.{name}"))
+    assert 'Index Scan using "DUPLICATE_MESSAGE"' in plan
+    assert "idx_inbox" not in plan
 
 
 async def test_a_batch_whose_answer_was_lost_is_leased_again_and_counted_once(

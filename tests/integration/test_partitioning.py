@@ -160,6 +160,16 @@ async def test_the_command_changes_nothing_while_the_table_is_busy(
 # --- workers
 
 
+async def generic_plan(database: Database, name: str) -> list[str]:
+    """Return the lines of the plan that a worker's connection makes once for all arguments."""
+    statement = STATEMENTS[name]
+    async with opened(database, hints=WORKER_HINTS) as pool, pool.acquire() as connection:
+        parameters = (await connection.prepare(statement)).get_parameters()
+        await connection.execute(f"PREPARE p AS {statement}")
+        arguments = ", ".join(["NULL"] * len(parameters))
+        return [row[0] for row in await connection.fetch(f"EXPLAIN EXECUTE p({arguments})")]
+
+
 async def test_a_worker_continues_when_the_outbox_is_divided(database: Database, place: Site) -> None:
     """What it has in hand it settles; by its old claims it would lease events that it has not looked at.
 
@@ -202,13 +212,7 @@ async def test_no_table_is_read_whole_even_by_a_plan_from_when_it_was_empty(
     if is_divided:
         await partition_outbox(database.dsn)
     await plain.execute("VACUUM")
-    for setting, value in WORKER_HINTS.items():
-        await plain.execute(f"SET {setting} = {value}")
-    statement = STATEMENTS[f"outbox.{name}"]
-    count = len((await plain.prepare(statement)).get_parameters())
-    await plain.execute(f"PREPARE p AS {statement}")
-    arguments = ", ".join(["NULL"] * count)
-    lines = [row[0] for row in await plain.fetch(f"EXPLAIN EXECUTE p({arguments})")]
+    lines = await generic_plan(database, f"outbox.{name}")
     joins = [n for n, line in enumerate(lines) if "_pkey" in line or "Tid Scan" in line]
     assert len(joins) >= len(await partitions(plain))
     looked_up = ("Index Cond: (id = ANY", "TID Cond:")
