@@ -196,6 +196,24 @@ async def test_an_open_transaction_of_a_producer_slows_the_wait_but_does_not_blo
                 await one.lane(False).wait(timeout_seconds=0.05)
 
 
+async def test_it_listens_again_after_its_connection_was_ended(
+    database: Database, producer: asyncpg.Pool
+) -> None:
+    async with wakeup(database) as one:
+        relay = IdleRelay(one, producer)
+        async with running(relay):
+            await asleep(producer, [relay])
+            await producer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'sea_mq_worker wakeup' AND datname = current_database()"
+            )
+            await eventually(lambda: not one.listening)
+            await eventually(lambda: one.listening)
+            await asleep(producer, [relay])
+            event_id = await insert(producer)
+            await eventually(lambda: event_id in relay.seen, within=PROMPT_SECONDS)
+
+
 async def test_without_a_server_waits_last_their_time_out() -> None:
     lonely = PostgresWakeup(dsn="postgresql://nobody@127.0.0.1:1/none", schema="public")
     await lonely.start()
