@@ -45,15 +45,10 @@ async def test_a_reaper_reads_a_bounded_part_of_a_backlog_and_by_and_by_all_of_i
             adapter = PostgresOutboxAdapter(
                 pool=pool, worker="w", lease_seconds=60.0, ordered=False, hold_dead_keys=False, failures_max=9
             )
-            most = await pages(servers, own.name, adapter.reap)
-            budgets.PAGES_OF_A_REAP.check(most)
+            budgets.PAGES_OF_A_REAP.check(await pages(servers, own.name, adapter.reap))
             assert await pool.fetchval(CLAIMED) == 1, "too far behind for two looks"
             looks = 2
             while await pool.fetchval(CLAIMED):
                 assert looks < 2 + waiting // 10_000
                 await adapter.reap()
                 looks += 1
-            print(  # noqa: T201 - what it is for
-                f"{waiting:,} due rows, 1 of them claimed: the largest look read {most:,} buffers "
-                f"({most * 8192 / 1e6:.1f} MB) and ended no claim; look {looks} ended the one"
-            )

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,7 @@ from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError,
 from sea_mq_worker.admin.requests import Request
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from tests.integration.test_admin_server import send
+from tests.integration.test_admin_server import Parts, send
 
 ID = "0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10"
 WHY = {"actor": "Ann", "reason": "fixed"}
@@ -60,17 +61,10 @@ class Served:
         return await self.ask("POST", path, json.dumps(given).encode(), **{**TOKEN, **headers})
 
 
+@asynccontextmanager
 async def serve(token: str) -> AsyncIterator[Served]:
     desk = ScriptedOperatorApi()
-    server = AdminServer(
-        host="127.0.0.1",
-        port=0,
-        ready=dict,
-        metrics=lambda _: b"",
-        status=dict,
-        token=lambda: token,
-        operator_api=cast("Any", desk),
-    )
+    server = Parts().server(token=lambda: token, operator_api=desk)
     await server.start()
     yield Served(desk, server)
     await server.close()
@@ -78,14 +72,8 @@ async def serve(token: str) -> AsyncIterator[Served]:
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async for each in serve("s3cret"):
-        yield each
-
-
-@pytest.fixture
-async def open_to_all() -> AsyncIterator[Served]:
-    async for each in serve(""):
-        yield each
+    async with serve("s3cret") as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -142,10 +130,11 @@ async def test_a_missing_item_is_reported(served: Served) -> None:
 
 
 @pytest.mark.fault("S10")
-async def test_without_a_token_set_nothing_is_listed_and_nothing_changed(open_to_all: Served) -> None:
-    for method, path in (("GET", "/api/lookup?id=0198"), ("POST", f"/api/events/{ID}/replay")):
-        status, reported = await open_to_all.ask(method, path, json.dumps(WHY).encode())
-        assert (status, "SEA_MQ_ADMIN_TOKEN_FILE" in reported["error"]) == (403, True)
+async def test_without_a_token_set_nothing_is_listed_and_nothing_changed() -> None:
+    async with serve("") as open_to_all:
+        for method, path in (("GET", "/api/lookup?id=0198"), ("POST", f"/api/events/{ID}/replay")):
+            status, reported = await open_to_all.ask(method, path, json.dumps(WHY).encode())
+            assert (status, "SEA_MQ_ADMIN_TOKEN_FILE" in reported["error"]) == (403, True)
     assert open_to_all.desk.asked == []
 
 
@@ -216,7 +205,9 @@ async def test_a_body_that_is_no_json_is_refused(served: Served) -> None:
         (ContractError("grant it"), 409),
     ],
 )
-async def test_an_obstacle_to_partitions_is_described(served: Served, error: Exception, status: int) -> None:
+async def test_an_error_of_the_desk_has_its_status_and_its_text(
+    served: Served, error: Exception, status: int
+) -> None:
     served.desk.error = error
     found, reported = await served.ask("GET", "/api/actions", **TOKEN)
     assert (found, str(error) in reported["error"]) == (status, True)

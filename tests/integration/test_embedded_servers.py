@@ -38,17 +38,13 @@ async def query(server: EmbeddedPostgres, statement: str) -> object:
         await connection.close()
 
 
-async def test_embedded_postgres_is_durable_by_default_and_has_no_open_socket(folder: Path) -> None:
+async def test_embedded_postgres_is_durable_and_private_by_default(folder: Path) -> None:
     async with EmbeddedPostgres(folder, settings={"work_mem": "5MB"}) as server:
         assert await query(server, "SHOW fsync") == "on"
         assert await query(server, "SHOW work_mem") == "5MB"
         assert await query(server, "SHOW listen_addresses") == "127.0.0.1"
         assert await query(server, "SHOW unix_socket_directories") == ""
         assert server.dsn_for("a/b") == server.dsn.removesuffix("postgres") + "a%2Fb"
-
-
-async def test_postgres_refuses_a_wrong_password(folder: Path) -> None:
-    async with EmbeddedPostgres(folder) as server:
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(server.dsn, password="guessed")
 

@@ -3,7 +3,6 @@
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.nats.manage.stream_inspection import lost_since
 from sea_mq_worker.adapters.postgres.checks import Acknowledged, acknowledged
 from tests.support.jetstream import connected, create_stream, store
@@ -67,19 +66,3 @@ async def test_a_stream_that_was_rolled_back_and_went_on_is_known_by_sequences_t
     assert (rows.greatest, rows.shared) == (7, 3)
     assert reported.startswith("3 rows name a sequence that")
     assert well == ""
-
-
-async def test_another_message_in_an_events_place_shows_a_loss_and_an_empty_place_does_not(
-    nats_url: str, names: str
-) -> None:
-    async with connected(nats_url) as connection:
-        await create_stream(connection, names, f"{names}.>")
-        for message_id in ("own", "another", "dropped"):
-            await store(connection, f"{names}.made", b"{}", {"Nats-Msg-Id": message_id})
-        await api(connection, f"STREAM.MSG.DELETE.{names}", {"seq": 3})
-
-        well = await lost_since(connection, names, greatest=3, shared=0, some=[("own", 1), ("dropped", 3)])
-        lost = await lost_since(connection, names, greatest=3, shared=0, some=[("own", 1), ("mine", 2)])
-
-    assert well == ""
-    assert lost == "the stream has another message at 2, the sequence of event mine"

@@ -325,12 +325,6 @@ async def test_cancelled_calls_leave_no_slot_taken(server: HandlerServer, make: 
     assert results == [Accepted(200)] * 4
 
 
-async def no_listener(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
-    async with handler_server() as gone:
-        url = gone.url
-    return make(url=url)
-
-
 async def no_name(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
     return make(url="http://handler.invalid/handle")
 
@@ -354,9 +348,7 @@ async def no_time_to_connect(make: MakeHandler, server: HandlerServer) -> HttpEv
     return make(timeout_seconds=1e-9)
 
 
-@pytest.mark.parametrize(
-    "unreachable", [no_listener, no_name, no_free_connection, no_handshake, no_time_to_connect]
-)
+@pytest.mark.parametrize("unreachable", [no_name, no_free_connection, no_handshake, no_time_to_connect])
 async def test_what_cannot_be_reached_is_not_delivered(
     server: HandlerServer,
     make: MakeHandler,

@@ -23,12 +23,6 @@ SELECT l.pid FROM pg_locks l
 
 
 @pytest.fixture
-async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
-    async with opened(database) as made:
-        yield made
-
-
-@pytest.fixture
 async def turns(pool: asyncpg.Pool) -> AsyncIterator[tuple[PostgresLaneTurn, PostgresLaneTurn]]:
     first, second = PostgresLaneTurn(pool=pool), PostgresLaneTurn(pool=pool)
     yield first, second

@@ -65,12 +65,6 @@ async def test_events_keep_their_place_and_numbering_continues(
     assert [row[0] for row in await plain.fetch("SELECT seq FROM outbox_events ORDER BY id")] == [1, 2]
 
 
-async def test_done_again_it_changes_nothing(owner: asyncpg.Connection, database: Database) -> None:
-    made = await partitions(owner)
-    await partition_outbox(database.dsn)
-    assert await partitions(owner) == made
-
-
 async def test_of_several_at_once_one_divides_the_outbox(
     plain: asyncpg.Connection, database: Database
 ) -> None:

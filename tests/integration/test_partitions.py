@@ -22,7 +22,6 @@ from tests.support.partitions import (
     shape,
 )
 from tests.support.servers import Database
-from tests.support.site import Site
 from tests.support.waiting import eventually
 
 WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = $1::text::regclass AND NOT granted)"
@@ -118,17 +117,6 @@ async def test_none_is_made_for_which_too_large_a_default_partition_would_be_rea
     await add(owner, midnight() + 99 * DAY)
     assert await owner.fetch("SELECT outbox_make_partitions(9, 8000)") == []
     assert len(await owner.fetch("SELECT outbox_make_partitions(9, 9000)")) == 2
-
-
-async def test_a_worker_makes_days_ahead(owner: asyncpg.Connection, place: Site) -> None:
-    last = f"outbox_events_{midnight() + 9 * DAY:%Y%m%d}"
-    async with place.worker(outbox_partition_days=9) as worker:
-
-        async def is_made() -> bool:
-            return last in await partitions(owner)
-
-        await eventually(is_made, within=30)
-        await eventually(lambda: "partitions_made" in worker.written)
 
 
 # --- when a partition goes

@@ -69,26 +69,6 @@ async def test_a_mode_that_the_stream_does_not_allow_is_refused_at_the_start(
         await started(connection, names, mode)
 
 
-@every_mode
-async def test_publishing_continues_in_the_successor_of_a_deleted_stream(
-    connection: NatsConnection, names: str, mode: Mode
-) -> None:
-    """P15, P34."""
-    publisher = await created(connection, names, mode)
-    batch = [message(names) for _ in range(5)]
-    stored(list(await publisher.publish_batch([message(names)], timeout_seconds=5)))
-    await api(connection, f"STREAM.DELETE.{names}")
-
-    outcomes = list(await publisher.publish_batch(batch, timeout_seconds=2))
-
-    assert isinstance(outcomes[0], Unknown)
-    assert "no stream" in outcomes[0].reason
-    assert not any(isinstance(outcome, Rejected | Stored) for outcome in outcomes)
-    await create_stream(connection, names, f"{names}.>", **BATCHES)
-    after = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=5)))
-    assert sorted(outcome.seq for outcome in after) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.fault("S07")
 @every_mode
 async def test_an_acknowledgement_of_another_stream_is_not_believed(

@@ -22,6 +22,21 @@ from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer,
 from tests.support.worker import change_json
 
 MEGABYTE = 2**20
+LIMITS = {
+    "retention": "limits",
+    "max_age": 7 * DAY,
+    "max_bytes": 10 * 2**30,
+    "storage": "file",
+    "num_replicas": 3,
+}
+CONSUMER = {
+    "durable_name": "sea__from_vibespro",
+    "filter_subject": "vibespro.event.>",
+    "ack_policy": "explicit",
+    "ack_wait": 120 * SECOND,
+    "max_deliver": 20,
+    "max_ack_pending": 50,
+}
 
 
 @pytest.fixture
@@ -39,48 +54,21 @@ def small(folder: Path, context: str, *, max_bytes: int = MEGABYTE) -> list[Defi
     return definitions(folder, context=context, replicas=1, max_bytes=max_bytes)
 
 
-def config_of(name: str) -> dict[str, Any]:
-    for definition in definitions(resource_folder("streams")):
-        if definition.name == name:
-            return dict(definition.config)
-    raise AssertionError(f"no file defines {name}")
-
-
-@pytest.mark.parametrize(
-    ("name", "subject"), [("SEA_EVENTS", "sea.event.>"), ("VIBESPRO_EVENTS", "vibespro.event.>")]
-)
 @pytest.mark.clause("SDS-047: JetStreamStream")
-def test_stream_files_have_the_specified_values(name: str, subject: str) -> None:
-    expected = {
-        "subjects": [subject],
-        "retention": "limits",
-        "max_age": 7 * DAY,
-        "max_bytes": 10 * 2**30,
-        "storage": "file",
-        "num_replicas": 3,
-    }
-    config = config_of(name)
-    assert {field: config[field] for field in expected} == expected
-
-
 @pytest.mark.clause("SDS-047: DurableConsumer")
-def test_the_consumer_file_has_the_specified_values() -> None:
-    expected = {
-        "durable_name": "sea__from_vibespro",
-        "filter_subject": "vibespro.event.>",
-        "ack_policy": "explicit",
-        "ack_wait": 120 * SECOND,
-        "max_deliver": 20,
-        "max_ack_pending": 50,
-    }
-    config = config_of("sea__from_vibespro")
-    assert {field: config[field] for field in expected} == expected
-
-
 @pytest.mark.clause("EVT-047-002")
-def test_dead_letters_have_a_stream_with_a_long_duplicate_window() -> None:
-    config = config_of("SEA_DLQ")
-    assert (config["subjects"], config["duplicate_window"]) == (["sea.dlq.>"], DAY)
+@pytest.mark.parametrize(
+    ("name", "specified"),
+    [
+        ("SEA_EVENTS", {"subjects": ["sea.event.>"], **LIMITS}),
+        ("VIBESPRO_EVENTS", {"subjects": ["vibespro.event.>"], **LIMITS}),
+        ("SEA_DLQ", {"subjects": ["sea.dlq.>"], "duplicate_window": DAY}),
+        ("sea__from_vibespro", CONSUMER),
+    ],
+)
+def test_a_file_has_the_specified_values(name: str, specified: dict[str, Any]) -> None:
+    [config] = [found.config for found in definitions(resource_folder("streams")) if found.name == name]
+    assert {field: config[field] for field in specified} == specified
 
 
 def test_another_context_takes_the_place_of_the_shipped_one() -> None:

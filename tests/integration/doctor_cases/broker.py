@@ -85,23 +85,20 @@ async def stream_nearly_full(p: Patient) -> Mend:
     return fix
 
 
-@provokes
-async def stream_full(p: Patient) -> Mend:
-    return await filled(p, max_msgs=5)
-
-
-@provokes
-async def stream_full__of_bytes(p: Patient) -> Mend:
-    """Its last message has left less room than the next one takes."""
-    return await filled(p, max_bytes=2_000)
-
-
-async def filled(p: Patient, **limit: int) -> Mend:
+def by_filling(slug: str, **limit: int) -> None:
     """Publish to the own stream until it refuses."""
-    fix = await p.define("SEA_EVENTS", **limit)
-    while await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())}):
-        pass  # a refusal has sequence 0
-    return fix
+
+    async def provoke(p: Patient) -> Mend:
+        fix = await p.define("SEA_EVENTS", **limit)
+        while await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())}):
+            pass  # a refusal has sequence 0
+        return fix
+
+    CASES[slug] = provoke
+
+
+by_filling("stream_full", max_msgs=5)
+by_filling("stream_full__of_bytes", max_bytes=2_000)  # the last message leaves less room than the next takes
 
 
 @provokes
