@@ -11,24 +11,17 @@ import pytest
 from benchmarks.conditions import CONDITIONS
 
 ROOT = Path(__file__).parents[2]
-FLOORS = {
-    "drain, no keys": {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"},
-    "drain, 10 to a key": {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"},
-    "steady rate": set(),
-    "inbox, FastAPI": {"floor: load generator"},
-    "inbox, 200 in flight": {"floor: load generator"},
-    "inbox, batches": {"floor: load generator"},
-    "inbox, bare handler": {"floor: load generator"},
-    "steady rate sweep": set(),
+OF_A_DRAIN = {"floor: database", "floor: broker, acknowledged", "floor: broker, batched"}
+INBOXES = ("FastAPI", "200 in flight", "batches", "bare handler")
+KEYS = ("no keys", "10 to a key")
+FLOORS: dict[str, set[str]] = {
+    **{f"drain, {keys}": OF_A_DRAIN for keys in KEYS},
+    **{f"inbox, {kind}": {"floor: load generator"} for kind in INBOXES},
+    **{f"workers, {keys}": {"2 workers", "4 workers"} for keys in KEYS},
+    **{f"backlogs, {keys}": {"2,000 events"} for keys in KEYS},
     "drain, history": {"worker, no history"},
     "drain, conditions": set(CONDITIONS) - {"worker"},
-    "workers, no keys": {"2 workers", "4 workers"},
-    "workers, 10 to a key": {"2 workers", "4 workers"},
-    "backlogs, no keys": {"2,000 events"},
-    "backlogs, 10 to a key": {"2,000 events"},
-    "looks": set(),
-    "memory": set(),
-    "churn": set(),
+    **{name: set() for name in ("steady rate", "steady rate sweep", "looks", "memory", "churn")},
 }
 
 

@@ -6,7 +6,6 @@ Run with `pytest -m compose`; a missing Docker is an error then, not a reason to
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -38,11 +37,10 @@ pytestmark = [pytest.mark.compose, pytest.mark.slow, pytest.mark.timeout(START_S
 class Stack:
     """The running services of one Compose project."""
 
-    program: tuple[str, ...]
     project: str
 
     def compose(self, *arguments: str) -> str:
-        return self.run(*self.program, "-p", self.project, *arguments)
+        return self.run("docker", "compose", "-p", self.project, *arguments)
 
     def run(self, *command: str) -> str:
         # Free ports of the machine, so that nothing else that runs here is in the way.
@@ -73,22 +71,10 @@ class Stack:
         return self.inspect("worker", "{{.State.Health.Status}}") == "healthy"
 
 
-def compose_program() -> tuple[str, ...]:
-    """Return Compose v2, or v1 where that is what the machine has."""
-    plugin = ("docker", "compose")
-    if shutil.which("docker") is None:
-        raise RuntimeError("there is no docker here")
-    if subprocess.run([*plugin, "version"], capture_output=True, check=False).returncode == 0:
-        return plugin
-    if shutil.which("docker-compose"):
-        return ("docker-compose",)
-    raise RuntimeError("docker has no compose here")
-
-
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """All services, freshly built and empty."""
-    stack = Stack(compose_program(), unique("seatest"))
+    stack = Stack(unique("seatest"))
     try:
         stack.compose("up", "--build", "-d")
         yield stack

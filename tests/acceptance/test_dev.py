@@ -34,6 +34,12 @@ async def said(process: asyncio.subprocess.Process, text: bytes) -> None:
         assert line, f"dev ended without a word of {text!r}"
 
 
+async def ended(process: asyncio.subprocess.Process, within: float | None = 30) -> tuple[int | None, str]:
+    """Wait for its end; return its exit code, and what it said."""
+    said, _ = await asyncio.wait_for(process.communicate(), within)
+    return process.returncode, said.decode()
+
+
 def children_of(folder: Path) -> dict[str, int]:
     """Return the processes that have to do with the folder, by command line."""
     found = {}
@@ -85,8 +91,7 @@ async def run(line: str, folder: Path) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_shell(
         line, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
+    return await ended(process, within=None)
 
 
 @linux
@@ -136,18 +141,15 @@ async def test_a_kill_ends_the_servers_and_the_command(tmp_path: Path) -> None:
 
 async def test_a_missing_command_is_reported_before_anything_starts(tmp_path: Path) -> None:
     process = await start(tmp_path / "dev", "--", "no-such-program")
-    output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
-    assert process.returncode == 2
-    assert output == "no-such-program: program not found on PATH, or not executable\n"
+    text = "no-such-program: program not found on PATH, or not executable\n"
+    assert await ended(process) == (2, text)
     assert not (tmp_path / "dev").exists()
 
 
 async def test_a_folder_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dev").touch()
     process = await start(tmp_path / "dev")
-    output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
-    assert process.returncode == 1
-    assert output == f"{tmp_path}/dev/postgres cannot be used: Not a directory\n"
+    assert await ended(process) == (1, f"{tmp_path}/dev/postgres cannot be used: Not a directory\n")
 
 
 @linux
@@ -156,6 +158,5 @@ async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> 
     process = await start(folder)
     await eventually((folder / "postgres" / "postgres.log").exists, within=30)
     os.killpg(process.pid, signal.SIGINT)
-    output = (await asyncio.wait_for(process.communicate(), 30))[0].decode()
-    assert (process.returncode, output) == (1, "Stopped before the worker was ready.\n")
+    assert await ended(process) == (1, "Stopped before the worker was ready.\n")
     assert not children_of(folder)

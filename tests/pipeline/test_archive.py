@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -125,23 +124,6 @@ async def test_what_the_lake_does_not_hold_as_it_was_is_not_deleted(
         assert await desk.table() == before
     monkeypatch.undo()
     assert not DeltaTable.is_deltatable(f"{desk.lake}/archive")
-
-
-async def test_an_event_is_not_deleted_if_its_committed_row_differs(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await desk.add()
-    before = await desk.table()
-    commit = LakeTable.commit
-
-    def damaging(self: LakeTable, *given: Any, **named: Any) -> bool:
-        done = commit(self, *given, **named)
-        rewrite(only_file(desk.lake), "publish_attempts", lambda column: pc.add(column, 1))
-        return done
-
-    monkeypatch.setattr(LakeTable, "commit", damaging)
-    assert await desk.run() == ArchiveResult(found=1, batches=1, archived=1, stayed=1)
-    assert await desk.table() == before
 
 
 async def test_a_batch_left_in_the_lake_is_compared_again_before_it_is_deleted(

@@ -24,7 +24,6 @@ from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import write_files
 
-DAY = 86_400
 STEPS = 12
 
 
@@ -141,17 +140,6 @@ def race(lake: str, actions: tuple[AddAction, ...]) -> tuple[int, int]:
         with suppress(ConflictError):
             won += table.commit(Files((action,), 0), Watermark("land", step, after=step - 1))
     return won, len(actions) - won
-
-
-def test_partitions_are_replaced_in_one_step(spark: SparkSession, tmp_path: Path) -> None:
-    table = LakeTable(str(tmp_path), BRONZE)
-    table.commit(table.write(messages(spark, 1, 3 * DAY)), Watermark("land", 1))
-    day = {"stream": "SEA_EVENTS", "date": date(1970, 1, 2)}
-
-    table.commit(table.write(messages(spark, DAY, DAY + 6)), Watermark("land", 2, after=1), replaced=[day])
-
-    left = {row["date"].day: row["count"] for row in table.read(spark).groupBy("date").count().collect()}
-    assert left == {1: DAY - 1, 2: 7, 3: DAY, 4: 1}
 
 
 def test_names_of_any_sort_come_back_as_they_were(spark: SparkSession, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.support.jetstream import store
 from tests.support.servers import Database
 from tests.support.site import FAST, Effects
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, WorkerProcess, running
+from tests.support.worker import WorkerProcess, deployment, running
 
 FILE = Path(__file__).parents[2] / "deploy" / "nats-accounts.conf"
 USERS = (
@@ -84,19 +84,13 @@ def worker(
     server: ConfiguredNats, database: Database, handler_url: str, log: Path, **given: object
 ) -> AbstractAsyncContextManager[WorkerProcess]:
     """Run the worker of the context sea as the user that is meant for it."""
-    own = {
-        **FAST,
-        "database_url": database.dsn,
-        "nats_url": server.url.replace("nats://", "nats://sea_worker:secret-of-sea_worker@"),
-        "nats_inbox_prefix": "_INBOX_sea_worker",
-        "handler_url": handler_url,
-        "admin_port": 0,
-        "stream_replicas": 1,
-        "stream_max_bytes": 2**26,
-        **given,
-    }
-    environment = {f"SEA_MQ_{key.upper()}": str(value) for key, value in own.items()}
-    return running(Deployment(context="sea", upstream="vibespro", environment=environment), log)
+    login = server.url.replace("nats://", "nats://sea_worker:secret-of-sea_worker@")
+    target = deployment(
+        context="sea", consumers="VIBESPRO_EVENTS/sea__from_vibespro", database_url=database.dsn,
+        nats_url=login, nats_inbox_prefix="_INBOX_sea_worker", handler_url=handler_url,
+        stream_replicas=1, stream_max_bytes=2**26, **{**FAST, **given},
+    )  # fmt: skip
+    return running(target, log)
 
 
 async def give_up(server: ConfiguredNats) -> None:
