@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT, blocks, commands, files
+from tests.support.documents import blocks, commands, fresh_checkout
 from tests.support.waiting import eventually
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux signals orphans")
@@ -76,14 +75,6 @@ async def test_the_first_command_of_the_readme_works_in_a_fresh_checkout(tmp_pat
 def uncounted(output: str) -> str:
     """Leave out how often the handler was called: that depends on what is repeated."""
     return re.sub(r"\d+ calls", "N calls", output)
-
-
-def fresh_checkout(folder: Path) -> Path:
-    """Copy what is in the repository, as it is now."""
-    for file in files():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, folder / file)
-    return folder
 
 
 async def run(line: str, folder: Path) -> tuple[int | None, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
+from tests.support.documents import fresh_checkout
 from tools.sbom import bill_of_materials
 
 ROOT = Path(__file__).parents[2]
@@ -26,12 +27,7 @@ def run(*command: str, cwd: Path, **given: str) -> subprocess.CompletedProcess[s
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the files of this one, not ready for a release."""
-    folder = tmp_path_factory.mktemp("checkout")
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in run(*listed, cwd=ROOT).stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
+    folder = fresh_checkout(tmp_path_factory.mktemp("checkout"))
     about = folder / "pyproject.toml"
     about.write_text(
         re.sub(r'^version = ".*"', f'version = "{VERSION}"', about.read_text(), flags=re.MULTILINE)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +25,16 @@ from sea_mq_worker.domain.subjects import durable_consumer
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.operations.broker import apply_topology, defined_streams
 from sea_mq_worker.producer import enqueue
-from sea_mq_worker.settings import ENV_PREFIX, Settings
+from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import run_psql
 from tests.support import servers
 from tests.support.builders import enqueueable
 from tests.support.documents import ROOT
 from tests.support.jetstream import connected
+from tests.support.pipeline_settings import values_of
 from tests.support.servers import Database, NatsAddress, PostgresAddress
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, running
+from tests.support.worker import Deployment, deployment, running
 
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -76,25 +77,17 @@ async def website(
         yield http
 
 
-def settings_of(context: str, database: str, nats_url: str, **others: str) -> dict[str, str]:
-    return {
-        "SEA_MQ_CONTEXT": context,
-        "SEA_MQ_CONSUMERS": "",
-        "SEA_MQ_DATABASE_URL": database,
-        "SEA_MQ_NATS_URL": nats_url,
-        "SEA_MQ_STREAM_REPLICAS": "1",
-        "SEA_MQ_STREAM_MAX_BYTES": str(2**26),
-        "SEA_MQ_ADMIN_PORT": "0",
-        **others,
-    }
+def target_of(context: str, database_url: str, nats_url: str, **others: str) -> Deployment:
+    """Name the servers of a context with a stream of its own, and no inbox unless ``others`` has one."""
+    own = {"handler_url": "", "consumers": "", "stream_replicas": 1, "stream_max_bytes": 2**26} | others
+    return deployment(context=context, database_url=database_url, nats_url=nats_url, **own)
 
 
 @asynccontextmanager
-async def worker(settings: dict[str, str], log: Path) -> AsyncIterator[None]:
+async def worker(target: Deployment, log: Path) -> AsyncIterator[None]:
     """Create the streams and run the worker of a context."""
-    given = Settings.model_validate({key.removeprefix(ENV_PREFIX).lower(): v for key, v in settings.items()})
+    given = Settings.model_validate(values_of(target))
     await apply_topology(given, streams=defined_streams(given))
-    target = Deployment(context=given.context, upstream="", environment=settings)
     async with running(target, log) as process:
         await process.ready()
         yield
@@ -104,21 +97,24 @@ async def worker(settings: dict[str, str], log: Path) -> AsyncIterator[None]:
 class Shop:
     """A database with a worker that publishes its outbox, for the producers among the examples."""
 
-    settings: dict[str, str]
+    target: Deployment
     folder: Path
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self.target.environment
 
     async def published(self, event_type: str) -> dict[str, Any]:
         """Wait for the only event of a type in the stream; return its payload."""
-        context = self.settings["SEA_MQ_CONTEXT"]
-        subject = f"{context}.event.{event_type}.v1"
+        subject = f"{self.target.context}.event.{event_type}.v1"
         async with connected(self.settings["SEA_MQ_NATS_URL"]) as connection:
-            info = f"STREAM.INFO.{context.upper()}_EVENTS"
+            info = f"STREAM.INFO.{self.target.stream}"
             await eventually(
                 lambda: api(connection, info, {"subjects_filter": subject}),
                 until=lambda now: now["state"].get("subjects") == {subject: 1},
             )
             last = {"last_by_subj": subject}
-            found = await api(connection, f"STREAM.MSG.GET.{context.upper()}_EVENTS", last)
+            found = await api(connection, f"STREAM.MSG.GET.{self.target.stream}", last)
         payload: dict[str, Any] = json.loads(base64.b64decode(found["message"]["data"]))
         return payload
 
@@ -134,9 +130,9 @@ async def shop(
     async with servers.scratch_database(
         postgres_server, prefix="test_", template=template_database.name
     ) as database:
-        settings = settings_of(servers.unique("shop"), database.dsn, nats_server.url)
-        async with worker(settings, folder / "worker.log"):
-            yield Shop(settings=settings, folder=folder)
+        target = target_of(servers.unique("shop"), database.dsn, nats_server.url)
+        async with worker(target, folder / "worker.log"):
+            yield Shop(target=target, folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -182,15 +178,15 @@ async def test_two_services_talk_both_ways(
             database = await stack.enter_async_context(
                 servers.scratch_database(postgres_server, prefix="test_", template=template_database.name)
             )
-            settings = settings_of(
+            target = target_of(
                 contexts[name], database.dsn, nats_url,
-                SEA_MQ_CONSUMERS="/".join(durable_consumer(contexts[name], contexts[other])),
-                SEA_MQ_HANDLER_URL=f"http://127.0.0.1:{ports[name]}/handle",
+                consumers="/".join(durable_consumer(contexts[name], contexts[other])),
+                handler_url=f"http://127.0.0.1:{ports[name]}/handle",
             )  # fmt: skip
             command, log = ("uvicorn", f"{name}:app"), tmp_path / f"{name}.log"
-            site = website("two_contexts", *command, log=log, port=ports[name], **settings)
+            site = website("two_contexts", *command, log=log, port=ports[name], **target.environment)
             https[name] = await stack.enter_async_context(site)
-            await stack.enter_async_context(worker(settings, tmp_path / f"{name}.worker.log"))
+            await stack.enter_async_context(worker(target, tmp_path / f"{name}.worker.log"))
         for order, state in ((1, "reserved"), (2, "refused")):
             assert (await https["orders"].post("/orders", json={"item": "book"})).json() == {"order": order}
             await eventually(

@@ -12,9 +12,9 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.settings import Settings
+from tests.pipeline.jetstream_support import Published, Stream
 from tests.support.builders import claimed_event
 from tests.support.jetstream import SECOND, create_stream
-from tests.support.waiting import eventually
 
 WINDOW_SECONDS = 1
 """Short, so that a replay need not wait; a worker's publish time-out has to be below it."""
@@ -75,6 +75,10 @@ class World:
         return self.settings.stream
 
     @property
+    def stored(self) -> Stream:
+        return Stream(self.connection, self.stream)
+
+    @property
     def subject(self) -> str:
         return f"{self.context}.event.order.paid.v1"
 
@@ -92,14 +96,7 @@ class World:
 
     async def send(self, messages: Iterable[OutboundMessage]) -> None:
         """Publish in this order, and wait until the stream has all."""
-        last = (await self._state())["last_seq"]
-        for message in messages:
-            await self.connection.client.publish(
-                message.subject, message.payload, headers=dict(message.headers)
-            )
-            last += 1
-        await self.connection.client.flush(30)
-        await eventually(lambda: self._has(last), within=30)
+        await self.stored.publish(Published(each.subject, each.headers, each.payload) for each in messages)
 
     async def settle(self, sequences: Mapping[str, int]) -> None:
         """Mark events as published, each with the sequence that the stream gave it."""
@@ -114,7 +111,7 @@ class World:
     async def relay(self) -> list[str]:
         """Publish what is pending, also where the stream still remembers it; return the ids."""
         messages = [without_message_id(message) for message in await self.unpublished()]
-        last = (await self._state())["last_seq"]
+        last = await self.stored.last_seq()
         await self.send(messages)
         await self.settle({message.id: last + place for place, message in enumerate(messages, start=1)})
         return [message.id for message in messages]
@@ -135,7 +132,7 @@ class World:
         config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": start, "headers_only": True}
         request = {"stream_name": self.stream, "config": config, "action": "create"}
         await api(self.connection, f"CONSUMER.CREATE.{self.stream}.{durable}", request)
-        count = (await self._state())["last_seq"] - start + 1
+        count = await self.stored.last_seq() - start + 1
         arrived: asyncio.Queue[str] = asyncio.Queue()
 
         async def note(message: Any) -> None:
@@ -147,18 +144,6 @@ class World:
         await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{durable}", ask, inbox)
         replies = [await arrived.get() for _ in range(count)]
         await client.request(replies[-1], b"+ACK", timeout=10)
-
-    async def delete(self, sequences: Iterable[int]) -> None:
-        """Take messages out of the stream."""
-        for seq in sequences:
-            await api(self.connection, f"STREAM.MSG.DELETE.{self.stream}", {"seq": seq})
-
-    async def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = (await api(self.connection, f"STREAM.INFO.{self.stream}"))["state"]
-        return state
-
-    async def _has(self, last: int) -> bool:
-        return bool((await self._state())["last_seq"] == last)
 
 
 def without_message_id(message: OutboundMessage) -> OutboundMessage:

@@ -44,7 +44,7 @@ async def test_planted_faults_are_named_and_nothing_else(world: World, spark: Sp
     await world.settle(sequences)
     await world.send([without_message_id(message) for message in doubled])
     await world.receive(await world.contents(), "own", without=_ids(unhandled))
-    await world.delete([sequences[message.id] for message in lost])
+    await world.stored.delete(*(sequences[message.id] for message in lost))
 
     wanted = ReconcileRequest(grace_seconds=0, late_seconds=3600)
     result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)

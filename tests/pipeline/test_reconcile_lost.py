@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
@@ -166,7 +165,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
     async with opened(their_database, hints=OPERATOR_HINTS) as theirs:
         receiver = replace(world, pool=theirs)
         await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
-    await api(world.connection, f"STREAM.PURGE.{world.stream}", {"seq": 31})
+    await world.stored.purge(seq=31)
     await replay_matching(
         PostgresReplays(pool=pool),
         OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
@@ -240,7 +239,7 @@ async def test_since_reads_only_the_files_of_its_time(
 
     await world.publish(5)
     await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
-    await api(world.connection, f"STREAM.PURGE.{world.stream}", {})
+    await world.stored.purge()
     monkeypatch.setattr(LakeTable, "entries", spy)
     result = await _reconciled(spark, world, lake=lake, since=datetime.now(UTC) - timedelta(days=1))
 

@@ -1,6 +1,7 @@
 """The commands of the documents: those in their blocks of code, and those in the middle of a sentence."""
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,14 @@ def files(pattern: str = "*") -> tuple[str, ...]:
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     return tuple(name for name in names if (ROOT / name).is_file())
+
+
+def fresh_checkout(folder: Path) -> Path:
+    """Copy what is in the repository, as it is now."""
+    for file in files():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, folder / file)
+    return folder
 
 
 def documents() -> tuple[str, ...]:
