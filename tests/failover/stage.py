@@ -23,7 +23,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
 from sea_mq_worker.producer import Event, enqueue
 from tests.support.handlers import Call, answer, handler_server
-from tests.support.jetstream import SECOND, connected, consumer_info, store, stored_at
+from tests.support.jetstream import SECOND, connected, consumer_info, read_stream, store
 from tests.support.servers import database_connection
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment, running
@@ -82,7 +82,8 @@ class Stage:
 
         async def answered() -> bool:
             with suppress(*_AWAY):
-                found.append(await stored_at(self.broker, self.target.stream))
+                stored = await read_stream(self.broker, self.target.stream)
+                found.append([(m.headers["Nats-Msg-Id"], m.metadata.timestamp.timestamp()) for m in stored])
             return bool(found)
 
         await eventually(answered, within=QUIET_SECONDS, what=f"{self.target.stream} answers")

@@ -13,16 +13,8 @@ from tests.support.waiting import eventually
 QUICK = {"handler_concurrency": 10, "handler_slow_after": 5, "handler_slow_failures_per_second": 20}
 
 
-def fail(at: Site, status: int, bad: list[str]) -> None:
-    at.effects.script |= dict.fromkeys(bad, answer(status))
-
-
 def taken(at: Site, messages: list[str]) -> Callable[[], bool]:
     return lambda: set(messages) <= set(at.effects.taken)
-
-
-def fix(at: Site) -> None:
-    at.effects.script.clear()
 
 
 @pytest.mark.fault("N19")
@@ -32,11 +24,11 @@ async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(
 ) -> None:
     async with site_with(consumer={"max_ack_pending": 10}, **QUICK) as at:
         bad, good = await at.send(60), await at.send(20)
-        fail(at, status, bad)
+        at.effects.script |= dict.fromkeys(bad, answer(status))
         async with at.worker() as worker:
             await eventually(taken(at, good), within=10.0, what="the healthy messages are handled")
             if status != 422:
-                fix(at)
+                at.effects.script.clear()
             await at.quiet()
             if status != 422:  # nothing took a rejected one: its type stays slow for a while
                 await worker.ready()
@@ -49,7 +41,7 @@ async def test_a_failing_event_type_stops_no_other(site_with: SiteWith) -> None:
     """And what the server gave up meanwhile, because it came so often, is handled like the rest."""
     async with site_with(consumer={"max_ack_pending": 10, "max_deliver": 16}, **QUICK) as at:
         bad = await at.send(30)
-        fail(at, 503, bad)
+        at.effects.script |= dict.fromkeys(bad, answer(503))
         async with at.worker(inbox_backoff_max_seconds=0.2) as worker:
             await worker.answers(503, "made: the handler answered 503")
             for _ in range(3):
@@ -59,7 +51,7 @@ async def test_a_failing_event_type_stops_no_other(site_with: SiteWith) -> None:
                 await eventually(
                     lambda before=before: sum(at.effects.taken.values()) > before, what="it is handled"
                 )
-            fix(at)
+            at.effects.script.clear()
             await eventually(taken(at, bad), what="all are handled once the handler is mended")
             await at.quiet()
         assert not await at.dead_letters()
@@ -74,7 +66,7 @@ async def test_an_operator_ends_the_slow_pace_of_a_running_worker(shared: Site) 
     async with shared.worker(inbox_backoff_max_seconds=600, **slow) as worker:
         await worker.tells("type_slowed")
         await eventually(lambda: set(shared.effects.calls) == set(messages), what="all are asked about")
-        fix(shared)
+        shared.effects.script.clear()
         resume = ("inbox", "resume", "--type", "made", "--reason", "mended")
         async with shared.worker(*resume, name="operator") as command:
             assert await command.ended() == 0

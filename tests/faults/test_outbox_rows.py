@@ -1,10 +1,10 @@
 """No row that a producer can commit harms another one or is altered on its way, however strange it is."""
 
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 import asyncpg
@@ -13,6 +13,7 @@ import pytest
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
 from tests.support.jetstream import stored_messages
+from tests.support.rows import add_event
 from tests.support.servers import database_connection
 from tests.support.site import Site
 
@@ -82,16 +83,6 @@ class Rows:
     """What was given, by id."""
 
 
-async def insert(database: asyncpg.Connection, given: Mapping[str, Any]) -> str:
-    """Write a row as SQL by hand can."""
-    event_id = str(uuid.uuid4())
-    row = {"id": event_id, "aggregate_type": "order", "aggregate_id": "o-1", "event_type": "order.created"}
-    row |= {"payload": "{}", **given}
-    places = ", ".join(f"${place}" for place in range(1, len(row) + 1))
-    await database.execute(f"INSERT INTO outbox_events ({', '.join(row)}) VALUES ({places})", *row.values())
-    return event_id
-
-
 async def insert_all(database: asyncpg.Connection) -> Rows:
     """Commit everything at once, the bad and the fine in turn, so that they share batches."""
     large = json.dumps("x" * (MAX_MSG_SIZE + 1))
@@ -109,13 +100,13 @@ async def insert_all(database: asyncpg.Connection) -> Rows:
         *FINE_COLUMNS,
     ]
     fine += [{}] * (100 - len(bad) - len(fine))
+    made_bad, made_fine = {}, {}
     async with database.transaction():
-        made_bad, made_fine = {}, {}
-        for number in range(max(len(bad), len(fine))):
-            if number < len(bad):
-                made_bad[await insert(database, bad[number][0])] = bad[number][1]
-            if number < len(fine):
-                made_fine[await insert(database, fine[number])] = fine[number]
+        for wrong, right in zip_longest(bad, fine):
+            if wrong is not None:
+                made_bad[str(await add_event(database, **wrong[0]))] = wrong[1]
+            if right is not None:
+                made_fine[str(await add_event(database, **right))] = right
     return Rows(made_bad, made_fine)
 
 

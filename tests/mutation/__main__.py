@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutation.mutants import LIST, ROOT, Mutant, load, problems
+from tests.support.documents import files
 
 _PASSED, _FAILED = 0, 1
 """pytest's exit codes; every other one means that the tests did not run."""
@@ -111,18 +112,10 @@ def _failure(copy: Path, tests: list[str]) -> str:
 @contextmanager
 def _copies(count: int) -> Iterator[list[Path]]:
     """Provide copies of the files that git knows or would add."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    names = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
     with tempfile.TemporaryDirectory(prefix="sea-mq-mutants-") as folder:
         copies = [Path(folder, str(number)) for number in range(count)]
         for copy in copies:
-            for name in names:
+            for name in files():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, copy / name)
         yield copies

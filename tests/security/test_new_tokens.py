@@ -38,13 +38,13 @@ async def test_the_admin_pages_take_the_new_token_of_the_file(shared: Site, tmp_
     file = with_old_token(tmp_path / "token")
 
     async def status(token: str) -> int:
-        return (await worker._get("status", {"authorization": f"Bearer {token}"}))[0]
+        return (await worker.get("status", {"authorization": f"Bearer {token}"}))[0]
 
     async with shared.worker(admin_token_file=file) as worker:
         await worker.ready()
         assert (await status("old"), await status("new")) == (200, 401)
         file.unlink()
         await eventually(lambda: status("old"), until=lambda found: found == 503, what="nobody has access")
-        assert (await worker._get("healthz"))[0] == 200
+        assert (await worker.get("healthz"))[0] == 200
         file.write_text("new")
         assert (await status("old"), await status("new")) == (401, 200)

@@ -31,10 +31,8 @@ from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import (
     HandlerResult,
     Poison,
-    Postponed,
     Processed,
     Published,
-    Reaped,
     Released,
     Stored,
     Verdict,
@@ -78,27 +76,12 @@ def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict
     return frozenset(verdict.event.id for verdict in leased)
 
 
-@_bug(InMemoryOutbox, "find_unpublished", called="the token is the worker's name")
-async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
-    claim: Claim = await real(self, **limits)
-    owner = f"{self.worker}#{self.session}"
-    for event in claim.events:
-        self.table.rows[event.id].claimed_by = owner
-    return dataclasses.replace(claim, token=owner) if claim.events else claim
-
-
 @_bug(InMemoryOutbox, "_lease", called="attempts are counted after a failure alone")
 def _(real: Any, self: InMemoryOutbox, *given: Any, **options: Any) -> ClaimedEvent:
     event: ClaimedEvent = real(self, *given, **options)
     row: OutboxRow = given[0]
     row.attempts -= 1
     return event
-
-
-@_bug(InMemoryOutbox, "_change", called="attempts are counted twice")
-def _(real: Any, self: InMemoryOutbox, row: OutboxRow, verdict: Verdict) -> None:
-    real(self, row, verdict)
-    row.attempts += isinstance(verdict, Postponed)
 
 
 @_bug(InMemoryOutbox, "_due", called="polling by a cursor")
@@ -121,16 +104,6 @@ def _(real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
     """CLAIMED -> CLAIMED."""
     expired = row.claimed_at is not None and row.claimed_at < self.table.clock() - self.lease_seconds
     return expired or real(self, row)
-
-
-@_bug(InMemoryOutbox, "reap", called="an event that waits is declared dead")
-async def _(real: Any, self: InMemoryOutbox) -> Reaped:
-    """PENDING -> DEAD."""
-    for row in self.table.rows.values():
-        if row.state is EventState.PENDING and row.failures > 2:
-            row.state = EventState.DEAD
-    reaped: Reaped = await real(self)
-    return reaped
 
 
 @_bug(InMemoryOutbox, "_runs", called="locked rows are skipped without regard to keys")
@@ -231,11 +204,6 @@ def _(real: Any, status: int, **given: Any) -> HandlerResult:
 async def _(real: Any, self: HandlerCaller, item: Any, run: Leased, *rest: Any, **given: Any) -> Any:
     deliveries = run._replace(attempts=item.message.deliveries)
     return await real(self, item, deliveries, *rest, **given)
-
-
-@_bug(DeadLetterPublisher, "_publish", called="dead letters are published without an acknowledgement")
-async def _(_real: Any, self: DeadLetterPublisher, message: OutboundMessage, _fresh_until: float) -> None:
-    await self.publisher.publish(message.subject, message.payload, message.headers)
 
 
 @_bug(DeadLetterPublisher, "_publish_unless_stored", called="acknowledged although the dead letter failed")

@@ -91,19 +91,12 @@ async def stored_messages(
     """Read a whole stream: sequence, subject, body, headers."""
     return [
         (message.metadata.sequence.stream, message.subject, message.data, dict(message.headers or {}))
-        for message in await _read(connection, stream)
+        for message in await read_stream(connection, stream)
     ]
 
 
-async def stored_at(connection: NatsConnection, stream: str) -> list[tuple[str, float]]:
-    """Read when each message of a stream was stored: message id, seconds since 1970."""
-    return [
-        ((message.headers or {})["Nats-Msg-Id"], message.metadata.timestamp.timestamp())
-        for message in await _read(connection, stream)
-    ]
-
-
-async def _read(connection: NatsConnection, stream: str) -> list[Msg]:
+async def read_stream(connection: NatsConnection, stream: str) -> list[Msg]:
+    """Read a whole stream."""
     left = (await api(connection, f"STREAM.INFO.{stream}"))["state"]["messages"]
     if not left:
         return []

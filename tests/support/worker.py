@@ -112,7 +112,7 @@ class WorkerProcess:
 
         async def asked() -> str:
             assert self.process.returncode is None, self.written[-2000:]
-            found, body = await self._readiness()
+            found, body = await self.get("readyz")
             return body if found == status and because in body else ""
 
         return await eventually(
@@ -157,7 +157,7 @@ class WorkerProcess:
         slowest = 0.0
         while not until.is_set():
             began = time.monotonic()
-            status, text = await self._get(page)
+            status, text = await self.get(page)
             assert status == 200, text
             slowest = max(slowest, time.monotonic() - began)
         return slowest
@@ -179,14 +179,12 @@ class WorkerProcess:
 
     async def exposition(self, **headers: str) -> str:
         """Return /metrics as it is."""
-        status, text = await self._get("metrics", headers)
+        status, text = await self.get("metrics", headers)
         assert status == 200, text
         return text
 
-    async def _readiness(self) -> tuple[int, str]:
-        return await self._get("readyz")
-
-    async def _get(self, page: str, headers: Mapping[str, str] = _NOTHING) -> tuple[int, str]:
+    async def get(self, page: str, headers: Mapping[str, str] = _NOTHING) -> tuple[int, str]:
+        """Return status and body of an admin page; status 0 while nothing answers."""
         found = _ADMIN.search(self.written)
         if found is None:
             return 0, "not listening"
