@@ -16,7 +16,7 @@ import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import servers
-from tests.support.servers import Database, NatsAddress, PostgresAddress
+from tests.support.servers import Database, PostgresAddress
 
 if TYPE_CHECKING:
     from tests.support.site import Site, SiteWith
@@ -81,10 +81,10 @@ async def postgres_server(pytestconfig: pytest.Config) -> AsyncIterator[Postgres
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def nats_server(pytestconfig: pytest.Config) -> AsyncIterator[NatsAddress]:
-    """The session's nats-server with JetStream, shared: use `names` to stay apart."""
-    async with servers.nats(containers=pytestconfig.getoption("--containers")) as address:
-        yield address
+async def nats_url(pytestconfig: pytest.Config) -> AsyncIterator[str]:
+    """The URL of the session's nats-server with JetStream, shared: use `names` to stay apart."""
+    async with servers.nats(containers=pytestconfig.getoption("--containers")) as url:
+        yield url
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -104,12 +104,6 @@ async def database(postgres_server: PostgresAddress, template_database: Database
         postgres_server, prefix="test_", template=template_database.name
     ) as own:
         yield own
-
-
-@pytest.fixture
-def nats_url(nats_server: NatsAddress) -> str:
-    """The URL of the session's nats-server."""
-    return nats_server.url
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tests.support.builders import enqueueable
 from tests.support.documents import ROOT
 from tests.support.jetstream import connected
 from tests.support.pipeline_settings import values_of
-from tests.support.servers import Database, NatsAddress, PostgresAddress
+from tests.support.servers import Database, PostgresAddress
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, deployment, running
 
@@ -123,14 +123,14 @@ class Shop:
 async def shop(
     postgres_server: PostgresAddress,
     template_database: Database,
-    nats_server: NatsAddress,
+    nats_url: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Shop]:
     folder = tmp_path_factory.mktemp("shop")
     async with servers.scratch_database(
         postgres_server, prefix="test_", template=template_database.name
     ) as database:
-        target = target_of(servers.unique("shop"), database.dsn, nats_server.url)
+        target = target_of(servers.unique("shop"), database.dsn, nats_url)
         async with worker(target, folder / "worker.log"):
             yield Shop(target=target, folder=folder)
 

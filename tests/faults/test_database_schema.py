@@ -25,14 +25,12 @@ WRITES = (
     " + (SELECT count(*) FROM sea_mq_context)"
 )
 
-
-EVENTS = """
-SELECT id, state, published_at, publish_attempts, failures, publish_error, stream_seq FROM outbox_events
- WHERE id = ANY ($1) ORDER BY id"""
-MESSAGES = """
-SELECT message_id, processed_at, dead_lettered_at, dead_letter_reason, attempts, last_error
-  FROM inbox_messages
- WHERE message_id = ANY ($1) ORDER BY message_id"""
+ENDED = {
+    "outbox_events WHERE NOT is_open": "id, state, published_at, publish_attempts, failures, publish_error,"
+    " stream_seq",
+    "inbox_messages": "message_id, processed_at, dead_lettered_at, dead_letter_reason, attempts, last_error",
+}
+"""Which rows of a release no worker moves, and their columns."""
 
 
 @pytest.fixture
@@ -74,26 +72,15 @@ async def migrated(shared: Site, *, announced: str) -> None:
 
 
 async def ended_rows(database: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
-    """Return by statement the rows of a release that no worker moves."""
-    events = await database.fetch("SELECT id FROM outbox_events WHERE NOT is_open")
-    messages = await database.fetch("SELECT message_id FROM inbox_messages")
-    return {
-        statement: await database.fetch(statement, [row[0] for row in rows])
-        for statement, rows in ((EVENTS, events), (MESSAGES, messages))
-    }
+    return {which: await database.fetch(f"SELECT {columns} FROM {which}") for which, columns in ENDED.items()}
 
 
 async def audit_beside(shared: Site, old_rows: Mapping[str, list[asyncpg.Record]]) -> None:
     """Prove that the old rows are as they were, and audit all others."""
-    for statement, rows in old_rows.items():
-        assert await shared.database.fetch(statement, [row[0] for row in rows]) == rows
-    await shared.database.execute(
-        "DELETE FROM outbox_events WHERE id = ANY ($1)", [row["id"] for row in old_rows[EVENTS]]
-    )
-    await shared.database.execute(
-        "DELETE FROM inbox_messages WHERE message_id = ANY ($1)",
-        [row["message_id"] for row in old_rows[MESSAGES]],
-    )
+    for which, rows in old_rows.items():
+        table, key = which.split()[0], ENDED[which].partition(",")[0]
+        delete = f"DELETE FROM {table} WHERE {key} = ANY ($1) RETURNING {ENDED[which]}"
+        assert set(await shared.database.fetch(delete, [row[0] for row in rows])) == set(rows)
     await shared.audit()
 
 

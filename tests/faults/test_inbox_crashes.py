@@ -220,17 +220,23 @@ async def test_a_worker_that_stalls_in_a_call_is_succeeded_after_its_lease_and_t
     assert called_at[1] >= leased_until
 
 
-@pytest.mark.fault("N09")
-async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_with: SiteWith) -> None:
-    async def work_long(call: Call, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(3.2)
+def work(at: Site, *, seconds: float) -> Behaviour:
+    """Let a call take its time, and have its effect."""
+
+    async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds)
         at.effects.taken[call.message_id] += 1
         await answer(200)(call, writer)
 
+    return behave
+
+
+@pytest.mark.fault("N09")
+async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_with: SiteWith) -> None:
     short: dict[str, Any] = {"inbox_lease_seconds": 1, "handler_timeout_seconds": 3.9}
     async with site_with(consumer={"ack_wait": 4 * SECOND}, **short) as at:
         [message] = await at.send()
-        at.effects.script[message] = work_long
+        at.effects.script[message] = work(at, seconds=3.2)
         async with at.worker(name="one"), at.worker(name="two"):
             await at.quiet()
         await at.audit()
@@ -241,16 +247,10 @@ async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_w
 @pytest.mark.fault("N10")
 async def test_messages_are_fetched_only_when_there_is_a_place_for_them(site_with: SiteWith) -> None:
     """All of them together take longer than the server waits twice for one acknowledgement."""
-
-    async def work(call: Call, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.5)
-        at.effects.taken[call.message_id] += 1
-        await answer(200)(call, writer)
-
     few: dict[str, Any] = {"handler_concurrency": 2, "handler_timeout_seconds": 1.5}
     async with site_with(consumer={"ack_wait": 2 * SECOND}, **few) as at:
         messages = await at.send(20)
-        at.effects.script.update(dict.fromkeys(messages, work))
+        at.effects.script.update(dict.fromkeys(messages, work(at, seconds=0.5)))
         async with at.worker():
             await at.quiet()
         await at.audit()

@@ -45,13 +45,6 @@ class PostgresAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class NatsAddress:
-    """Where a nats-server with JetStream answers."""
-
-    url: str
-
-
-@dataclass(frozen=True, slots=True)
 class Database:
     """A database of one test."""
 
@@ -79,17 +72,17 @@ async def postgres(*, containers: bool) -> AsyncIterator[PostgresAddress]:
 
 
 @asynccontextmanager
-async def nats(*, containers: bool) -> AsyncIterator[NatsAddress]:
-    """Provide the session's nats-server."""
+async def nats(*, containers: bool) -> AsyncIterator[str]:
+    """Provide the URL of the session's nats-server."""
     if given := os.environ.get(NATS_VARIABLE):
-        yield NatsAddress(given)
+        yield given
     elif containers:
-        async with _nats_container() as address:
-            yield address
+        async with _nats_container() as url:
+            yield url
     else:
         with _folder() as folder:
             async with EmbeddedNats(Path(folder), config=ROOMY) as server:
-                yield NatsAddress(server.url)
+                yield server.url
 
 
 @asynccontextmanager
@@ -155,11 +148,11 @@ async def _answers(dsn: str) -> bool:
 
 
 @asynccontextmanager
-async def _nats_container() -> AsyncIterator[NatsAddress]:
+async def _nats_container() -> AsyncIterator[str]:
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - needs Docker
     from testcontainers.core.wait_strategies import HttpWaitStrategy  # noqa: PLC0415
 
     container = DockerContainer("nats:2").with_command("-js -m 8222").with_exposed_ports(4222, 8222)
     with container.waiting_for(HttpWaitStrategy(8222, "/healthz")) as running:
         host, port = running.get_container_host_ip(), running.get_exposed_port(4222)
-        yield NatsAddress(f"nats://{host}:{port}")
+        yield f"nats://{host}:{port}"
