@@ -158,10 +158,3 @@ async def test_a_foreign_message_in_the_stream_disturbs_no_other(world: World) -
     await world.store(f"{world.name}.dlq.anything", b"\xff", {"Dlq-Attempts": "many"})
     [entry] = await world.dead_letters.list(DeadLetterFilter(reason="", subject=""))
     assert (entry.message_id, entry.attempts, entry.payload) == ("", 0, b"\xff")
-
-
-async def test_a_missing_stream_is_a_broken_contract(nats_url: str, names: str) -> None:
-    async with connected(nats_url) as connection:
-        missing = NatsDeadLetters(connection=connection, stream=f"{names}_NONE")
-        with pytest.raises(ContractError, match="stream not found"):
-            await missing.list()

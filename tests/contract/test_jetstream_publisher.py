@@ -173,7 +173,9 @@ async def test_a_batch_is_stored_once_and_in_order(world: World) -> None:
 
     outcomes = await publish(world, batch)
 
+    assert world.publisher.duplicate_window_seconds == WINDOW_SECONDS
     assert outcomes == [Stored(world.stream, seq) for seq in range(1, 301)]
+    assert await publish(world, []) == []
     assert [row[2] for row in await world.rows()] == [each.payload for each in batch]
 
 
@@ -242,10 +244,6 @@ async def test_a_single_message_is_published_by_itself(world: World) -> None:
     assert await world.publisher.publish(one.subject, one.payload, one.headers) == Stored(world.stream, 1)
     repeat = await world.publisher.publish(one.subject, one.payload, one.headers)
     assert repeat == Stored(world.stream, 1, duplicate=True)
-
-
-async def test_an_empty_batch_is_no_work(world: World) -> None:
-    assert await publish(world, []) == []
 
 
 BAD = {
@@ -413,10 +411,6 @@ async def test_find_without_a_connection_says_that_it_could_not_read(world: Worl
 
     with pytest.raises(BrokerUnavailableError):
         await world.publisher.find([wanted(message(world.stream.lower()))])
-
-
-async def test_the_window_is_the_streams_own(world: World) -> None:
-    assert world.publisher.duplicate_window_seconds == WINDOW_SECONDS
 
 
 def wanted(of: OutboundMessage, **given: Any) -> SearchedId:

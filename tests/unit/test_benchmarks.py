@@ -67,13 +67,10 @@ def test_a_slow_relay_gets_a_smaller_backlog_but_never_too_small_a_one() -> None
     assert Size(events=2_000, seconds=4).at(90_000) == 2_000
 
 
-def test_the_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
+def test_the_ratio_is_the_median_of_the_ratios_of_rounds_that_both_finished() -> None:
     ours = {1: measured(400), 2: measured(900), 3: measured(100)}
     theirs = {1: measured(100), 2: measured(300), 3: measured(100)}
     assert times(ours, theirs) == [3.0, 1.0, 4.0]
-
-
-def test_rounds_that_only_one_of_them_finished_are_no_part_of_the_ratio() -> None:
     assert times({1: measured(400), 2: measured(900)}, {2: measured(300), 3: measured(1)}) == [3.0, 3.0, 3.0]
     assert times({1: measured(400)}, {2: measured(300)}) == []
 

@@ -260,20 +260,6 @@ async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
 
 
-@in_virtual_time
-async def test_refused_events_die_at_once_and_failing_ones_when_their_failures_are_spent() -> None:
-    world = World()
-    world.table.add("refused")
-    world.table.add("failing")
-    world.faults |= {"refused": Fault.REFUSED, "failing": Fault.FAILED}
-    async with world.relaying():
-        await world.observer.seen(EventDied, count=2, within=600.0)
-    assert {fact.outbox_id: fact.attempts for fact in world.observer.of(EventDied)} == {
-        "refused": 1,
-        "failing": 3,
-    }
-
-
 @pytest.mark.clause("ordering: later events of a key wait for the earlier ones")
 @pytest.mark.parametrize("keeps_order", [False, True])
 @in_virtual_time

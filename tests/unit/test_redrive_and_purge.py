@@ -15,7 +15,7 @@ from sea_mq_worker.operations.dead_letters import DeadLetterOutcome, dead_letter
 from sea_mq_worker.operations.purge import Purger
 from sea_mq_worker.operations.redrive import Redriver
 from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords, InMemoryDeadLetters
-from sea_mq_worker.testing.handler import InMemoryHandler, LoseResponse, Respond
+from sea_mq_worker.testing.handler import InMemoryHandler, Respond
 from sea_mq_worker.testing.inbox import InboxTable, InMemoryInbox
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.builders import dead_letter, inbound_message
@@ -181,17 +181,6 @@ async def test_a_redrive_that_failed_in_the_middle_is_recorded_and_repeated_with
     assert (world.handler.effects[message_id], world.table.rows[message_id].processed_at is None) == (
         1, False,
     )  # fmt: skip
-
-
-@in_virtual_time
-async def test_a_redrive_whose_answer_was_lost_is_refused_and_may_be_repeated() -> None:
-    world = World()
-    message_id, seq = await world.dead_letter()
-    world.handler.script = lambda *_: LoseResponse()
-    assert not (await world.redrive(seq)).done
-    world.handler.script = lambda *_: Respond()
-    assert (await world.redrive(seq)).text == "processed, the handler answered 409"
-    assert (world.handler.effects[message_id], world.audit) == (1, [("refused", 0), ("done", 1)])
 
 
 @in_virtual_time

@@ -147,20 +147,8 @@ async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
     assert inner.sent[0].headers == {"traceparent": traceparent(span)}
 
 
-async def test_a_handler_call_is_a_client_span_inside_a_linked_consumer_span(traces: Traces) -> None:
-    inner = InMemoryHandler()
-    assert await traces.handler(inner).handle(REQUEST._replace(trace_headers=SAMPLED)) == Accepted(200)
-    consumer, client = traces.of(SpanKind.CONSUMER), traces.of(SpanKind.CLIENT)
-    assert linked_traces(consumer) == [TRACE]
-    assert consumer.parent is None
-    assert client.parent is not None
-    assert client.parent == consumer.get_span_context()
-    assert inner.requests[0].trace_headers == {"traceparent": traceparent(client)}
-
-
 async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
-    inner = InMemoryHandler(lambda _request, _call: Respond(status=500))
-    await traces.handler(inner).handle(REQUEST)
+    await traces.handler(InMemoryHandler(lambda *_: Respond(status=500))).handle(REQUEST)
     assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
     reported = traces.of(SpanKind.CLIENT).attributes
     assert reported is not None
@@ -168,8 +156,7 @@ async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
 
 
 async def test_a_rejected_message_has_its_status(traces: Traces) -> None:
-    inner = InMemoryHandler(lambda _request, _call: Respond(status=422))
-    await traces.handler(inner).handle(REQUEST)
+    await traces.handler(InMemoryHandler(lambda *_: Respond(status=422))).handle(REQUEST)
     assert (traces.of(SpanKind.CLIENT).attributes or {})["http.response.status_code"] == 422
 
 
@@ -217,14 +204,19 @@ async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:
     assert wait.end_time <= publish.start_time
 
 
-async def test_a_handling_follows_the_wait_in_the_stream(traces: Traces) -> None:
-    stored_at = datetime.fromtimestamp(time.time() - 30.0, UTC)
+async def test_a_handler_call_is_inside_its_handling_which_follows_the_wait_in_the_stream(
+    traces: Traces,
+) -> None:
+    inner, stored_at = InMemoryHandler(), datetime.fromtimestamp(time.time() - 30.0, UTC)
     request = REQUEST._replace(trace_headers=SAMPLED, stored_at=stored_at)
-    await traces.handler(InMemoryHandler()).handle(request)
-    wait, process = traces.of(SpanKind.INTERNAL), traces.of(SpanKind.CONSUMER)
+    assert await traces.handler(inner).handle(request) == Accepted(200)
+    wait, process, client = map(traces.of, (SpanKind.INTERNAL, SpanKind.CONSUMER, SpanKind.CLIENT))
     assert 30.0 <= seconds(wait) < 60.0
+    assert wait.parent is None
     assert process.parent == wait.get_span_context()
-    assert linked_traces(wait) == [TRACE]
+    assert client.parent == process.get_span_context()
+    assert linked_traces(wait) == linked_traces(process) == [TRACE]
+    assert inner.requests[0].trace_headers == {"traceparent": traceparent(client)}
 
 
 async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> None:
