@@ -20,6 +20,15 @@ class Bench:
         return self.stream.store("s", b"", {"Nats-Msg-Id": message_id})
 
 
+def test_the_window_counts_from_the_first_copy() -> None:
+    bench = Bench()
+    assert bench.store("a") == Stored("S", 1)
+    bench.now = 9.9
+    assert bench.store("a") == Stored("S", 1, duplicate=True)
+    bench.now = 10.0
+    assert bench.store("a") == Stored("S", 2)
+
+
 def test_a_restart_keeps_known_ids_of_what_is_stored_and_forgets_those_of_what_was_purged() -> None:
     bench = Bench()
     bench.store("a")

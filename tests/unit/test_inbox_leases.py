@@ -12,6 +12,7 @@ from sea_mq_worker.domain.facts import (
     CircuitOpened,
     LeasesLost,
     MessageProcessed,
+    MessageRetried,
 )
 from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import HandlerRequest
@@ -93,6 +94,19 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
         other = world.send()
         await world.observer.seen(MessageProcessed)
         assert world.handler.calls[other] == 1, "the gate has to be open to others"
+
+
+@in_virtual_time
+async def test_an_error_whose_row_a_failover_lost_is_recorded_again_and_the_message_returned() -> None:
+    world = World()
+    message_id = world.send()
+    world.handler.script = at_first(lambda: world.lose(message_id), 500, 200)
+    async with world.consuming():
+        retried = await world.observer.seen(MessageRetried)
+        row = world.row(message_id)
+        assert (row.attempts, row.locked_by, row.last_error) == (1, None, retried.error)
+        await world.observer.seen(MessageProcessed, within=10)
+    assert world.row(message_id).attempts == 2
 
 
 @in_virtual_time

@@ -1,5 +1,7 @@
 """What a producer is told before anything is sent, and the ids that it makes."""
 
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -83,3 +85,15 @@ def test_a_mistake_is_reported_by_its_name(mistake: Mapping[str, Any], reported:
 async def test_what_is_not_an_event_is_refused() -> None:
     with pytest.raises(TypeError, match="expected an Event"):
         await enqueue(object(), [event()])  # type: ignore[arg-type]
+
+
+def test_a_producer_loads_no_driver_and_no_tracing() -> None:
+    program = (
+        "import sys, sea_mq_worker.producer;"
+        "print({name.partition('.')[0] for name in sys.modules} &"
+        " {'asyncpg', 'nats', 'opentelemetry', 'psycopg', 'pydantic', 'sqlalchemy'})"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
