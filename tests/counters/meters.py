@@ -2,35 +2,18 @@
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import asyncpg
 import httpx2
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
-from tests.support.handlers import HandlerServer, handler_server
-from tests.support.jetstream import connected
-from tests.support.servers import ROOMY, PostgresAddress, scratch_database, unique
+from tests.support.handlers import HandlerServer
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, apply_streams, deployment
+from tests.support.worker import Deployment
 
-# Full page images as PostgreSQL has them by default, but no checkpoint and no vacuum in between.
-_COUNTING = {
-    "fsync": "off",
-    "autovacuum": "off",
-    "checkpoint_timeout": "1d",
-    "shared_preload_libraries": "pg_stat_statements",
-}
-_SET_UP = """
-CREATE EXTENSION pg_stat_statements;
-CREATE ROLE counted SUPERUSER LOGIN PASSWORD 'counted';
-"""
 _STATEMENTS = """
 SELECT query, calls
   FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid JOIN pg_roles r ON r.oid = s.userid
@@ -75,18 +58,6 @@ class Servers:
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
     admin: asyncpg.Connection
-
-
-@asynccontextmanager
-async def counting_servers(folder: Path) -> AsyncIterator[Servers]:
-    async with AsyncExitStack() as stack:
-        postgres = EmbeddedPostgres(folder / "postgres", settings=_COUNTING)
-        await stack.enter_async_context(postgres)
-        nats = await stack.enter_async_context(EmbeddedNats(folder / "nats", config=ROOMY))
-        admin = await asyncpg.connect(postgres.dsn)
-        stack.push_async_callback(admin.close)
-        await admin.execute(_SET_UP)
-        yield Servers(postgres, nats, admin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,40 +122,3 @@ class Meters:
 
     async def _messages(self, stream: str) -> int:
         return int((await api(self.broker, f"STREAM.INFO.{stream}"))["state"]["messages"])
-
-
-@asynccontextmanager
-async def meters(servers: Servers, folder: Path) -> AsyncIterator[Meters]:
-    """Set up an empty database, streams and a handler that says 200 to everything."""
-    context = unique("c")
-    address = PostgresAddress(servers.postgres.dsn)
-    async with (
-        scratch_database(address, prefix="counted_") as own,
-        connected(servers.nats.url) as broker,
-        handler_server() as handler,
-    ):
-        await migrate(own.dsn)
-        target = deployment(
-            context=context,
-            database_url=_as_counted(own.dsn),
-            nats_url=servers.nats.url,
-            handler_url=handler.url,
-        )
-        await apply_streams(target, folder / "streams")
-        database = await asyncpg.connect(own.dsn)
-        try:
-            yield Meters(
-                servers=servers,
-                target=target,
-                database_name=own.name,
-                database=database,
-                broker=broker,
-                handler=handler,
-            )
-        finally:
-            await database.close()
-
-
-def _as_counted(dsn: str) -> str:
-    parts = urlsplit(dsn)
-    return parts._replace(netloc=f"counted:counted@{parts.hostname}:{parts.port}").geturl()

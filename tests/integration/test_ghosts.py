@@ -9,23 +9,18 @@ from tests.support.jetstream import connected, create_stream, store
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database
 
-WRITE = """
-INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
-SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', '{}' FROM generate_series(1, $1::int)
-"""
-CLAIM = (
-    "UPDATE outbox_events SET state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1"
-)
-PUBLISH = """
-UPDATE outbox_events SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL, published_at = now(),
-       stream = $1, stream_seq = seq
+PUBLISHED = """
+INSERT INTO outbox_events
+       (id, aggregate_type, aggregate_id, event_type, payload, state, published_at, stream, stream_seq)
+SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', 'PUBLISHED', now(), 'S', n
+  FROM generate_series(1, $1::int) n
 """
 
 
 async def publish(pool: asyncpg.Pool, count: int) -> None:
-    await pool.execute(WRITE, count)
-    await pool.execute(f"{CLAIM} WHERE state = 'PENDING'")
-    await pool.execute(f"{PUBLISH} WHERE state = 'CLAIMED'", "S")
+    async with pool.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        await connection.execute(PUBLISHED, count)
 
 
 @pytest.mark.parametrize("in_partitions", [False, True])

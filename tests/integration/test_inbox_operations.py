@@ -1,19 +1,17 @@
 """What operators see and do of the inbox, and pruning of both tables, against PostgreSQL."""
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import asyncpg
-import pytest
 
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.domain.filters import InboxFilter
-from sea_mq_worker.domain.read_models import InboxState, PruneResult
+from sea_mq_worker.domain.read_models import InboxState
 from tests.support.inboxes import entry
-from tests.support.rows import add_event, add_message
+from tests.support.rows import add_message
 
 WHO: dict[str, Any] = {"actor": "ann", "reason": "the handler is fixed"}
 
@@ -52,26 +50,6 @@ async def test_messages_are_found_by_each_part_of_a_filter(
 
 
 # --- pruning
-
-
-@pytest.mark.clause("store-contract: no event MUST be lost once persisted")
-async def test_only_published_events_older_than_asked_are_pruned(
-    operations: PostgresOperations, pool: asyncpg.Pool
-) -> None:
-    gone = [await add_event(pool, "PUBLISHED") for _ in range(3)]
-    between = await pool.fetchval("SELECT clock_timestamp()")
-    kept = [await add_event(pool, state) for state in ("PUBLISHED", "PENDING", "CLAIMED", "DEAD")]
-    steps: list[tuple[int, int, int]] = []
-
-    deleted = await operations.prune("outbox", between, **WHO, on_progress=lambda *step: steps.append(step))
-
-    assert deleted == PruneResult(deleted=len(gone), dropped=[])
-    assert {row["id"] for row in await pool.fetch("SELECT id FROM outbox_events")} == set(kept)
-    done, total, changed = steps[-1]
-    assert (done, changed) == (total, 3)
-    [action] = await operations.audit(limit=9)
-    assert (action.action, action.affected) == ("prune_outbox", 3)
-    assert json.loads(action.selection) == {"before": between.isoformat()}
 
 
 async def test_only_processed_and_closed_messages_older_than_asked_are_pruned(

@@ -13,7 +13,7 @@ import pytest
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
+from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, PruneResult
 from tests.support.partitions import id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
@@ -143,19 +143,3 @@ async def test_where_the_lock_would_not_show_what_changed_before_it_events_go_ro
 
     assert pruned == PruneResult(deleted=1, dropped=[])
     assert [(one.name, "must be read committed" in one.reason) for one in reported] == [(part, True)]
-
-
-async def test_every_page_of_every_partition_is_looked_at(
-    operations: PostgresOperations, pool: asyncpg.Pool
-) -> None:
-    """Partitions number their pages each from 0 on."""
-    for days_ago in (40, 39):
-        await past_partition(pool, days_ago=days_ago)
-        for _ in range(2):
-            await published(pool, days_ago=days_ago)
-        await add_event(pool, "DEAD", id=id_of_day(days_ago))
-
-    found = await operations.count_prunable("outbox", ago(30), should_continue=lambda: True)
-
-    assert found == Prunable(count=4, pages=2, pages_of=2, partitions=[])
-    assert (await operations.prune("outbox", ago(30), **WHO)).deleted == 4

@@ -1,7 +1,5 @@
 """An outbox and an inbox that move to another database, by the commands of the document."""
 
-import asyncio
-import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations
 from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.producer import enqueue
 from tests.integration.test_migrations import psql
+from tests.integration.test_sending import shell
 from tests.releases import FOLDER
 from tests.support.builders import enqueueable
 from tests.support.documents import commands
@@ -23,6 +22,7 @@ from tests.support.waiting import eventually
 
 RESTORING = "docs/how-to/restoring.md"
 REPLICATION = "Logical replication, and blue/green"
+PROGRAMS = Path(psql()).parent
 MOVED = sorted({*TABLES} - {"sea_mq_migrations", "sea_mq_sessions"})
 SEQUENCES = (
     "SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')),"
@@ -42,20 +42,6 @@ async def source() -> AsyncIterator[EmbeddedPostgres]:
             yield server
 
 
-async def shell(command: str, folder: Path, **urls: str) -> str:
-    path = f"{Path(psql()).parent}{os.pathsep}{os.environ['PATH']}"
-    done = await asyncio.create_subprocess_shell(
-        command,
-        cwd=folder,
-        env=os.environ | {"PATH": path, **urls},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await done.communicate()
-    assert done.returncode == 0, out.decode()
-    return out.decode().strip()
-
-
 async def contents(connection: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
     return {
         table: await connection.fetch(f"SELECT * FROM {table} AS row ORDER BY row::text") for table in MOVED
@@ -64,16 +50,16 @@ async def contents(connection: asyncpg.Connection) -> dict[str, list[asyncpg.Rec
 
 async def copy_by_replication(folder: Path, urls: dict[str, str]) -> None:
     publish, subscribe, missing, behind, *end = (one.text for one in commands(RESTORING, REPLICATION))
-    await shell(publish, folder, **urls)
-    await shell(subscribe, folder, **urls)
+    await shell(publish, folder, PROGRAMS, **urls)
+    await shell(subscribe, folder, PROGRAMS, **urls)
     for count in (missing, behind):
         await eventually(lambda count=count: _is_zero(count, folder, urls), what=f"{count} prints 0")
     for command in end:
-        await shell(command, folder, **urls)
+        await shell(command, folder, PROGRAMS, **urls)
 
 
 async def _is_zero(command: str, folder: Path, urls: dict[str, str]) -> bool:
-    return await shell(command, folder, **urls) == "0"
+    return (await shell(command, folder, PROGRAMS, **urls)).strip() == "0"
 
 
 @pytest.mark.parametrize("heading", ["A whole database", "Rows alone", REPLICATION])
@@ -90,7 +76,7 @@ async def test_the_commands_of_the_document_copy_everything(
         else:
             left = commands(RESTORING, heading)
         for command in left:
-            await shell(command.text, tmp_path, **urls)
+            await shell(command.text, tmp_path, PROGRAMS, **urls)
         old, new = await asyncpg.connect(source.dsn), await asyncpg.connect(target.dsn)
         try:
             moved = await contents(old)

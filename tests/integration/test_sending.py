@@ -24,9 +24,9 @@ SENDING, STREAMS = "docs/how-to/sending.md", "docs/how-to/streams.md"
 STREAM = "T_PAYMENTS"
 
 
-async def shell(line: str, folder: Path, **environment: str) -> str:
-    """Run a line with the nats CLI and this Python on PATH; return what it prints."""
-    path = os.pathsep.join([str(nats_cli().parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+async def shell(line: str, folder: Path, programs: Path, **environment: str) -> str:
+    """Run a line with the programs of a folder and this Python on PATH; return what it prints."""
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     process = await asyncio.create_subprocess_exec(
         "bash", "-e", "-c", line, cwd=folder, env=os.environ | environment | {"PATH": path},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -65,7 +65,7 @@ async def test_a_message_of_the_nats_cli_has_a_valid_form(
     payments: NatsConnection, nats_url: str, tmp_path: Path
 ) -> None:
     [command] = commands(SENDING)
-    await shell(command.text, tmp_path, NATS_URL=nats_url)
+    await shell(command.text, tmp_path, nats_cli().parent, NATS_URL=nats_url)
     parsed = await the_message(payments)
     assert parsed.message_id in command.text
 
@@ -84,5 +84,5 @@ async def test_the_nats_cli_takes_exported_files_on_a_small_single_server(
     }
     [export] = commands(STREAMS, "Other values")
     lines = [export, *commands(STREAMS, "With the nats CLI")]
-    outputs = [await shell(line.text, tmp_path, **settings) for line in lines]
+    outputs = [await shell(line.text, tmp_path, nats_cli().parent, **settings) for line in lines]
     assert outputs[-1] == "as defined\n"

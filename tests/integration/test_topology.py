@@ -168,19 +168,25 @@ async def test_what_cannot_be_changed_is_refused_with_what_to_do(
         await apply(connection, small(folder, names))
 
 
-async def test_too_many_replicas_name_the_setting(
-    connection: NatsConnection, folder: Path, names: str
+@pytest.mark.parametrize(
+    ("setting", "asked", "max_bytes"),
+    [
+        ("SEA_MQ_STREAM_REPLICAS", {"max_bytes": MEGABYTE}, MEGABYTE),
+        ("SEA_MQ_STREAM_MAX_BYTES", {"replicas": 1}, 2**60),
+    ],
+)
+async def test_what_a_server_has_no_room_for_names_the_setting(
+    *,
+    connection: NatsConnection,
+    folder: Path,
+    names: str,
+    setting: str,
+    asked: dict[str, int],
+    max_bytes: int,
 ) -> None:
-    with pytest.raises(ContractError, match="SEA_MQ_STREAM_REPLICAS"):
-        await apply(connection, definitions(folder, context=names, max_bytes=MEGABYTE))
-
-
-async def test_too_little_room_names_the_setting(
-    connection: NatsConnection, folder: Path, names: str
-) -> None:
-    change_json(folder / "SEA_EVENTS.json", max_bytes=2**60)
-    with pytest.raises(ContractError, match="SEA_MQ_STREAM_MAX_BYTES"):
-        await apply(connection, definitions(folder, context=names, replicas=1))
+    change_json(folder / "SEA_EVENTS.json", max_bytes=max_bytes)
+    with pytest.raises(ContractError, match=setting):
+        await apply(connection, definitions(folder, context=names, **asked))
 
 
 async def test_a_consumer_without_advisories_is_found(
