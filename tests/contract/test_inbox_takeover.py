@@ -1,6 +1,6 @@
 """The InboxRepository contract: what a worker that ended had leased."""
 
-from sea_mq_worker.domain.inbox_results import AbandonedDelivery, Leased, LeasedElsewhere
+from sea_mq_worker.domain.inbox_results import AbandonedDelivery, LeasedElsewhere
 from tests.support import inboxes
 from tests.support.inboxes import World, entry, insert, lease
 
@@ -41,14 +41,3 @@ async def test_neither_other_sessions_nor_settled_messages_are_taken_over(world:
     await dead.mark_processed([done.lease])
 
     assert await world.inbox("heir").take_over(GONE) == []
-
-
-async def test_a_worker_that_was_taken_over_records_nothing(world: World) -> None:
-    one = entry()
-    late = world.inbox("late", GONE)
-    held: Leased = await lease(late, one)
-    await world.inbox("heir").take_over(GONE)
-
-    assert await late.extend([held.lease], lease_seconds=60.0) == frozenset()
-    assert await late.mark_processed([held.lease]) == frozenset()
-    assert not (await world.row(one.message_id)).processed

@@ -17,7 +17,7 @@ async def test_the_events_of_a_session_that_is_gone_are_due_at_once_and_have_fai
 
     for event_id in added:
         row = await world.row(event_id)
-        assert (row.state, row.failures, row.attempts) == ("PENDING", 1, 1)
+        assert (row.state, row.claimed, row.failures, row.attempts) == ("PENDING", False, 1, 1)
         assert "dead" in (row.error or "")
         assert GONE not in (row.error or "")
     assert ids(await heir.find_unpublished(batch_max=9)) == added[:1]
@@ -43,29 +43,6 @@ async def test_no_other_events_are_taken_over(world: World) -> None:
         await world.relay(GONE, session=session).find_unpublished(batch_max=1)
 
     assert await world.relay("heir").take_over(GONE) == 0
-
-
-async def test_a_worker_that_was_taken_over_settles_nothing(world: World) -> None:
-    event_id = await world.add()
-    late = world.relay("late", session=GONE)
-    claim = await late.find_unpublished(batch_max=9)
-    await world.relay("heir").take_over(GONE)
-
-    assert await late.mark_published(claim, published(claim)) == frozenset()
-    assert (await world.row(event_id)).state == "PENDING"
-
-
-async def test_a_run_that_is_taken_over_keeps_its_order(world: World) -> None:
-    added = [await world.add(key="a") for _ in range(3)]
-    await world.relay("dead", ordered=True, session=GONE).find_unpublished(batch_max=9)
-    heir = world.relay("heir", ordered=True)
-    assert await heir.take_over(GONE) == 3
-    seen = []
-    for _ in added:
-        claim = await heir.find_unpublished(batch_max=9)
-        await heir.mark_published(claim, published(claim))
-        seen += ids(claim)
-    assert seen == added
 
 
 async def test_an_event_whose_workers_end_again_and_again_is_dead_at_last(world: World) -> None:
