@@ -46,24 +46,9 @@ class MemoryWorld:
         self._now = 1000.0
         self._table = OutboxTable(lambda: self._now)
 
-    async def add(
-        self,
-        *,
-        key: str | None = None,
-        delay_seconds: float = 0.0,
-        payload: bytes = b"{}",
-        headers: str | None = None,
-        metadata: str | None = None,
-    ) -> str:
+    async def add(self, *, key: str | None = None, **given: Any) -> str:
         event_id = str(uuid.uuid4())
-        self._table.add(
-            event_id,
-            ordering_key=key,
-            delay_seconds=delay_seconds,
-            payload=payload,
-            headers=headers or "",
-            metadata=metadata or "",
-        )
+        self._table.add(event_id, ordering_key=key, **given)
         return event_id
 
     def relay(self, worker: str = "w1", **options: Any) -> OutboxRepository:
