@@ -178,13 +178,9 @@ async def test_a_replay_that_is_not_clear_is_refused(
 # --- both sides
 
 
-async def test_where_describes_an_event_in_words_and_as_json(world: World) -> None:
+async def test_where_describes_an_event_as_json_and_what_is_nowhere(world: World) -> None:
     await world.streams()
     dead = await add_event(world.pool, "DEAD", error="too large")
-    reported = await world.run("where", str(dead)[:13])
-    assert reported.code == 0
-    assert reported.out.splitlines()[:2] == [str(dead), "  it is DEAD and will not be published: too large"]
-    assert f"-> python -m sea_mq_worker outbox replay {dead}" in reported.out
     found = (await world.run("where", str(dead), "--json")).json
     assert (found["found"]["event"]["state"], found["next_steps"][0].split()[3]) == ("DEAD", "outbox")
     nowhere = await world.run("where", str(uuid.uuid4()), "--since", "1h")
@@ -222,9 +218,8 @@ async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> N
     assert ("?" in unknown.out, "not counted: consumer none" in unknown.err) == (True, True)
 
 
-async def test_the_audit_has_actor_action_and_reason(world: World) -> None:
-    event = await add_event(world.pool)
-    await world.run("outbox", "mark-dead", str(event), *WHY)
+async def test_the_audit_is_listed_by_actor_action_and_time(world: World) -> None:
+    await world.run("outbox", "mark-dead", str(await add_event(world.pool)), *WHY)
     await world.run("prune", "--before", "0s", "--reason", "monthly", "--actor", "Bob")
 
     async def listed(*options: str) -> list[str]:
@@ -234,10 +229,6 @@ async def test_the_audit_has_actor_action_and_reason(world: World) -> None:
     assert await listed("--actor", "bob", "--limit", "1") == ["prune_inbox"]
     assert await listed("--action", "mark_dead") == await listed("--after", "2") == ["mark_dead"]
     assert await listed("--until", "1h") == []
-    reported = (await world.run("audit", "--action", "mark_dead")).out
-    assert "ann" in reported
-    assert "the handler was broken" in reported
-    assert str(event) in reported
 
 
 async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(world: World) -> None:

@@ -1,23 +1,6 @@
-"""The life of a worker process: it becomes ready, works, and ends as it was told or as it must."""
-
-import pytest
+"""The start of a worker process without its database: it waits, and ends when it is asked to."""
 
 from tests.support.site import Site
-
-EVENTS = 200
-
-
-@pytest.mark.fault("L02")
-@pytest.mark.clause("POL-047-005")
-async def test_it_moves_events_both_ways_and_stops_when_asked(shared: Site) -> None:
-    await shared.commit(EVENTS)
-    await shared.send(EVENTS)
-    async with shared.worker() as worker:
-        await worker.ready()
-        await shared.quiet()
-        await worker.stopped()
-    await shared.audit()
-    assert set(shared.effects.calls.values()) == {1}
 
 
 async def test_it_waits_for_a_database_that_comes_later(shared: Site) -> None:

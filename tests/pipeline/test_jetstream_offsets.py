@@ -55,14 +55,6 @@ async def test_a_query_begins_at_its_starting_offset(
     assert await driver.batch() == []
 
 
-async def test_a_batch_takes_at_most_what_is_allowed(stream: Stream, drive: Any) -> None:
-    await stream.store(7)
-    driver = drive(maxMsgsPerTrigger=3)
-    assert driver.reader.getDefaultReadLimit() == ReadMaxRows(3)
-    await driver.begin()
-    assert [await driver.batch(ReadMaxRows(3)) for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7]]
-
-
 async def test_a_query_that_takes_what_is_there_ends_there(stream: Stream, drive: Any) -> None:
     await stream.store(4)
     driver = drive()

@@ -37,10 +37,8 @@ with spark_session("mine") as spark:
 UNUSED = "postgresql://nobody@127.0.0.1:1/none"
 BY_JAVA = """An error occurred while calling o368.collectToPython.
 : org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error.  SQLSTATE: KD001
-\tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:920)
 Caused by: java.lang.RuntimeException: file:/lake/part-1.parquet is not a Parquet file (length is too low: 7)
 \tat org.apache.parquet.hadoop.ParquetFileReader.readFooter(ParquetFileReader.java:599)
-\t... 24 more
 """
 BY_PYTHON = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

@@ -167,6 +167,7 @@ async def test_a_processed_message_that_comes_again_is_acknowledged_without_a_ca
     assert world.consumer.acked == [1, 2]
 
 
+@pytest.mark.fault("S14")
 @pytest.mark.clause("POL-047-003")
 @in_virtual_time
 async def test_a_known_id_with_another_content_is_dead_lettered_under_an_id_of_its_own() -> None:
