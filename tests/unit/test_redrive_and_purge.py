@@ -145,7 +145,10 @@ async def test_a_redrive_renews_its_lease_for_as_long_as_the_handler_takes() -> 
     world = World()
     message_id, seq = await world.dead_letter()
     world.handler = InMemoryHandler(lambda *_: Respond(slow_seconds=3 * LEASE), timeout_seconds=4 * LEASE)
-    assert (await world.redrive(seq)).done
+    redriving = asyncio.create_task(world.redrive(seq))
+    await asyncio.sleep(2.5 * LEASE)
+    assert (world.table.rows[message_id].locked_until or 0.0) > 2.5 * LEASE
+    assert (await redriving).done
     assert world.table.rows[message_id].processed_at == pytest.approx(3 * LEASE)
 
 
