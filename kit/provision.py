@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import nats
-from nats.errors import Error as NatsError
-
 from kit.description import Description, filled
 from kit.ledger import SUBJECTS
 from kit.process import KeptProcess, run_command
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedPostgres
+from tests.support.jetstream import connected
 from tests.support.servers import database_connection
 
 STREAM = "KIT_EVENTS"
 _DATABASE = "kit"
 _WINDOW = 120 * 10**9
-_TIMEOUT_SECONDS = 10.0
 
 
 def install(description: Description, work: Path) -> None:
@@ -60,18 +58,12 @@ async def put_stream(url: str, description: Description, verb: str, change: Mapp
     """CREATE or UPDATE the stream with the description's settings and the change.
 
     Raises:
-        NatsError: the server refuses.
+        WorkerError: the server refuses, or does not respond.
     """
     config = {"name": STREAM, "subjects": [SUBJECTS], "storage": "file", "num_replicas": 1}
     request = {**config, "duplicate_window": _WINDOW, **description.stream, **change}
-    client = await nats.connect(url)
-    answer = await client.request(
-        f"$JS.API.STREAM.{verb}.{STREAM}", json.dumps(request).encode(), _TIMEOUT_SECONDS
-    )
-    await client.close()
-    refused = json.loads(answer.data).get("error")
-    if refused:
-        raise NatsError(f"stream {STREAM}: {refused['description']}")
+    async with connected(url) as broker:
+        await api(broker, f"STREAM.{verb}.{STREAM}", request)
 
 
 async def prepared_relays(

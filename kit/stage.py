@@ -69,13 +69,12 @@ class Stage:
 
     async def settled(self, fault: str) -> bool:
         """Wait until all events of a fault are settled; return False if the time is over first."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.stuck_seconds):
                 while not await self._all_ended(fault):  # noqa: ASYNC110 - servers send no event for this
                     await asyncio.sleep(_LOOK_SECONDS)
-        except TimeoutError:
-            return False
-        return True
+                return True
+        return False
 
     async def change_stream(self, **change: Any) -> None:
         """Change the stream's configuration; without a change, restore the description's."""

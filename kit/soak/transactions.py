@@ -42,17 +42,13 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
-        self.transactions: dict[str, Transaction] = {}
 
     async def intend(self, name: str, events: Sequence[Planned]) -> None:
         """Record the events before their insertion."""
-        transaction = Transaction(name=name, events=tuple(events))
-        self.transactions[name] = transaction
-        await self._write(json.dumps(asdict(transaction)))
+        await self._write(json.dumps(asdict(Transaction(name=name, events=tuple(events)))))
 
     async def settle(self, name: str, fate: Fate) -> None:
         """Record the outcome."""
-        self.transactions[name] = replace(self.transactions[name], fate=fate)
         await self._write(json.dumps({"name": name, "fate": fate}))
 
     def close(self) -> None:
