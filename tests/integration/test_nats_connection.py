@@ -17,6 +17,7 @@ from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
+from tests.support.certificates import Authority
 from tests.support.jetstream import connected
 from tests.support.proxy import proxied
 from tests.support.waiting import eventually
@@ -59,6 +60,26 @@ async def test_a_silent_server_is_unavailable_within_the_timeout(nats_url: str) 
     async with proxied(nats_url) as (proxy, url):
         proxy.stall()
         assert isinstance(await refused(url, connect_timeout_seconds=0.5), BrokerUnavailableError)
+
+
+async def test_a_server_that_freezes_after_the_tls_handshake_is_unavailable_within_the_timeout(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    certificate = authority.issue("nats", "127.0.0.1")
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(certificate.cert, certificate.key)
+
+    async def freeze(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version":"2.15.0","tls_required":true}\r\n')
+        await writer.start_tls(theirs)
+        while await reader.read(2**16):
+            pass
+
+    async with await asyncio.start_server(freeze, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        ours = ssl.create_default_context(cafile=authority.ca)
+        assert isinstance(await refused(url, tls=ours, connect_timeout_seconds=0.5), BrokerUnavailableError)
 
 
 async def test_a_login_that_is_too_slow_is_tried_again_and_breaks_no_contract(tmp_path: Path) -> None:

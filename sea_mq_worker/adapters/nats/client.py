@@ -8,6 +8,7 @@ here are not public; the pinned version and a test guard them.
 import base64
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -101,19 +102,17 @@ class ResilientClient(Client):
         self._user_jwt_cb = (lambda: bytearray(login.jwt)) if with_jwt else None
 
     async def _process_connect_init(self) -> None:
-        """Close the socket of a failed login, because nats-py connects again and never closes it."""
+        """End the socket of a failed login, because nats-py connects again and never closes it."""
         try:
             await super()._process_connect_init()
         except BaseException:
-            if self._transport:
-                self._transport.close()  # type: ignore[no-untyped-call]
+            self.abort()
             raise
 
     def abort(self) -> None:
         """End the socket without sending the rest, which a frozen server would never take."""
         if writer := getattr(self._transport, "_io_writer", None):
-            socket = writer.transport.get_extra_info("socket")
-            if socket and socket.fileno() >= 0:  # asyncio cannot abort a transport that has closed its socket
+            with suppress(AttributeError):  # asyncio raises it if the socket is closed already
                 writer.transport.abort()
 
     async def _attempt_reconnect(self) -> None:
