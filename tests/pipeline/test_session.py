@@ -85,7 +85,7 @@ def test_a_start_prints_nothing_and_keeps_properties_of_the_machine(tmp_path: Pa
     ran = subprocess.run(
         [sys.executable, "-c", PROPERTIES],
         env=environment | {"SPARK_CONF_DIR": str(tmp_path)},
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+        cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout) == {
@@ -111,7 +111,7 @@ def test_java_compiles_once_for_reconcile_alone_unless_options_of_the_user_diffe
         env=environment
         | {"SPARK_SUBMIT_OPTS": f"-XX:+PrintFlagsFinal {options}", "SEA_MQ_NATS_URL": "nats://127.0.0.1:1"}
         | {"SEA_MQ_DATABASE_URL": UNUSED},
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
+        cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert re.search(rf"TieredStopAtLevel += {compilers} ", ran.stdout), ran.stdout[-1000:] + ran.stderr
 
