@@ -236,24 +236,6 @@ async def test_the_time_of_a_claim_is_the_databases(pool: asyncpg.Pool, ordered:
     assert claim.at == await pool.fetchval("SELECT claimed_at FROM outbox_events")
 
 
-async def test_a_claim_stays_a_heap_only_update(pool: asyncpg.Pool) -> None:
-    await add(pool, 200)
-    await relay(pool).find_unpublished(batch_max=200)
-
-    async def counted() -> Any:
-        await pool.execute(
-            "DO $$ BEGIN PERFORM pg_stat_force_next_flush();"
-            " EXCEPTION WHEN undefined_function THEN NULL; END $$"
-        )
-        row = await pool.fetchrow(
-            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_events'"
-        )
-        return row if row["n_tup_upd"] else None
-
-    updates, hot = await eventually(counted)
-    assert (updates, hot) == (200, 200)
-
-
 async def test_services_share_a_database_through_schemas(database: Database) -> None:
     await migrate(database.dsn, schema="other")
     async with opened(database) as here, opened(database, schema="other") as there:

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,14 +15,30 @@ import pytest_asyncio
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
+from sea_mq_worker.adapters.nats.manage.definitions import definitions
+from sea_mq_worker.adapters.nats.manage.sync_definitions import check
 from sea_mq_worker.domain.inbound import ParsedMessage, parse_message
 from sea_mq_worker.producer import uuid7
+from sea_mq_worker.resources import resource_folder
 from tests.support.documents import blocks, commands
 from tests.support.jetstream import connected, create_stream
-from tests.support.nats_cli import nats_cli
+from tests.support.nats_cluster import nats_cluster
 
 SENDING, STREAMS = "docs/how-to/sending.md", "docs/how-to/streams.md"
 STREAM = "T_PAYMENTS"
+SHIPPED = resource_folder("streams")
+ROOM_BYTES = 64 * 2**30
+"""max_bytes is reserved when a stream is made; nothing near it is written."""
+
+
+def nats_cli() -> Path:
+    """Return the folder of the program; without it skip the test, but fail in CI."""
+    go_bin = Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin"
+    program = shutil.which("nats") or shutil.which("nats", path=str(go_bin))
+    if not program:
+        missing = "the nats CLI is neither on the PATH nor in Go's bin folder"
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    return Path(program).parent
 
 
 async def shell(line: str, folder: Path, programs: Path, **environment: str) -> str:
@@ -65,7 +82,7 @@ async def test_a_message_of_the_nats_cli_has_a_valid_form(
     payments: NatsConnection, nats_url: str, tmp_path: Path
 ) -> None:
     [command] = commands(SENDING)
-    await shell(command.text, tmp_path, nats_cli().parent, NATS_URL=nats_url)
+    await shell(command.text, tmp_path, nats_cli(), NATS_URL=nats_url)
     parsed = await the_message(payments)
     assert parsed.message_id in command.text
 
@@ -84,5 +101,24 @@ async def test_the_nats_cli_takes_exported_files_on_a_small_single_server(
     }
     [export] = commands(STREAMS, "Other values")
     lines = [export, *commands(STREAMS, "With the nats CLI")]
-    outputs = [await shell(line.text, tmp_path, nats_cli().parent, **settings) for line in lines]
+    outputs = [await shell(line.text, tmp_path, nats_cli(), **settings) for line in lines]
     assert outputs[-1] == "as defined\n"
+
+
+@pytest.mark.clause("SDS-047: JetStreamStream")
+@pytest.mark.clause("SDS-047: DurableConsumer")
+async def test_the_nats_cli_takes_every_file_as_it_is(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Three replicas and all."""
+    lines = [f"nats stream add --config {file}" for file in sorted(SHIPPED.glob("*.json"))]
+    lines += [
+        f"nats consumer add {file.stem.partition('.')[0]} --config {file}"
+        for file in sorted((SHIPPED / "consumers").glob("*.json"))
+    ]
+    async with nats_cluster(tmp_path_factory.mktemp, room_bytes=ROOM_BYTES) as cluster:
+        url = cluster.nodes[0].url
+        for line in lines:
+            await shell(line, tmp_path, nats_cli(), NATS_URL=url, XDG_CONFIG_HOME=str(tmp_path))
+        async with connected(url) as connection:
+            assert await check(connection, definitions(SHIPPED)) == []

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,5 +52,4 @@ async def test_a_worker_without_its_service_manager_ends(target: Deployment, tmp
 
 
 def with_socket(target: Deployment, address: str) -> Deployment:
-    environment = {**target.environment, "NOTIFY_SOCKET": address}
-    return Deployment(context=target.context, upstream=target.upstream, environment=environment)
+    return replace(target, environment={**target.environment, "NOTIFY_SOCKET": address})

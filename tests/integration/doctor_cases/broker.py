@@ -6,7 +6,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sea_mq_worker.doctor import Finding
-from tests.integration.doctor_cases.registry import CASES, UNUSED, by_definition, by_setting, provokes
+from tests.integration.doctor_cases.registry import (
+    CASES,
+    UNUSED,
+    by_definition,
+    by_setting,
+    mended_by,
+    provokes,
+)
 from tests.support.checkups import Mend, Patient
 from tests.support.jetstream import DAY, SECOND, create_stream, store
 
@@ -104,11 +111,7 @@ by_filling("stream_full__of_bytes", max_bytes=2_000)  # the last message leaves 
 @provokes
 async def dead_letters(p: Patient) -> Mend:
     await store(p.broker, f"{p.name}.dlq.made.v1")
-
-    async def purge(_finding: Finding) -> None:
-        await p.ask(f"STREAM.PURGE.{p.name.upper()}_DLQ")
-
-    return purge
+    return mended_by(lambda: p.ask(f"STREAM.PURGE.{p.name.upper()}_DLQ"))
 
 
 @provokes
@@ -178,20 +181,11 @@ async def consumer_stuck(p: Patient) -> Mend:
     await short_of_patience(p, max_ack_pending=1)
     p.given["handler_concurrency"] = 1
     await p.send()
-    acknowledge = await p.take()
-
-    async def fix(_finding: Finding) -> None:
-        await acknowledge()
-
-    return fix
+    return mended_by(await p.take())
 
 
 @provokes
 async def consumer_unattended(p: Patient) -> Mend:
     await short_of_patience(p)
     await p.send()
-
-    async def fix(_finding: Finding) -> None:
-        await p.take()
-
-    return fix
+    return mended_by(p.take)

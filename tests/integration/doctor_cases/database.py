@@ -14,6 +14,7 @@ from tests.integration.doctor_cases.registry import (
     UNUSED,
     by_setting,
     by_sql,
+    mended_by,
     provokes,
     provokes_in_tables,
 )
@@ -80,22 +81,15 @@ async def schema_owner(p: Patient) -> Mend:
 @provokes_in_tables
 async def database_clock(p: Patient) -> Mend:
     await p.sql(postgres_clock(right=False))
-
-    async def correct(_finding: Finding) -> None:
-        await p.sql(postgres_clock(right=True))
-
-    return correct
+    return mended_by(lambda: p.sql(postgres_clock(right=True)))
 
 
 @provokes_in_tables
 async def database_read_only(p: Patient) -> Mend:
     owner = await p.session()
     await owner.execute(f"ALTER DATABASE {p.database.name} SET default_transaction_read_only = on")
-
-    async def allow(_finding: Finding) -> None:
-        await owner.execute(f"ALTER DATABASE {p.database.name} RESET default_transaction_read_only")
-
-    return allow
+    reset = f"ALTER DATABASE {p.database.name} RESET default_transaction_read_only"
+    return mended_by(lambda: owner.execute(reset))
 
 
 @provokes_in_tables

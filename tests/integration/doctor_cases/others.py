@@ -9,11 +9,13 @@ from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.doctor import Finding, examine
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import replay_matching
+from tests.integration.doctor_cases.database import PUBLISHED
 from tests.integration.doctor_cases.registry import (
     CASES,
     UNUSED,
     by_definition,
     by_setting,
+    mended_by,
     provokes,
     provokes_in_tables,
 )
@@ -24,7 +26,6 @@ from tests.support.other_clock import nats_clock
 from tests.support.rows import add_event, add_message
 from tests.support.waiting import eventually
 
-PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 PROCESSED = "SELECT bool_and(processed_at IS NOT NULL) FROM inbox_messages"
 
 # --- the handler
@@ -170,8 +171,4 @@ async def inbox_pruned_early(p: Patient) -> Mend:
     await add_message(p.pool, processed=True)
     soon = datetime.now(UTC) + timedelta(minutes=1)
     await PostgresOperations(pool=p.pool).prune("inbox", soon, actor="ann", reason="a test")
-
-    async def purge(_finding: Finding) -> None:
-        await p.ask(f"STREAM.PURGE.{p.upstream_stream}")
-
-    return purge
+    return mended_by(lambda: p.ask(f"STREAM.PURGE.{p.upstream_stream}"))

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
+from sea_mq_worker.doctor import Finding
 from tests.support.checkups import Mend, Patient
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=40)
@@ -18,6 +19,15 @@ CASES: dict[str, Provoke] = {}
 """What leaves the tables as they are."""
 CASES_OF_TABLES: dict[str, Provoke] = {}
 """What needs tables of its own."""
+
+
+def mended_by(mend: Callable[[], Awaitable[object]]) -> Mend:
+    """Return what mends by a call that needs nothing of the finding."""
+
+    async def fix(_finding: Finding) -> None:
+        await mend()
+
+    return fix
 
 
 def provokes(provoke: Provoke) -> Provoke:
