@@ -231,6 +231,7 @@ async def test_a_refused_event_keeps_no_other_key_waiting(keeps_order: bool) -> 
     async with world.relaying():
         await world.observer.seen(BatchRelayed)
     assert set(world.stored()) == set(ids) - {"e0", "e3", "e4"}
+    assert [world.row(event_id).state for event_id in ("e0", "e3", "e4")] == ["DEAD", "DEAD", "PENDING"]
     assert {row.attempts for row in world.table.rows.values()} == {1}
     assert not world.observer.of(CircuitOpened)
 
