@@ -110,13 +110,6 @@ def fetch_json(address: str, path: str) -> Any:
         return json.load(answer)
 
 
-async def test_an_event_inserted_by_psql_reaches_the_stream(stack: Stack) -> None:
-    before = await stored(stack, "SEA_EVENTS")
-    stack.psql(insert(20))
-    await eventually(lambda: stack.psql(OPEN) == "0", within=60, what="all events published")
-    assert await stored(stack, "SEA_EVENTS") == before + 20
-
-
 async def test_a_message_takes_effect_once_in_the_sample_handler(stack: Stack) -> None:
     ids = [uuid4() for _ in range(5)]
     await publish(stack, ids)

@@ -8,12 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.documents import blocks, commands, fresh_checkout
 from tests.support.waiting import eventually
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and only Linux signals orphans")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals orphans")
 
 
 HEADING = "Sixty seconds"
@@ -39,18 +40,11 @@ async def ended(process: asyncio.subprocess.Process, within: float | None = 30) 
     return process.returncode, said.decode()
 
 
-def children_of(folder: Path) -> dict[str, int]:
-    """Return the processes that have to do with the folder, by command line."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = entry.read_bytes().replace(b"\0", b" ").decode()
-            where = str((entry.parent / "cwd").readlink())
-        except OSError:
-            continue
-        if str(folder) in command + where:
-            found[command] = int(entry.parent.name)
-    return found
+def children_of(folder: Path) -> list[str]:
+    """Return the command lines and working folders of the processes that have to do with the folder."""
+    running = [one.info for one in psutil.process_iter(["cmdline", "cwd"])]
+    lines = [" ".join([*(one["cmdline"] or ()), one["cwd"] or ""]) for one in running]
+    return [line for line in lines if str(folder) in line]
 
 
 @linux

@@ -6,8 +6,6 @@ import os
 import re
 import runpy
 import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +31,7 @@ from tests.integration.test_migrations import psql
 from tests.support import servers
 from tests.support.builders import enqueueable
 from tests.support.checkups import OF_TEST_SERVERS, Patient
-from tests.support.documents import ROOT, blocks, commands, output
+from tests.support.documents import ROOT, blocks, commands, output, shell
 from tests.support.jetstream import shipped_files
 from tests.support.operators import Answer
 from tests.support.programs import WORKER, own_programs
@@ -60,21 +58,11 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-def shell(line: str, **environment: str) -> str:
-    """Run any other command in the checkout, with this Python's programs; return what it prints."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), str(Path(psql()).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        line, shell=True, cwd=ROOT, env=os.environ | {"PATH": path} | environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def of_psql(database: Database) -> dict[str, str]:
-    """Lead psql to a database by its own variables."""
+    """Find psql, and lead it to a database by its own variables."""
     url = urlsplit(database.dsn)
     return {
+        "PATH": f"{Path(psql()).parent}{os.pathsep}{os.environ['PATH']}",
         "PGHOST": url.hostname or "", "PGPORT": str(url.port), "PGUSER": url.username or "",
         "PGPASSWORD": unquote(url.password or ""), "PGDATABASE": database.name,
     }  # fmt: skip

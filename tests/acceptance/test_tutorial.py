@@ -9,13 +9,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 import pytest_asyncio
 
 from sea_mq_worker.embedded.process import free_port
 from tests.support.documents import ROOT, blocks
-from tests.support.waiting import eventually
+from tests.support.waiting import answered, eventually
 
 TUTORIAL = "docs/tutorial.md"
 PORT = "8000"
@@ -87,17 +86,8 @@ async def terminals(tmp_path: Path) -> AsyncIterator[Terminals]:
         "bash", "-c", rest.replace(PORT, str(made.port)).replace("\npython", "\nexec python"),
         cwd=tmp_path, env=made.environment, start_new_session=True,
     )  # fmt: skip
-
-    async def answers() -> bool:
-        assert first.returncode is None
-        async with httpx2.AsyncClient(trust_env=False) as http:
-            try:
-                return (await http.get(f"http://127.0.0.1:{made.port}/docs")).is_success
-            except httpx2.TransportError:
-                return False
-
     try:
-        await eventually(answers, within=60, what="the service answers")
+        await answered(f"http://127.0.0.1:{made.port}/docs", by=first, within=60)
         yield made
     finally:
         os.killpg(first.pid, signal.SIGINT)

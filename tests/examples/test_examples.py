@@ -33,7 +33,7 @@ from tests.support.documents import ROOT
 from tests.support.jetstream import connected
 from tests.support.pipeline_settings import values_of
 from tests.support.servers import Database, PostgresAddress
-from tests.support.waiting import eventually
+from tests.support.waiting import answered, eventually
 from tests.support.worker import Deployment, deployment, running
 
 EXAMPLES = ROOT / "examples"
@@ -65,15 +65,7 @@ async def website(
         service(example, *command, "--port", str(port), log=log, **environment) as process,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
     ):
-
-        async def answers() -> bool:
-            assert process.returncode is None, f"see {log}"
-            try:
-                return bool((await http.get("/")).status_code)
-            except httpx2.TransportError:
-                return False
-
-        await eventually(answers, within=30, what=f"{example} answers")
+        await answered(str(http.base_url), by=process)
         yield http
 
 

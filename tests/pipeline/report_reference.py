@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from math import ceil
 from random import Random
 from typing import Any
@@ -107,23 +108,12 @@ def _message(random: Random, n: int, now: datetime) -> Row:
 def _minutes(random: Random) -> list[Row]:
     """Return gold's minutes, each once for its context and type."""
     keys = {
-        (
-            BEGIN + timedelta(minutes=random.choice((random.randrange(-3, 8), random.randrange(4320)))),
-            context,
-            kind,
-        )
-        for context in (CONTEXT, "other", None)
-        for kind in ("a", "b")
-        for _ in range(30)
+        (BEGIN + timedelta(minutes=random.choice((random.randrange(-3, 8), random.randrange(4320)))), *names)
+        for names in [*product((CONTEXT, "other", None), "ab")] * 30
     }
     return [
-        {
-            "minute": at,
-            "context": context,
-            "event_type": kind,
-            "events": random.randrange(1, 99),
-            "date": at.date(),
-        }
+        {"minute": at, "context": context, "event_type": kind, "events": random.randrange(1, 99)}
+        | {"date": at.date()}
         for at, context, kind in sorted(keys, key=str)
     ]
 

@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import duckdb
@@ -15,7 +13,7 @@ import pytest_asyncio
 
 from tests.pipeline.jetstream_support import Published, Stream
 from tests.pipeline.landing import Lake, event
-from tests.support.documents import ROOT, commands
+from tests.support.documents import ROOT, commands, shell
 from tests.support.programs import own_programs, refused
 
 DOCUMENT = "docs/how-to/lake.md"
@@ -39,19 +37,9 @@ async def landed(stream: Stream, lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
     return lake.folder
 
 
-def run(command: str, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    ran = subprocess.run(
-        command, shell=True, cwd=folder, env={**os.environ, "PATH": path, **(environment or {})},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
-
-
 def test_duckdb_and_polars_read_the_lake(landed: Path) -> None:
     of_duckdb, of_polars = (
-        run(command.text.removesuffix("lake") + str(landed), ROOT)
+        shell(command.text.removesuffix("lake") + str(landed))
         for command in commands(DOCUMENT)
         if "/with_" in command.text
     )
@@ -67,7 +55,7 @@ def test_dbt_and_dagster_run_in_an_environment_of_their_own(landed: Path, tmp_pa
     (tmp_path / "requirements").symlink_to(ROOT / "requirements")
     shutil.copytree(EXAMPLES, tmp_path / "examples" / "lake")
     install, dbt, dagster = (command.text for command in commands(DOCUMENT) if "/with_" not in command.text)
-    run(install, tmp_path)
+    shell(install, tmp_path)
     own = {
         "PATH": os.pathsep.join(
             [str(tmp_path / "tools" / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -75,12 +63,12 @@ def test_dbt_and_dagster_run_in_an_environment_of_their_own(landed: Path, tmp_pa
         "DBT_SEND_ANONYMOUS_USAGE_STATS": "false",
         "DAGSTER_HOME": str(tmp_path),
     }
-    run(dbt.replace("/srv/lake", str(landed)), tmp_path, own)
+    shell(dbt.replace("/srv/lake", str(landed)), tmp_path, **own)
     with duckdb.connect(tmp_path / "examples" / "lake" / "dbt" / "sea_lake.duckdb") as connection:
         assert connection.sql("SELECT sum(orders), sum(total) FROM daily_orders").fetchall() == [
             (ORDERS, TOTAL)
         ]
-    run(dagster, tmp_path, own)
+    shell(dagster, tmp_path, **own)
 
 
 def test_the_crontab_and_the_unit_land(landed: Path, tmp_path: Path) -> None:
@@ -89,7 +77,7 @@ def test_the_crontab_and_the_unit_land(landed: Path, tmp_path: Path) -> None:
     [unit] = re.findall(r"^ExecStart=(.*)$", (EXAMPLES / "sea-mq-land.service").read_text(), re.MULTILINE)
     for command in (land, unit):
         here = command.replace("/opt/sea-mq-worker/bin/python", sys.executable)
-        run(re.sub("/run/lock|/var/lib/node_exporter", str(tmp_path), here), tmp_path)
+        shell(re.sub("/run/lock|/var/lib/node_exporter", str(tmp_path), here), tmp_path)
     assert "sea_mq_pipeline_last_success" in (tmp_path / "land.prom").read_text()
     [(module, words)] = own_programs(archive)
     assert refused(module, words) == ""
@@ -100,6 +88,4 @@ def test_systemd_accepts_the_timer_and_its_service(tmp_path: Path) -> None:
     for path in EXAMPLES.glob("sea-mq-land.*"):
         text = path.read_text().replace("/opt/sea-mq-worker/bin/python", sys.executable)
         (tmp_path / path.name).write_text(text)
-    assert (
-        run("systemd-analyze verify --man=no ./sea-mq-land.timer ./sea-mq-land.service 2>&1", tmp_path) == ""
-    )
+    assert shell("systemd-analyze verify --man=no ./sea-mq-land.timer ./sea-mq-land.service", tmp_path) == ""

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 
 import boto3
@@ -16,7 +15,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, LakeTable, Watermark
 from tests.pipeline.test_lake_table import messages
-from tests.support.waiting import eventually
+from tests.support.waiting import answered
 
 BUCKET = "the-lake"
 KEY = "AKIDNOTTOBESEEN"
@@ -37,20 +36,12 @@ def s3(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setitem(spark.sparkContext.environment, f"AWS_{name}", value)
     try:
-        asyncio.run(eventually(lambda: answers(url), within=60))
+        asyncio.run(answered(f"{url}/moto-api/", within=60))
         boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=BUCKET)
         yield f"s3://{BUCKET}/events"
     finally:
         server.kill()
         server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/moto-api/"):
-            return True
-    except OSError:
-        return False
 
 
 def test_a_table_in_an_object_store_is_written_and_read(spark: SparkSession, s3: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import AsyncIterator, Callable
 
@@ -18,7 +17,7 @@ from sea_mq_worker.settings import Settings
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world, without_message_id
 from tests.support.jetstream import connected
 
-ROWS = int(os.environ.get("SEA_MQ_TEST_RECONCILE_ROWS", "20000"))
+ROWS = 20_000
 FAULTS = 10
 LOG = logging.getLogger(__name__)
 

@@ -28,22 +28,6 @@ PERIODS = (
     (BEGIN + timedelta(days=1), BEGIN + timedelta(days=2), 900),
     (None, None, 7 * 86_400),
 )
-OUTBOX = """
-INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, ordering_key, payload, occurred_at,
-    created_at, published_at, publish_attempts, state, publish_error)
-SELECT id::uuid, 'order', '1', event_type, ordering_key, payload::jsonb, occurred_at, created_at,
-    published_at, publish_attempts, state, publish_error
-FROM jsonb_to_recordset($1::jsonb) AS r (id text, event_type text, ordering_key text, payload text,
-    occurred_at timestamptz, created_at timestamptz, published_at timestamptz, publish_attempts int,
-    state text, publish_error text)
-"""
-INBOX = """
-INSERT INTO inbox_messages (message_id, subject, received_at, processed_at, attempts, dead_letter_reason,
-    dead_letter_begun_at, dead_lettered_at)
-SELECT r.* FROM jsonb_to_recordset($1::jsonb) AS r (message_id uuid, subject text, received_at timestamptz,
-    processed_at timestamptz, attempts int, dead_letter_reason text, dead_letter_begun_at timestamptz,
-    dead_lettered_at timestamptz)
-"""
 
 
 @pytest.mark.slow
@@ -139,10 +123,14 @@ def shown(found: Report) -> dict[str, Any]:
 
 
 async def fill(pool: asyncpg.Pool, given: World) -> None:
+    aggregate = {"aggregate_type": "order", "aggregate_id": "1"}
+    outbox = [row | aggregate | {"payload": json.loads(row["payload"])} for row in given.outbox]
     async with pool.acquire() as connection, connection.transaction():
         await connection.execute("SET LOCAL session_replication_role = replica")
-        await connection.execute(OUTBOX, json.dumps(list(given.outbox), default=str))
-        await connection.execute(INBOX, json.dumps(list(given.inbox), default=str))
+        for table, rows in (("outbox_events", outbox), ("inbox_messages", given.inbox)):
+            names = ", ".join(rows[0])
+            taken = f"SELECT {names} FROM jsonb_populate_recordset(NULL::{table}, $1::jsonb)"
+            await connection.execute(f"INSERT INTO {table} ({names}) {taken}", json.dumps(rows, default=str))
 
 
 def commit(spark: SparkSession, lake: str, table_schema: TableSchema, rows: Iterable[dict[str, Any]]) -> None:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import asyncpg
-import httpx2
 import pytest
 import yaml
 
@@ -45,11 +44,10 @@ async def test_the_worker_writes_no_file_and_needs_no_home(
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        await _is_ready(process)
         own = await asyncpg.connect(database.dsn)
         async with own.transaction():
             await enqueue(own, enqueueable())
-        await eventually(lambda: own.fetchval(PUBLISHED), within=20)
+        await eventually(lambda: own.fetchval(PUBLISHED), what="the event is PUBLISHED")
         await own.close()
         process.send_signal(signal.SIGTERM)
         assert process.stdout
@@ -59,19 +57,6 @@ async def test_the_worker_writes_no_file_and_needs_no_home(
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-async def _is_ready(process: asyncio.subprocess.Process) -> None:
-    """Read the log up to the admin page's address, then ask there; the pipe holds the rest."""
-    assert process.stdout
-    listening = None
-    while listening is None:
-        line = (await process.stdout.readline()).decode()
-        assert line, "it ended before it listened"
-        listening = re.search(r"http://127\.0\.0\.1:\d+/", line)
-    url = f"{listening[0]}readyz"
-    async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
-        await eventually(lambda: client.get(url), until=lambda found: found.is_success, what="it is ready")
 
 
 @pytest.mark.fault("S16")

@@ -1,8 +1,10 @@
 """The commands of the documents: those in their blocks of code, and those in the middle of a sentence."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -43,6 +45,17 @@ def fresh_checkout(folder: Path) -> Path:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, folder / file)
     return folder
+
+
+def shell(line: str, folder: Path = ROOT, **environment: str) -> str:
+    """Run a line of a shell with this Python's programs; return what it prints."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        line, shell=True, cwd=folder, env=os.environ | {"PATH": path} | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def documents() -> tuple[str, ...]:

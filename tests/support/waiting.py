@@ -4,7 +4,10 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, TypeVar, overload
+
+import httpx2
 
 T = TypeVar("T")
 
@@ -42,3 +45,17 @@ async def eventually(
             expected = what or getattr(probe, "__name__", repr(probe))
             raise AssertionError(f"not within {within:g} s: {expected} (last answer: {answer!r})")
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def answered(url: str, *, by: asyncio.subprocess.Process | None = None, within: float = 30.0) -> None:
+    """Wait until a server answers, with whatever but an error of its own; its process must not end before."""
+
+    async def is_there() -> bool:
+        assert by is None or by.returncode is None, f"{by} has ended"
+        try:
+            return (await http.get(url)).status_code < HTTPStatus.INTERNAL_SERVER_ERROR
+        except httpx2.TransportError:
+            return False
+
+    async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
+        await eventually(is_there, within=within, what=f"{url} answers")
