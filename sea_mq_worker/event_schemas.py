@@ -138,7 +138,7 @@ def _read(file: Path) -> Any:
         raise ContractError(f"{file}: rename it to <type>.v<version>.json")
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ContractError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(document, dict):
         raise ContractError(f"{file}: is no JSON object")

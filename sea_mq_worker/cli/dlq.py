@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,21 +12,15 @@ from sea_mq_worker.cli.filter_options import DeadLetterOptions
 from sea_mq_worker.cli.listings import GroupsOption, print_summary
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import (
-    EXIT_FAILED,
     JsonOption,
-    abort,
     print_fields,
     print_json,
     print_page,
     read_dead_letters,
 )
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.operations.dead_letters import dead_letter_groups
-
-if TYPE_CHECKING:
-    from sea_mq_worker.ports.operations import DeadLetterStore
 
 app = typer.Typer(help="List, count, redrive and delete dead letters.", no_args_is_help=True)
 app.command("redrive")(redrive.redrive)
@@ -78,15 +72,8 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one dead letter with the headers and body of the original."""
-    entry = read_dead_letters(lambda stream: _show(stream, seq))
+    entry = read_dead_letters(lambda stream: redrive.dead_letter(stream, seq))
     (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
-
-
-async def _show(stream: "DeadLetterStore", seq: int) -> DeadLetterEntry:
-    try:
-        return await stream.show(seq)
-    except ContractError as error:
-        abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
 
 
 def _readable(payload: bytes) -> dict[str, Any]:

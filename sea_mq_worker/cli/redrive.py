@@ -21,11 +21,13 @@ from sea_mq_worker.cli.support import (
     progress,
     run_command,
 )
-from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.dead_letters import Reason
+from sea_mq_worker.domain.errors import ContractError
 
 if TYPE_CHECKING:
     from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
+    from sea_mq_worker.ports.operations import DeadLetterStore
     from sea_mq_worker.settings import Settings
 
 
@@ -115,19 +117,30 @@ async def _choose(settings: "Settings", request: DeadLetterRequest, change: str)
 
 
 async def _matching(settings: "Settings", request: DeadLetterRequest) -> Sequence[int]:
-    """Return the chosen sequences; abort if a filter matches more than the cap."""
+    """Return the chosen sequences; abort if more match than the cap, or if a dry run misses one."""
     from sea_mq_worker.operations.broker import dead_letters
 
     filtered = request.which != DeadLetterFilter()
     if bool(request.seqs) + filtered + request.every != 1:
         abort("choose dead letters by sequences, by filters (`--help` lists them), or by --all", EXIT_USAGE)
-    if request.seqs:
-        return list(dict.fromkeys(request.seqs))
+    named = list(dict.fromkeys(request.seqs or ()))
+    if named and not request.dry_run:
+        return named
     async with dead_letters(settings) as stream:
+        if named:
+            return [(await dead_letter(stream, seq)).seq for seq in named]
         found = [entry.seq async for entry in stream.walk(request.which, limit=request.cap + 1)]
     if len(found) > request.cap:
         abort(f"more than {request.cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
     return found
+
+
+async def dead_letter(stream: "DeadLetterStore", seq: int) -> DeadLetterEntry:
+    """Return one dead letter; abort if there is none."""
+    try:
+        return await stream.show(seq)
+    except ContractError as error:
+        abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
 
 
 async def _run_each(

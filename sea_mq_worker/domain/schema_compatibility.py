@@ -34,12 +34,18 @@ def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
         if keyword == "properties" and isinstance(after, Mapping):
             yield from _changed_properties(before if isinstance(before, Mapping) else {}, old, after, path)
         elif keyword == "required":
-            if set(old.get("required", ())) != set(new.get("required", ())):
+            if _names(old) != _names(new):
                 yield f"{path}/required has changed"
         elif keyword == "items" and _MISSING not in (before, after):
             yield from _changes(before, after, f"{path}/items")
         elif before != after:
             yield f"{path}/{keyword} has changed"
+
+
+def _names(schema: Mapping[str, Any]) -> Any:
+    """Return the required properties without their order; a value that is no list as it is."""
+    required = schema.get("required", [])
+    return {*map(repr, required)} if isinstance(required, list) else required
 
 
 def _changed_properties(

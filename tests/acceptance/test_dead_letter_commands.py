@@ -96,6 +96,9 @@ async def test_a_purge_deletes_dead_letters_and_gives_their_messages_up(world: W
     assert (await world.run("dlq", "purge", "--all", *WHY)).code == 2
     assert (await world.run("dlq", "purge", "--error", "", "--yes", *WHY)).code == 2
     assert await left(world) == 13
+    missing = await world.run("dlq", "purge", "1", "99", *WHY, "--dry-run")
+    assert (missing.code, "no message 99" in missing.err) == (1, True)
+    assert "1 would be deleted" in (await world.run("dlq", "purge", "1", *WHY, "--dry-run")).out
     one = await world.run("dlq", "purge", "1", *WHY)
     assert (one.code, one.out) == (0, "1: done: deleted\n")
     rest = await world.run("dlq", "purge", "--all", "--yes", *WHY)

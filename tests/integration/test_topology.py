@@ -124,9 +124,17 @@ def test_a_folder_without_definitions_is_refused(tmp_path: Path) -> None:
         definitions(tmp_path)
 
 
-def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "X.json").write_text('{"subjects": ["x"]}')
-    with pytest.raises(ContractError, match=r"X\.json"):
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ('{"subjects": ["x"]}', "it has no name"),
+        ('{"name": "X", "max_age": "7d"}', "max_age is not a whole number"),
+        ("[" * 100_000, "cannot be read as JSON"),
+    ],
+)
+def test_a_file_that_is_no_definition_is_named(tmp_path: Path, text: str, reported: str) -> None:
+    (tmp_path / "X.json").write_text(text)
+    with pytest.raises(ContractError, match=rf"X\.json: .*{reported}"):
         definitions(tmp_path)
 
 

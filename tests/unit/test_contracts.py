@@ -90,6 +90,8 @@ def test_annotations_and_optional_properties_are_compatible(path: tuple[str, ...
     [
         (("required",), [], "/required has changed"),
         (("required",), ["order", "note"], "/required has changed"),
+        (("required",), [{}], "/required has changed"),
+        (("required",), 5, "/required has changed"),
         (
             ("properties", "lines", "items", "properties"),
             {},
@@ -168,6 +170,7 @@ def test_an_event_that_violates_its_schema_or_has_none_is_refused_without_its_va
         ),
         ("order.paid.v1.json", "[]", "is no JSON object"),
         ("order.paid.v1.json", "{", "cannot be read as JSON"),
+        ("order.paid.v1.json", "[" * 100_000, "cannot be read as JSON"),
         ("order.json", "{}", "rename it"),
     ],
 )

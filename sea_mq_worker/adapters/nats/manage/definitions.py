@@ -19,6 +19,8 @@ SHIPPED_CONTEXT = "sea"
 """The context that the files which come with the worker are written for."""
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 """Begin of the subject that reports an exhausted message; stream and consumer follow."""
+_NUMBERS = ("ack_wait", "duplicate_window", "max_age", "max_bytes")
+"""Fields that the worker computes with; the server judges all fields when they are applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +136,12 @@ def _consumer(file: Path, context: str) -> ConsumerDefinition:
 def _read(file: Path, context: str) -> dict[str, Any]:
     try:
         config = json.loads(_renamed(file.read_text(), context))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ContractError(f"{file}: cannot be read as JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("name"), str):
         raise ContractError(f"{file}: is no stream or consumer definition, it has no name")
+    if wrong := [field for field in _NUMBERS if not isinstance(config.get(field, 0), int)]:
+        raise ContractError(f"{file}: {wrong[0]} is not a whole number")
     return config
 
 
