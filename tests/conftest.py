@@ -27,7 +27,7 @@ _JAVA_OPTIONS = (
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 _PIPELINE = "tests/pipeline/test_"
-_WITHOUT_SPARK = ("commands", "java", "jetstream_offsets", "jetstream_read", "jetstream_state", "report_page")
+_WITHOUT_SPARK = ("commands", "java", "jetstream_offsets", "jetstream_read", "report_page")
 _GROUPS = {
     **{f"{_PIPELINE}{name}.py": "" for name in _WITHOUT_SPARK},
     "tests/acceptance/test_pipeline_commands.py": "java",

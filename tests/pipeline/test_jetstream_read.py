@@ -1,23 +1,27 @@
-"""How a stretch of a stream is read: every message once, in order, or an error; without Spark."""
+"""How a stream is described and read: every message once, in order, or an error; without Spark."""
 
 import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.sources.jetstream import direct_get, state
 from sea_mq_worker.pipeline.sources.jetstream import reader as reading
-from sea_mq_worker.pipeline.sources.jetstream.columns import Frame
+from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
+from sea_mq_worker.pipeline.sources.jetstream.state import message_time, stream_state
+from sea_mq_worker.settings import load_settings
 from tests.pipeline.jetstream_support import Stream, plan, read_rows, read_seqs, rows_of
 from tests.support.jetstream import connected
 
@@ -267,3 +271,40 @@ def test_a_streaming_query_is_refused_on_a_pyspark_that_cannot_limit_it(
     source = JetStreamSource({"stream": "any"})
     with pytest.raises(PipelineError, match=r"needs PySpark 4\.2 or newer; this is 4"):
         source.streamReader(source.schema())
+
+
+async def test_a_state_has_the_bounds_of_a_stream(stream: Stream) -> None:
+    settings = load_settings()
+
+    async def told() -> StreamInfo:
+        return await asyncio.to_thread(stream_state, settings, stream.name)
+
+    fresh = await told()
+    await stream.store(5)
+    await stream.delete(1, 3)
+    full = await told()
+    second, third = [await asyncio.to_thread(message_time, settings, stream.name, seq) for seq in (2, 3)]
+    await stream.purge(seq=6)
+    empty = await told()
+
+    assert (fresh.first_seq, fresh.last_seq, fresh.messages, fresh.last_time) == (1, 0, 0, None)
+    assert (full.first_seq, full.last_seq, full.messages, full.created) == (2, 5, 3, fresh.created)
+    assert (full.first_time, third) == (second, None)
+    assert (empty.first_seq, empty.last_seq, empty.first_time) == (6, 5, None)
+    assert empty.last_time == full.last_time
+    with pytest.raises(ContractError, match=f"stream {stream.name}x does not exist"):
+        await asyncio.to_thread(message_time, settings, f"{stream.name}x", 1)
+
+
+def frame(time: str) -> Frame:
+    """Return a message as a direct get answers."""
+    added = f"Nats-Stream: S\r\nNats-Subject: s.ö\r\nNats-Sequence: 7\r\nNats-Time-Stamp: {time}\r\n"
+    return f"NATS/1.0\r\n{added}Nats-Num-Pending: 0\r\n\r\n".encode(), b""
+
+
+def test_times_are_read_at_every_precision_and_cut_to_microseconds() -> None:
+    written = ["2026-11-21T07:51:22Z", "2026-11-21T07:51:22.1Z", "2026-11-21T07:51:22.123456999Z"]
+    batch = to_batch("S", "then", [frame(text) for text in written])
+    assert batch.column("subject").unique().to_pylist() == ["s.ö"]
+    times = batch.column("time").to_pylist()
+    assert times == [datetime(2026, 11, 21, 7, 51, 22, us, UTC) for us in (0, 100_000, 123_456)]

@@ -58,13 +58,8 @@ def hostile_report() -> Report:
         for each in nothing.bins
     ]
     times = (None, *(each.at for each in bins))
-    return Report(
-        context="sea",
-        at=nothing.at,
-        since=nothing.since,
-        until=nothing.until,
-        bin_seconds=60,
-        lake=False,
+    return replace(
+        nothing,
         dead_letter_source="SEA_DLQ",
         totals=Totals(
             written=27, written_bytes=2700, published=21, outbox_retried=6, dead=3,
@@ -86,7 +81,6 @@ def hostile_report() -> Report:
         backlog=[
             BacklogCount(way="outbox", state="PENDING", age="over 1 day", count=3, oldest_seconds=90_000.0)
         ],
-        stream_bins=[],
     )  # fmt: skip
 
 
