@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import NoReturn
 
 from sea_mq_worker.resources import install_hint
@@ -47,11 +48,13 @@ def _leave_unwritten(error: OSError) -> NoReturn:
 
 
 def _fill_standard_streams() -> None:
-    """Closed descriptors would be given to sockets, and be written to as if they were closed no more."""
+    """Open closed descriptors, which sockets would get; escape what the encoding of stdout cannot express."""
     for stream in ("stdin", "stdout", "stderr"):
         if getattr(sys, stream) is None:
             mode = "r" if stream == "stdin" else "w"
             setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - stays open
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Output that its reader or its disk does not take ends a command with one line at most."""
+"""Output that a reader, a disk or an encoding does not take ends a command with one line at most."""
 
 import os
 import subprocess
@@ -32,3 +32,16 @@ def test_a_reader_that_has_gone_is_no_news() -> None:
     os.close(reader)
     assert run(*HELP, stdout=writer) == (1, "")
     os.close(writer)
+
+
+def test_letters_that_the_encoding_does_not_have_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    for folder, schema in (("old", '{"properties": {"я": {}}}'), ("new", '{"properties": {}}')):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.v1.json").write_text(schema)
+    with (tmp_path / "output").open("wb") as output:
+        folders = (str(tmp_path / "old"), str(tmp_path / "new"))
+        assert run("schemas", "check", *folders, stdout=output.fileno()) == (1, "")
+    assert (tmp_path / "output").read_text() == "a.v1: /properties/\\u044f is missing\n"
