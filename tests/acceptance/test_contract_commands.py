@@ -47,21 +47,17 @@ async def test_the_commands_of_the_document_compare_schemas_and_describe_events(
     compared, described = await world.run(*check), await world.run(*asyncapi)
     write(tmp_path / "schemas", SCHEMA | {"required": ["order"]})
     changed = await world.run(*check)
+    missing = await world.run("schemas", "check", "released", "none")
 
     assert (compared.code, compared.out) == (0, "compatible\n")
     assert (changed.code, changed.out) == (1, "order.paid.v1: /required has changed\n")
+    assert (missing.code, missing.err) == (3, "none: No such file or directory\n")
     assert described.code == 0, described.err
     channels: dict[str, Any] = json.loads(described.out)["channels"]
     assert {channel["address"].partition(".")[2] for channel in channels.values()} == {
         "event.order.paid.v1",
         "event.order.sent.v1",
     }
-
-
-async def test_a_folder_that_is_not_there_is_named(world: World) -> None:
-    found = await world.run("schemas", "check", "released", "none")
-
-    assert (found.code, found.err) == (3, "none: No such file or directory\n")
 
 
 async def test_the_example_of_the_document_writes_a_checked_event(world: World, database: Database) -> None:

@@ -210,12 +210,14 @@ async def test_a_read_continues_after_its_last_row_when_the_server_returns(
     assert found == list(range(1, 26))
 
 
-async def test_a_server_that_stays_away_or_refuses_ends_the_read(
+async def test_a_server_that_stays_away_refuses_or_denies_ends_the_read_with_the_reason(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "_IDLE_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setattr(state, "_CONNECT_SECONDS", 1.0)
-    async with EmbeddedNats(tmp_path / "nats", config={"authorization": LOGIN}) as server:
+    barred = {"user": "barred", "permissions": {"publish": {"deny": "$JS.API.DIRECT.GET.>"}}}
+    users = [LOGIN, LOGIN | barred]
+    async with EmbeddedNats(tmp_path / "nats", config={"authorization": {"users": users}}) as server:
         own_url = server.url.replace("//", "//spark:sesame@")
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
         await fill(server.url, names, 1, **LOGIN)
@@ -226,21 +228,13 @@ async def test_a_server_that_stays_away_or_refuses_ends_the_read(
             await rows_of(reader, ranges)
         assert time.monotonic() - began < 30
         assert "tahini" not in str(refused.value)
+        monkeypatch.setenv("SEA_MQ_NATS_URL", own_url.replace("spark", "barred"))
+        with pytest.raises(ContractError, match=r"no permission to publish to \$JS\.API\.DIRECT\.GET"):
+            await rows_of(reader, ranges)
         monkeypatch.setenv("SEA_MQ_NATS_URL", own_url)
     with pytest.raises(UnavailableError, match="no server answers") as away:
         await rows_of(reader, ranges)
     assert "sesame" not in str(away.value)
-
-
-async def test_a_missing_permission_is_named(
-    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    users = [{**LOGIN, "permissions": {"publish": {"deny": "$JS.API.DIRECT.GET.>"}}}]
-    async with EmbeddedNats(tmp_path / "nats", config={"authorization": {"users": users}}) as server:
-        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url.replace("//", "//spark:sesame@"))
-        await fill(server.url, names, 1, **LOGIN)
-        with pytest.raises(ContractError, match=r"no permission to publish to \$JS\.API\.DIRECT\.GET"):
-            await read_rows(names)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.pipeline.session import described, job_session, parallelism
+from sea_mq_worker.pipeline.session import described, job_session
 from sea_mq_worker.pipeline.spark_errors import cause, translated
 from sea_mq_worker.pipeline.stage_progress import stage_progress
 from sea_mq_worker.pipeline.temporary_folders import temporary_folder
@@ -154,10 +154,6 @@ def test_jobs_are_described_inside_the_block_alone(spark: SparkSession) -> None:
         spark.range(3).collect()
     spark.range(4).collect()
     assert descriptions(spark)[:4] == ["None", "Some(outer)", "Some(inner, of two)", "Some(outer)"]
-
-
-def test_the_parallelism_is_the_number_of_cores_of_a_local_master(spark: SparkSession) -> None:
-    assert parallelism(spark) == 2
 
 
 @pytest.mark.crash
