@@ -57,6 +57,8 @@ FROM base AS pipeline
 # Java starts only for a user with a name.
 RUN useradd --uid 10001 --no-create-home pipeline
 COPY --from=pipeline-build /opt/venv /opt/venv
+# Spark then starts in half the time.
+RUN python -m sea_mq_worker pipeline prepare
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "sea_mq_worker", "pipeline"]

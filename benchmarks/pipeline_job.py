@@ -14,12 +14,10 @@ from benchmarks.process_tree import PARTS, ProcessTree
 from benchmarks.stage import Run
 
 # The last one keeps Spark from taking its own executor for lost while the program is stopped.
-_PROPERTIES = """\
-spark.eventLog.enabled true
-spark.eventLog.compress false
-spark.eventLog.dir file:{log}
-spark.network.timeout 36000s
-"""
+_PROPERTIES = (
+    *("spark.eventLog.enabled=true", "spark.eventLog.compress=false", "spark.eventLog.dir=file:{log}"),
+    "spark.network.timeout=36000s",
+)
 _JOB_START = b'"Event":"SparkListenerJobStart"'
 _END_OF_RESULT = b"}\n"
 
@@ -32,16 +30,15 @@ class Job:
 
     def __init__(self, run: Run, name: str, *options: str) -> None:
         self._run = run
-        self._command = (name, *options, "--json")
         self._folder = run.stage.folder / f"job-{name}"
+        properties = (each.format(log=self._folder / "events") for each in _PROPERTIES)
+        self._command = (name, *options, "--json", *(f"--conf={each}" for each in properties))
         self._log = self._folder / "log"
         self._started = False
 
     async def __aenter__(self) -> Self:
         """Prepare; ``measured`` starts the command."""
         (self._folder / "events").mkdir(parents=True)
-        properties = _PROPERTIES.format(log=self._folder / "events")
-        (self._folder / "spark-defaults.conf").write_text(properties)
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -98,7 +95,7 @@ class Job:
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sea_mq_worker", "pipeline", *self._command),
-                env={**os.environ, **self._run.settings, **OUTBOX_ALONE, "SPARK_CONF_DIR": str(self._folder)},
+                env={**os.environ, **self._run.settings, **OUTBOX_ALONE},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,

@@ -31,18 +31,21 @@ exec {java} "$@"
 def java_home(folder: Path) -> Path:
     """Write a launcher of Java into a folder; return the folder, which Spark accepts as JAVA_HOME.
 
-    Raises:
-        PipelineError: no Java 17 or newer was found; the text names the commands that install one.
+    Raises as ``find_java`` does.
     """
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
-    launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(_find_java()))))
+    launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(find_java()))))
     launcher.chmod(0o755)
     return folder
 
 
-def _find_java() -> Path:
-    """Return the program of JAVA_HOME, the one on PATH, or the wheel's, in this order."""
+def find_java() -> Path:
+    """Return the program of JAVA_HOME, the one on PATH, or the wheel's, in this order.
+
+    Raises:
+        PipelineError: no Java 17 or newer was found; the text names the commands that install one.
+    """
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     for program in (home and Path(home, "bin", "java"), on_path and Path(on_path)):
         if program and _major(program) >= MAJOR_MIN:

@@ -42,6 +42,9 @@ _LOCAL_DEFAULTS = {
 _SHELL = {"spark.ui.showConsoleProgress": "false"}
 """Overrides the defaults that Spark has for its interactive shell."""
 
+ARCHIVE = Path(sys.prefix, "share", "sea_mq_worker", "spark-classes.jsa")
+"""The archive of Spark's Java classes, if `pipeline prepare` has written it; see ``class_archive``."""
+
 _QUIET = files(__package__).joinpath("log4j2.properties").read_text(encoding="utf-8")
 _ENDED = (
     "Spark's Java process ended unexpectedly ({}): run the job again. If the process was killed for lack of"
@@ -189,6 +192,8 @@ def _java_environment(folder: Path, java_options: str) -> dict[str, str]:
     log = folder / "log4j2.properties"
     log.write_text(_QUIET)
     options = f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile=file:{log}"'
+    if ARCHIVE.exists():
+        options += f' "-XX:SharedArchiveFile={ARCHIVE}" -Xlog:cds=off -Xlog:class+path=off'
     return {
         "JAVA_HOME": str(java_home(folder / "java")),
         "SPARK_SUBMIT_OPTS": f"{options} {java_options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",

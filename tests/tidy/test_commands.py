@@ -64,6 +64,11 @@ PROOFS = (
     ),
     Proof(document="docs/how-to/pipeline.md", heading="Try it", begins="python -m", test=_PIPELINE),
     Proof(
+        document="docs/how-to/pipeline.md", heading="A faster start",
+        test="tests/pipeline/test_class_archive.py::"
+        "test_a_start_takes_its_classes_from_the_archive_that_the_command_of_the_document_writes",
+    ),
+    Proof(
         document="docs/how-to/pipeline.md", heading="Erase events",
         test="tests/pipeline/test_erase.py::test_the_command_of_the_document_erases_an_aggregate",
     ),

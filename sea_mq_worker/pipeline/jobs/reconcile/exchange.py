@@ -19,9 +19,10 @@ Column: TypeAlias = NDArray[Any]
 PACKED = pa.schema(
     [("bucket", pa.int32()), ("source", pa.string()), ("rows", pa.int64()), ("packed", pa.binary())]
 )
-"""Rows of a source in Arrow's IPC format; rows with the same key have the same bucket."""
+"""Rows of a source in Arrow's IPC format, compressed; rows with the same key have the same bucket."""
 
 _PACKED_ROWS = 100_000
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 _TASKS_MAX = 1024
 
 
@@ -54,7 +55,7 @@ def pack(source: str, rows: pa.Table, key: str, buckets: int) -> pa.RecordBatch:
     sorted_rows = rows.take(pa.array(order)).combine_chunks()
     sink, ends = pa.BufferOutputStream(), [0]
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-        with pa.ipc.new_stream(sink, rows.schema) as writer:
+        with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as writer:
             writer.write_table(sorted_rows.slice(start, size))
         ends.append(sink.tell())
     places = pa.py_buffer(np.array(ends, np.int32))
