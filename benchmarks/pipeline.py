@@ -1,7 +1,8 @@
 """``python -m benchmarks.pipeline``: the Spark jobs over more and more events. Linux only.
 
 Orders are inserted into the outbox by one statement, ten to an ordering key, and published by the worker
-itself, so that rows and messages are real ones. Each job is a command, measured from its start.
+itself, so that rows and messages are real ones. Each job is a command, measured from its start. Spark starts
+from the archive of ``pipeline prepare``.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from benchmarks.pipeline_job import Job
 from benchmarks.report import Progress, machine, write
 from benchmarks.stage import Run, open_stage
 from sea_mq_worker.cli import table_format
+from sea_mq_worker.pipeline.class_archive import write_archive
+from sea_mq_worker.pipeline.session import ARCHIVE
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 _PACKAGES = ("pyspark", "pyarrow", "deltalake")
@@ -40,6 +43,8 @@ def main() -> None:
     rounds: dict[int, list[Round]] = {count: [] for count in options.events}
     about = machine(*_PACKAGES)
     progress = Progress(len(rounds) * options.rounds)
+    if not ARCHIVE.exists():
+        write_archive(ARCHIVE, on_progress=progress.tell)
     for number in range(1, options.rounds + 1):
         for count, results in rounds.items():
             random_ids = options.ids == "uuidv4"

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, PageRange, leaf_of
+from sea_mq_worker.pipeline.dataframes import read_source
 from sea_mq_worker.pipeline.executor_settings import access_options
-from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.pipeline.sources.tables.source import (
     PAGES_PER_PARTITION,
@@ -123,8 +123,7 @@ def source_options(
 def _read(
     spark: SparkSession, held: Snapshot, source: type[OutboxSource | InboxSource], options: dict[str, Any]
 ) -> DataFrame:
-    register(spark)
-    return spark.read.format(source.name()).options(**source_options(held, source, **options)).load()
+    return read_source(spark, source(source_options(held, source, **options)))
 
 
 def _sql(column: str, operator: str, value: Any) -> str:

@@ -51,7 +51,7 @@ _CLOCK = timedelta(hours=1)
 _DISK_BYTES = 850
 """Disk that a message, its row and its inbox row need together, in Spark's temporary files."""
 
-_BUCKET_ROWS = 125_000
+_BUCKET_ROWS = 250_000
 _BUCKETS_MIN = 8
 
 

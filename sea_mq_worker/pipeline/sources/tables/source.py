@@ -32,7 +32,7 @@ FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 """The latest time that is read exactly."""
 
-PAGES_PER_PARTITION = 4096
+PAGES_PER_PARTITION = 16384
 
 _OPTIONS = frozenset({"columns", "where", "snapshot", "pagesperpartition", "pages", CONFIG})
 _OUTBOX = (
