@@ -17,7 +17,7 @@ from benchmarks.backlogs import make_room
 from benchmarks.drain import OUTBOX_ALONE, is_drained
 from benchmarks.pipeline_figures import LAND, NEW_MESSAGES, SECOND_BATCH, Round, document, table
 from benchmarks.pipeline_job import Job
-from benchmarks.report import Progress, machine, write
+from benchmarks.report import Progress, machine, say, write
 from benchmarks.stage import Run, open_stage
 from sea_mq_worker.cli import table_format
 from sea_mq_worker.pipeline.class_archive import write_archive
@@ -44,7 +44,7 @@ def main() -> None:
     about = machine(*_PACKAGES)
     progress = Progress(len(rounds) * options.rounds)
     if not ARCHIVE.exists():
-        write_archive(ARCHIVE, on_progress=progress.tell)
+        write_archive(ARCHIVE, on_progress=say)
     for number in range(1, options.rounds + 1):
         for count, results in rounds.items():
             random_ids = options.ids == "uuidv4"
