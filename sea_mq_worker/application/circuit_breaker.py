@@ -18,6 +18,8 @@ An example with three callers and a first wait of 0.2 s::
     C  record_success()               circuit closes, A and B get Permit.FREE
 
 The waits are drawn with full jitter; the ones shown are their upper bounds.
+
+``inbox/handler_call`` operates the handler's circuit: NotDelivered opens it, a whole answer closes it.
 """
 
 import asyncio

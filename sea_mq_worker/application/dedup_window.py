@@ -1,4 +1,8 @@
-"""Stream searches for repeats that may be outside the stream's deduplication window."""
+"""Stream searches for repeats that may be outside the stream's deduplication window.
+
+The window is ``duplicate_window`` in the stream's definition in ``streams/``. ``bootstrap/worker/outbound``
+and ``doctor/cross_checks`` check it against the settings.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

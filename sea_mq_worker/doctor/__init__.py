@@ -14,9 +14,9 @@ from sea_mq_worker.doctor.consumer import consumer_findings
 from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
 from sea_mq_worker.doctor.database import constraint_findings, database_findings
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
+from sea_mq_worker.doctor.database_facts import read_database
 from sea_mq_worker.doctor.finding import Examination, Finding, Kind, Severity
 from sea_mq_worker.doctor.handler import HandlerKind, handler_findings
-from sea_mq_worker.doctor.postgres import read_database
 from sea_mq_worker.doctor.security import ExposureKind, exposure_findings
 from sea_mq_worker.doctor.stream import stream_findings
 from sea_mq_worker.doctor.worker import WorkerKind, WorkerReadiness, read_readiness, worker_findings

@@ -1,4 +1,8 @@
-"""Findings about PostgreSQL by itself."""
+"""Findings about PostgreSQL by itself: judges the facts that ``database_facts`` reads.
+
+A new check goes here, its text into ``database_catalog``, and a new fact into
+``adapters/postgres/schema/diagnostics``; of a server's setting, only the name into its ``_SETTINGS``.
+"""
 
 from collections.abc import Iterator, Sequence
 

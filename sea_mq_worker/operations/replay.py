@@ -1,4 +1,7 @@
-"""Replay: put events back into the outbox in portions, so that new events wait for few of them."""
+"""Replay: put events back into the outbox in portions, so that new events wait for few of them.
+
+``sql/queries/replay.sql`` chooses the events and writes the audit record.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,7 @@
-"""Catalog of the metrics of the worker and of the pipeline's jobs; there are no others."""
+"""Catalog of the metrics of the worker and of the pipeline's jobs; there are no others.
+
+A producer's process has no metrics, because ``enqueue`` records none.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

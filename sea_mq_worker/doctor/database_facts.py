@@ -1,4 +1,8 @@
-"""Facts about PostgreSQL, read as far as possible; a locked table hides no other table."""
+"""Read the facts about PostgreSQL as far as possible; a locked table hides no other table.
+
+A new fact goes into ``adapters/postgres/schema/diagnostics``; of a server's setting, only the name into its
+``_SETTINGS``. The check of the fact goes into ``database``, and its text into ``database_catalog``.
+"""
 
 import asyncpg
 
