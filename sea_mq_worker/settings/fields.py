@@ -214,7 +214,7 @@ class Settings(BaseModel):
     handler_slow_after: Count = 10
     """Number of consecutive messages without an effect after which an event type is slow."""
     handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
-    """Failures that count for a slow event type, per second; others use up no attempt."""
+    """Number of failures per second that count for a slow event type; further ones use up no attempt."""
     inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Maximum number of in-flight messages, per consumer; the consumer's max_ack_pending limits them, too
     (default: four times `SEA_MQ_HANDLER_CONCURRENCY`; with a batch URL at least twice
