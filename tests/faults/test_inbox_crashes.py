@@ -15,6 +15,7 @@ from tests.support.site import FAST_CONSUMER, Site, SiteWith
 from tests.support.waiting import eventually
 
 ACK_WAIT = FAST_CONSUMER["ack_wait"] / SECOND
+LEASE_RENEWED = "SELECT bool_or(locked_until > received_at + interval '2 seconds') FROM inbox_messages"
 
 
 async def processed(at: Site, message_id: str) -> bool:
@@ -238,6 +239,7 @@ async def test_a_call_that_outlasts_its_lease_is_kept_alive_and_made_once(site_w
         [message] = await at.send()
         at.effects.script[message] = work(at, seconds=3.2)
         async with at.worker(name="one"), at.worker(name="two"):
+            await eventually(lambda: at.database.fetchval(LEASE_RENEWED), what="the lease was renewed")
             await at.quiet()
         await at.audit()
         assert at.effects.calls == {message: 1}
