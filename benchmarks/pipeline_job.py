@@ -15,8 +15,8 @@ from benchmarks.stage import Run
 
 # The last one keeps Spark from taking its own executor for lost while the program is stopped.
 _PROPERTIES = (
-    *("spark.eventLog.enabled=true", "spark.eventLog.compress=false", "spark.eventLog.dir=file:{log}"),
-    "spark.network.timeout=36000s",
+    "-Dspark.eventLog.enabled=true -Dspark.eventLog.compress=false -Dspark.eventLog.dir=file:{log}"
+    " -Dspark.network.timeout=36000s"
 )
 _JOB_START = b'"Event":"SparkListenerJobStart"'
 _END_OF_RESULT = b"}\n"
@@ -30,9 +30,8 @@ class Job:
 
     def __init__(self, run: Run, name: str, *options: str) -> None:
         self._run = run
+        self._command = (name, *options, "--json")
         self._folder = run.stage.folder / f"job-{name}"
-        properties = (each.format(log=self._folder / "events") for each in _PROPERTIES)
-        self._command = (name, *options, "--json", *(f"--conf={each}" for each in properties))
         self._log = self._folder / "log"
         self._started = False
 
@@ -92,10 +91,11 @@ class Job:
         if self._started:
             os.killpg(self._process.pid, signal.SIGCONT)
             return
+        properties = _PROPERTIES.format(log=self._folder / "events")
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sea_mq_worker", "pipeline", *self._command),
-                env={**os.environ, **self._run.settings, **OUTBOX_ALONE},
+                env={**os.environ, **self._run.settings, **OUTBOX_ALONE, "SPARK_SUBMIT_OPTS": properties},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
