@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.java import find_java
+from sea_mq_worker.pipeline.java import JARS_SUFFIX, find_java
 from sea_mq_worker.pipeline.session import spark_session
 from sea_mq_worker.pipeline.temporary_folders import temporary_folder
 
@@ -32,23 +32,26 @@ def write_archive(archive: Path, *, on_progress: Callable[[str], None]) -> None:
     except OSError as error:
         raise PipelineError(f"{written} cannot be written: {error.strerror}") from error
     try:
-        with temporary_folder() as folder:
+        with temporary_folder() as own:
             on_progress("starting Spark, to list the classes that it needs")
-            class_path = _list_classes(folder / "classes", folder / "rows")
+            class_path = _list_classes(own / "classes", own / "rows")
             on_progress("writing the archive")
-            _dump(folder / "classes", class_path, written)
+            _dump(own / "classes", class_path, written)
+        archive.with_suffix(JARS_SUFFIX).write_text(class_path)
         written.replace(archive)
     finally:
         written.unlink(missing_ok=True)
 
 
 def _list_classes(classes: Path, rows: Path) -> str:
-    """Write the list of classes that a session and the jobs' kinds of stages need; return the class path."""
+    """Write the list of classes that a session and the jobs' kinds of stages need; return their jars."""
     options = f'-XX:TieredStopAtLevel=1 "-XX:DumpLoadedClassList={classes}"'
     with spark_session("prepare", master="local[2]", java_options=options) as spark:
         _run_typical_stages(spark, rows)
         assert spark._jvm  # noqa: S101, SLF001 - a local session has one
-        return str(spark._jvm.System.getProperty("java.class.path"))  # noqa: SLF001
+        class_path = str(spark._jvm.System.getProperty("java.class.path"))  # noqa: SLF001
+    # Java archives no folder, such as that of Spark's configuration, and no jar twice.
+    return ":".join(path for path in dict.fromkeys(class_path.split(":")) if Path(path).is_file())
 
 
 def _run_typical_stages(spark: SparkSession, folder: Path) -> None:

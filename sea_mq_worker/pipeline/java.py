@@ -12,6 +12,8 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
+import pyspark
+
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.resources import install_hint
 
@@ -20,24 +22,46 @@ MAJOR_MIN = 17
 
 _VERSION = re.compile(r'version "(\d+)')
 _LAUNCHER = """#!/bin/sh
+previous=
 for argument do
   shift
+  [ "$previous" = -cp ] && argument={class_path}$argument
+  previous=$argument
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
 done
-exec {java} "$@"
+exec {java} {options} "$@"
 """
+JARS_SUFFIX = ".jars"
+"""Suffix of the file beside an archive of classes that lists the archived jars as a class path."""
 
 
-def java_home(folder: Path) -> Path:
+def java_home(folder: Path, archive: Path | None = None) -> Path:
     """Write a launcher of Java into a folder; return the folder, which Spark accepts as JAVA_HOME.
 
-    Raises as ``find_java`` does.
+    Args:
+        folder: the folder.
+        archive: an archive of Spark's classes, which is used if it is there and of the same Spark.
+
+    Raises:
+        PipelineError: as ``find_java``.
     """
+    java, class_path, options = shlex.quote(str(find_java())), "", ""
+    if archive and archive.exists():
+        jars = archive.with_suffix(JARS_SUFFIX).read_text()
+        if Path(jars.partition(":")[0]).parent == spark_home() / "jars":
+            # Java uses an archive only if the class path begins with the archived jars.
+            class_path = shlex.quote(f"{jars}:")
+            options = f"-XX:SharedArchiveFile={shlex.quote(str(archive))} -Xlog:cds=off -Xlog:class+path=off"
     launcher = folder / "bin" / "java"
     launcher.parent.mkdir(parents=True, exist_ok=True)
-    launcher.write_text(_LAUNCHER.format(java=shlex.quote(str(find_java()))))
+    launcher.write_text(_LAUNCHER.format(java=java, class_path=class_path, options=options))
     launcher.chmod(0o755)
     return folder
+
+
+def spark_home() -> Path:
+    """Return the folder of the Spark that starts."""
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
 
 
 def find_java() -> Path:

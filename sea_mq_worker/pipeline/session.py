@@ -192,10 +192,8 @@ def _java_environment(folder: Path, java_options: str) -> dict[str, str]:
     log = folder / "log4j2.properties"
     log.write_text(_QUIET)
     options = f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile=file:{log}"'
-    if ARCHIVE.exists():
-        options += f' "-XX:SharedArchiveFile={ARCHIVE}" -Xlog:cds=off -Xlog:class+path=off'
     return {
-        "JAVA_HOME": str(java_home(folder / "java")),
+        "JAVA_HOME": str(java_home(folder / "java", ARCHIVE)),
         "SPARK_SUBMIT_OPTS": f"{options} {java_options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
     }
 

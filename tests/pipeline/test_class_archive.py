@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from sea_mq_worker.pipeline.java import spark_home
 from tests.support.documents import commands
+from tests.support.machines import programs_without
 
 ONE_JOB = """
 from sea_mq_worker.pipeline.session import ARCHIVE, spark_session
@@ -27,6 +29,7 @@ def run(tmp_path: Path) -> Run:
     [packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (packages / "all.pth").write_text("\n".join(path for path in sys.path if path))
     own = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
+    own |= {"PATH": programs_without("java", tmp_path / "programs"), "JAVA_HOME": ""}  # as in the image
 
     def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -53,6 +56,7 @@ def test_an_archive_that_does_not_fit_is_ignored(run: Run, tmp_path: Path) -> No
     archive = tmp_path / "venv" / "share" / "sea_mq_worker" / "spark-classes.jsa"
     archive.parent.mkdir(parents=True)
     archive.write_bytes(b"of another version" * 10_000)
+    archive.with_suffix(".jars").write_text(f"{spark_home() / 'jars' / 'of-another-version.jar'}")
 
     ran = run("-c", ONE_JOB)
 
