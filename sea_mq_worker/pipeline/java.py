@@ -46,8 +46,8 @@ def java_home(folder: Path, archive: Path | None = None) -> Path:
         PipelineError: as ``find_java``.
     """
     java, class_path, options = shlex.quote(str(find_java())), "", ""
-    if archive and archive.exists():
-        jars = archive.with_suffix(JARS_SUFFIX).read_text()
+    if archive and archive.exists() and (listed := archive.with_suffix(JARS_SUFFIX)).exists():
+        jars = listed.read_text()
         if Path(jars.partition(":")[0]).parent == spark_home() / "jars":
             # Java uses an archive only if the class path begins with the archived jars.
             class_path = shlex.quote(f"{jars}:")
