@@ -91,7 +91,7 @@ def test_the_readme_of_a_package_links_to_the_files_of_its_version(released: Pat
         about = Metadata.from_email(files.read(name), validate=True)
     assert (about.project_urls or {})["Repository"] == REPOSITORY
     links = re.findall(r"(!?)\[[^]]*\]\(([^)#]+)", about.description or "")
-    assert len(links) > 40
+    assert len(links) > 30
     for image, link in links:
         file = link.removeprefix(f"{REPOSITORY}/{'raw' if image else 'blob'}/v{VERSION}/")
         assert (ROOT / file).is_file(), link
