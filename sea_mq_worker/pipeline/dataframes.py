@@ -1,8 +1,8 @@
 """Helpers for Spark DataFrames that several jobs use."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+_T = TypeVar("_T")
 _COMPARISONS: Mapping[str, Callable[[Column, Any], Column]] = {
     "=": operator.eq,
     "<": operator.lt,
@@ -20,21 +21,35 @@ _COMPARISONS: Mapping[str, Callable[[Column, Any], Column]] = {
 }
 
 
+def in_tasks(
+    spark: SparkSession,
+    function: Callable[[_T], Iterable[pa.RecordBatch]],
+    parts: Sequence[_T],
+    schema: StructType | str,
+    *,
+    tasks_max: int | None = None,
+) -> DataFrame:
+    """Return the rows that a function yields for the parts, each in a task of Spark; both are pickled.
+
+    ``tasks_max``: the most tasks, which then have several parts each; None: no limit.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from function(parts[number])
+
+    tasks = max(1, min(len(parts), tasks_max or len(parts)))
+    return spark.range(0, len(parts), 1, tasks).mapInArrow(run, schema)
+
+
 def read_source(spark: SparkSession, source: DataSource) -> DataFrame:
     """Return the rows of a data source, as ``spark.read`` does.
 
     To plan ``spark.read``, Spark starts one Python process after another, which takes seconds.
     """
     reader = source.reader(StructType())
-    parts = list(reader.partitions())
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                yield from reader.read(parts[number])
-
-    count = len(parts)
-    return spark.range(0, count, 1, max(count, 1)).mapInArrow(read, source.schema())
+    return in_tasks(spark, reader.read, reader.partitions(), source.schema())
 
 
 def matching(rows: DataFrame, conditions: Sequence[tuple[str, str, Any]]) -> DataFrame:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sea_mq_worker.pipeline.dataframes import in_tasks
 from sea_mq_worker.pipeline.lake.table import ConflictError, LakeTable
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES, TableRows, write_files
 from sea_mq_worker.pipeline.session import described
@@ -50,13 +51,7 @@ def run_tasks(
             found = executor.map(lambda task: [*function(task)], tasks)
             return pa.Table.from_batches(chain.from_iterable(found), schema)
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                yield from function(tasks[number])
-
-    count = len(tasks)
-    results = spark.range(0, count, 1, count).mapInArrow(run, from_arrow_schema(schema))
+    results = in_tasks(spark, function, tasks, from_arrow_schema(schema))
     with described(spark, description):
         return results.toArrow().cast(schema)
 

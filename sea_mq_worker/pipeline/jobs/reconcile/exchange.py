@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sea_mq_worker.pipeline.dataframes import in_tasks
+
 Batches: TypeAlias = Iterator[pa.RecordBatch]
 Column: TypeAlias = NDArray[Any]
 
@@ -42,8 +44,8 @@ class Part:
 
 def read_parts(spark: SparkSession, parts: Sequence[Part], buckets: int) -> DataFrame:
     """Return the represented rows of all parts, packed by ``id``."""
-    tasks = spark.range(0, len(parts), 1, min(max(len(parts), 1), _TASKS_MAX))
-    return tasks.mapInArrow(partial(_packed, parts, buckets), from_arrow_schema(PACKED))
+    packed = partial(_packed, buckets)
+    return in_tasks(spark, packed, parts, from_arrow_schema(PACKED), tasks_max=_TASKS_MAX)
 
 
 def pack(source: str, rows: pa.Table, key: str, buckets: int) -> pa.RecordBatch:
@@ -73,12 +75,9 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> dict[str, pa.Table]:
     return {source: pa.concat_tables(tables).combine_chunks() for source, tables in found.items()}
 
 
-def _packed(parts: Sequence[Part], buckets: int, batches: Batches) -> Batches:
-    for batch in batches:
-        for number in batch["id"].to_pylist():
-            part = parts[number]
-            for rows in _tables(part.represent(iter(part.read()))):
-                yield pack(part.source, rows, "id", buckets)
+def _packed(buckets: int, part: Part) -> Batches:
+    for rows in _tables(part.represent(iter(part.read()))):
+        yield pack(part.source, rows, "id", buckets)
 
 
 def _tables(batches: Batches) -> Iterator[pa.Table]:
