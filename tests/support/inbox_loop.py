@@ -8,12 +8,10 @@ from typing import Any
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
-from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.inbound import _backoff, _health, _inbox_loop
+from sea_mq_worker.bootstrap.worker.inbound import _handler_caller, _inbox_loop
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.settings import ConsumerSettings
@@ -155,24 +153,7 @@ def inbox_loop(
     base: WorkerContext, *, consumer: Any, recorder: InboxRecorder, handler: Any, dead_letters: Any
 ) -> InboxConsumer:
     """Put the loop together as the worker does, between these ends."""
-    s = base.settings
-    dead_letter_publisher = DeadLetterPublisher(
-        context=s.context,
-        inbox=recorder.inbox,
-        publisher=dead_letters,
-        observer=base.observer,
-        breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=PROBE_MAX_SECONDS),
-        store_breaker=recorder.store_breaker,
-        clock=base.clock,
-        lease_seconds=s.inbox_lease_seconds,
-    )
-    handler_caller = HandlerCaller(
-        handler=handler,
-        health=_health(base),
-        dead_letter_publisher=dead_letter_publisher,
-        backoff=_backoff(base),
-        attempts_max=s.inbox_attempts_max,
-    )
+    handler_caller = _handler_caller(base, recorder, dead_letters, handler)
     return _inbox_loop(base, consumer, recorder.inbox, recorder, handler_caller)
 
 

@@ -30,7 +30,9 @@ from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.connections.handler import open_batch_handler, open_handler
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.settings import ConsumerSettings, Settings, SettingsError
 
 _PROBE_MAX_SECONDS = 2.0
@@ -52,11 +54,11 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     connection, loops = await base.nats("inbox")
     inbox = PostgresInboxAdapter(pool=pool, worker=base.name, session=base.session_id)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
-    dead_letter_publisher = await _dead_letter_publisher(base, connection, inbox, store_breaker)
-    handler_caller = _handler_caller(base, dead_letter_publisher)
     recorder = InboxRecorder(
         inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=s.inbox_lease_seconds
     )
+    dead_letters = await _dead_letter_stream(base, connection)
+    handler_caller = _handler_caller(base, recorder, dead_letters, _handler(base))
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_breaker)
     loops["missed messages"] = await missed_message_loop(base, connection, pool, store_breaker)
@@ -190,9 +192,7 @@ async def _exhausted_messages(base: WorkerContext, connection: NatsConnection) -
     return exhausted
 
 
-async def _dead_letter_publisher(
-    base: WorkerContext, connection: NatsConnection, inbox: InboxRepository, store_breaker: CircuitBreaker
-) -> DeadLetterPublisher:
+async def _dead_letter_stream(base: WorkerContext, connection: NatsConnection) -> NatsJetStreamPublisher:
     s = base.settings
     publisher = NatsJetStreamPublisher(
         connection=connection,
@@ -201,23 +201,23 @@ async def _dead_letter_publisher(
         publish_timeout_seconds=s.outbox_publish_timeout_seconds,
     )
     await base.connect(publisher.start, f"stream {s.dlq_stream}")
-    return DeadLetterPublisher(
+    return publisher
+
+
+def _handler_caller(
+    base: WorkerContext, recorder: InboxRecorder, dead_letters: JetStreamPublisher, handler: EventHandler
+) -> HandlerCaller:
+    s = base.settings
+    dead_letter_publisher = DeadLetterPublisher(
         context=s.context,
-        inbox=inbox,
-        publisher=publisher,
+        inbox=recorder.inbox,
+        publisher=dead_letters,
         observer=base.observer,
         breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
-        store_breaker=store_breaker,
+        store_breaker=recorder.store_breaker,
         clock=base.clock,
-        lease_seconds=s.inbox_lease_seconds,
+        lease_seconds=recorder.lease_seconds,
     )
-
-
-def _handler_caller(base: WorkerContext, dead_letter_publisher: DeadLetterPublisher) -> HandlerCaller:
-    s = base.settings
-    http = _handler_client(base)
-    base.stack.push_async_callback(http.close)
-    handler = traced_handler(base, http) if s.tracing else http
     return HandlerCaller(
         handler=handler,
         health=_health(base),
@@ -225,6 +225,12 @@ def _handler_caller(base: WorkerContext, dead_letter_publisher: DeadLetterPublis
         backoff=_backoff(base),
         attempts_max=s.inbox_attempts_max,
     )
+
+
+def _handler(base: WorkerContext) -> EventHandler:
+    http = _handler_client(base)
+    base.stack.push_async_callback(http.close)
+    return traced_handler(base, http) if base.settings.tracing else http
 
 
 def _handler_client(base: WorkerContext) -> HttpEventHandler | HttpBatchHandler:
