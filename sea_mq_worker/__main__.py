@@ -18,7 +18,7 @@ _UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 def main() -> None:
     """Run the command line; Ctrl-C may also interrupt the imports that it needs."""
-    _fill_standard_streams()
+    _prepare_standard_streams()
     try:
         from sea_mq_worker.cli import app  # noqa: PLC0415 - a base install has no package that it needs
     except KeyboardInterrupt:
@@ -47,7 +47,7 @@ def _leave_unwritten(error: OSError) -> NoReturn:
     raise SystemExit(_EXIT_FAILED) from None
 
 
-def _fill_standard_streams() -> None:
+def _prepare_standard_streams() -> None:
     """Open closed descriptors, which sockets would get; escape what the encoding of stdout cannot express."""
     for stream in ("stdin", "stdout", "stderr"):
         if getattr(sys, stream) is None:

@@ -147,13 +147,14 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
     if "traceparent" not in metadata:
         metadata |= context
     columns = {name: getattr(event, name) for name in _TYPES if name != "dataschema"}
-    columns |= {"metadata": metadata or None, "headers": _headers(event) or None}
+    own = _headers(event)
+    columns |= {"metadata": metadata or None, "headers": own or None}
     columns |= {name: _in_utc(name, columns[name]) for name in ("occurred_at", "available_at")}
     known = {name: value for name, value in columns.items() if value is not None}
     member = f'{_json("metadata", known, default=_as_text)[:-1]}, "payload": {payload_json(event.payload)}}}'
     if "\\u" in member and _NOT_STORABLE.search(member):
         raise _invalid("the event contains NUL or half of a surrogate pair, which PostgreSQL cannot store")
-    _check_header_size(event)
+    _check_header_size(event, own)
     return member
 
 
@@ -180,9 +181,9 @@ def _check_values(event: Event) -> None:
             raise _invalid(f"header {header!r:.64} {problem}")
 
 
-def _check_header_size(event: Event) -> None:
+def _check_header_size(event: Event, own: Mapping[str, str]) -> None:
     names = (f"{event.aggregate_type}/{event.aggregate_id}", event.event_type, event.partition_key or "")
-    size = event_header_bytes(names, _headers(event))
+    size = event_header_bytes(names, own)
     if size > EVENT_HEADER_BYTES_MAX:
         raise _invalid(f"{size} bytes of headers and names are more than {EVENT_HEADER_BYTES_MAX}")
 
