@@ -1,9 +1,11 @@
 """Writes of many rows of which PostgreSQL may refuse one: split the batch until that row is alone."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.observer import Observer
@@ -61,6 +63,24 @@ class RowIsolator(Generic[_R, _A]):
         if len(self.refused) >= _REFUSED_MAX and not self.answers:
             self._left, self.refused = [self.rows], []
             raise ContractError(str(error)) from error
+
+
+async def write_isolated(
+    rows: Sequence[_R],
+    write: Callable[[Sequence[_R]], Awaitable[_A]],
+    *,
+    breaker: CircuitBreaker,
+    stop: asyncio.Event,
+) -> RowIsolator[_R, _A]:
+    """Write rows, waiting while the database is away; without a row its circuit learns nothing.
+
+    Raises:
+        StoppedError: the worker stopped while the database was away.
+    """
+    isolator = RowIsolator(rows, write)
+    if rows:
+        await call_when_available(isolator.run, breaker=breaker, stop=stop)
+    return isolator
 
 
 def report_refused(observer: Observer, row: str, error: RowsRefusedError) -> None:

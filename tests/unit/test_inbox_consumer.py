@@ -38,12 +38,12 @@ from tests.support.inbox_loop import (
 from tests.support.simulation import in_virtual_time
 
 
-def losing_the_database(world: World) -> Any:
-    """Have an effect, and lose the database before it can be recorded."""
+def losing_the_database(world: World, *, status: int = 200) -> Any:
+    """Answer, and lose the database before the outcome can be recorded."""
 
     def behave(_request: HandlerRequest, _call: int) -> Behaviour:
         world.inbox.down = True
-        return Respond()
+        return Respond(status=status)
 
     return behave
 
@@ -244,6 +244,18 @@ async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
         await world.observer.seen(MessageDeadLettered)
     assert world.dead_lettered() == [(message_id, "REJECTED")]
     assert world.consumer.acked == [1]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@in_virtual_time
+async def test_the_databases_circuit_stays_open_while_there_is_nothing_to_write(status: int) -> None:
+    world = World()
+    world.send()
+    world.handler.script = losing_the_database(world, status=status)
+    async with world.consuming():
+        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "store")
+        await asyncio.sleep(LEASE / 2)
+        assert world.observer.of(CircuitClosed) == []
 
 
 @in_virtual_time

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.in_flight import InFlight
 from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
-from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
+from sea_mq_worker.application.row_isolation import report_refused, write_isolated
 from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError
 from sea_mq_worker.domain.facts import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried
 from sea_mq_worker.domain.inbox_results import (
@@ -183,11 +183,11 @@ class CompletionBatcher:
             if isinstance(outcome, Retried | GivenBack)
         ]
         kept = {run.lease.message_id for _, run, outcome in batch if isinstance(outcome, DeadLettered)}
-        done = RowIsolator(processed, self.inbox.mark_processed)
-        undone = RowIsolator(failed, self.inbox.record_error)
-        for isolator in (done, undone):
-            await call_when_available(isolator.run, breaker=self.store_breaker, stop=stop)
-            kept = kept.union(*(answer for _, answer in isolator.answers))
+        done = await write_isolated(
+            processed, self.inbox.mark_processed, breaker=self.store_breaker, stop=stop
+        )
+        undone = await write_isolated(failed, self.inbox.record_error, breaker=self.store_breaker, stop=stop)
+        kept = kept.union(*(answer for _, answer in (*done.answers, *undone.answers)))
         refused = [(lease.message_id, error) for lease, error in done.refused]
         refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
         for message_id, error in refused:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.row_isolation import report_refused, write_isolated
 from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.inbound import (
     InvalidMessage,
@@ -106,8 +106,7 @@ class InboxRecorder:
         Raises:
             StoppedError: the worker stopped while the database was away.
         """
-        isolator = RowIsolator(items, self._write)
-        await call_when_available(isolator.run, breaker=self.store_breaker, stop=stop)
+        isolator = await write_isolated(items, self._write, breaker=self.store_breaker, stop=stop)
         receipts: dict[InFlightMessage, Receipt] = {
             item: receipt
             for part, answer in isolator.answers
