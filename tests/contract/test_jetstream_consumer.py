@@ -151,12 +151,11 @@ async def test_no_more_than_asked_for(world: World) -> None:
 
 
 async def test_no_more_bytes_come_than_were_asked_for_but_a_larger_message_comes_alone(world: World) -> None:
-    for number, size in enumerate((400, 400, 3000, 400)):
+    for number, size in enumerate((400, 400, 3000, 400, 400)):
         await world.store(world.subject, b"x" * size, {"Nats-Msg-Id": str(number)})
-    sizes = []
-    while len(sizes) < 3:
-        sizes.append([len(message.payload) for message in await world.consumer.fetch(5, bytes_max=2000)])
-    assert sizes == [[400, 400], [3000], [400]]
+    fetched = [await world.consumer.fetch(5, bytes_max=bytes_max) for bytes_max in (2000, 2000, 0, -1)]
+    sizes = [[len(message.payload) for message in messages] for messages in fetched]
+    assert sizes == [[400, 400], [3000], [400], [400]]
 
 
 async def test_an_acknowledged_message_never_comes_back(world: World) -> None:

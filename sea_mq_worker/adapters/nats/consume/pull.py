@@ -91,7 +91,7 @@ class PullSubscription:
         The messages have at most a few MB in all, and at most ``bytes_max``; a single one may be larger.
         """
         at_once = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
-        limit = at_once if bytes_max is None else min(at_once, bytes_max)
+        limit = at_once if bytes_max is None else max(1, min(at_once, bytes_max))  # 0 would mean no limit
         pulled = await self._pull(batch, wait_seconds, {"max_bytes": limit})
         if pulled.messages or _TOO_LARGE not in pulled.status:
             return pulled
