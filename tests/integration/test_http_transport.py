@@ -108,6 +108,26 @@ async def test_a_peer_that_vanishes_in_a_call_is_noticed_before_the_deadline(ser
     connection.abort()
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the platform has no such limit")
+async def test_a_busy_peer_may_leave_a_large_request_unread_until_the_deadline(server: HandlerServer) -> None:
+    loop, port = asyncio.get_running_loop(), httpx2.URL(server.url).port
+    transport, connection = await loop.create_connection(
+        lambda: Connection(body_bytes_max=0), "127.0.0.1", port
+    )
+    end, limits = transport.get_extra_info("socket"), []
+
+    async def note_limit(call: Call, writer: asyncio.StreamWriter) -> None:
+        limits.append(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        await answer(200)(call, writer)
+
+    server.default = note_limit
+    for size in (10, 100_000, 10):
+        head = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % size
+        await connection.exchange([head, b"a" * size], loop.time() + 60)
+    assert limits == [8000, 0, 8000]
+    connection.abort()
+
+
 async def test_an_answer_is_not_taken_for_the_next_one_although_the_loop_has_not_read_it(
     server: HandlerServer, make: MakeTransport
 ) -> None:

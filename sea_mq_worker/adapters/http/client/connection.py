@@ -3,16 +3,18 @@
 import asyncio
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import httpx2
 
 from sea_mq_worker.adapters.http.client.response import Response, ResponseParser
 
-_TCP = {"TCP_USER_TIMEOUT": 8000, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
+_SILENT_MILLISECONDS = 8000
+_TCP = {"TCP_USER_TIMEOUT": _SILENT_MILLISECONDS, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
 """Detect a vanished peer within ten seconds, also while a call waits for its response."""
 _LARGE_BYTES = 65_536
+"""A peer's buffer takes a smaller request even while the peer does not read."""
 _INTERIM_MAX = 100
 """Cap on 1xx responses; after it the connection is not read any more, and the deadline ends the call."""
 
@@ -35,6 +37,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[Response | httpx2.TransportError] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._may_stall = False
 
     def use(self, transport: asyncio.Transport) -> None:
         """Use this transport: the socket's, or TLS over it."""
@@ -71,8 +74,10 @@ class Connection(asyncio.Protocol):
         waiter: asyncio.Future[Response | httpx2.TransportError] = self._loop.create_future()
         self._waiter = waiter
         self._watch(deadline)
+        is_large = sum(map(len, request)) > _LARGE_BYTES
         try:
-            if sum(map(len, request)) > _LARGE_BYTES:
+            self._let_stall(is_large)
+            if is_large:
                 self._transport.writelines(request)
             else:
                 self._transport.write(b"".join(request))
@@ -86,6 +91,12 @@ class Connection(asyncio.Protocol):
             self.abort()
             raise outcome
         return outcome
+
+    def _let_stall(self, may_stall: bool) -> None:
+        """Let a busy peer leave a large request unread: to the system, its full buffer is a vanished peer."""
+        if may_stall != self._may_stall:
+            self._may_stall = may_stall
+            _set_tcp(self._socket, {"TCP_USER_TIMEOUT": 0 if may_stall else _SILENT_MILLISECONDS})
 
     def _watch(self, deadline: float) -> None:
         """Set the timer unless it fires earlier anyway; one timer serves many requests."""
@@ -113,10 +124,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.use(cast("asyncio.Transport", transport))
-        end = transport.get_extra_info("socket")
+        self._socket = transport.get_extra_info("socket")
         self._arrivals = select.poll()
-        self._arrivals.register(end, select.POLLIN)
-        _enable_keepalive(end)
+        self._arrivals.register(self._socket, select.POLLIN)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _set_tcp(self._socket, _TCP)
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
@@ -144,8 +156,7 @@ class Connection(asyncio.Protocol):
         self._end(self._reader.answer or httpx2.RemoteProtocolError("Server disconnected without an answer."))
 
 
-def _enable_keepalive(end: socket.socket) -> None:
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _TCP.items():
+def _set_tcp(end: socket.socket, options: Mapping[str, int]) -> None:
+    for name, value in options.items():
         if hasattr(socket, name):  # if the platform has the option
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
