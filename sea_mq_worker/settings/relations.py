@@ -37,6 +37,10 @@ def _bounds(s: Settings) -> Iterator[_Contradiction]:
     if not s.outbox_enabled and not s.consumers:
         text = "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them"
         yield "consumers", text
+    durables = [consumer.durable for consumer in s.consumers]
+    for durable in sorted({name for name in durables if durables.count(name) > 1}):
+        text = f"has two durables named {durable}: each name must be unique in a worker, also across streams"
+        yield "consumers", text
 
 
 def _number(value: float) -> str:

@@ -360,7 +360,10 @@ async def test_what_cannot_be_reached_is_not_delivered(
 
 @pytest.mark.parametrize(
     "bad",
-    ["ftp://host/", "host/handle", "http://", "", "http://user:hunter2@host/", "http://[half", "http://h:x/"],
+    [
+        *("ftp://host/", "host/handle", "http://", "", "http://user:hunter2@host/", "http://[half"),
+        *("http://h:x/", "http://h:0/", "http://h:-1/", "http://h:65536/"),
+    ],
 )
 def test_an_unusable_url_is_refused_without_being_shown(bad: str) -> None:
     with pytest.raises(ValueError, match="the handler's URL") as refusal:

@@ -132,6 +132,7 @@ def test_an_error_says_what_the_setting_expects(
 HANDLER = {"HANDLER_URL": "http://handler/handle"}
 LINK_LOCAL = "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true"
 IDLE = "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them"
+TWICE = "has two durables named c: each name must be unique in a worker, also across streams"
 BOTH = "requires {side}_tls_key_file, and the reverse; set both or neither"
 
 
@@ -155,6 +156,7 @@ BOTH = "requires {side}_tls_key_file, and the reverse; set both or neither"
         ({"NATS_TLS_CERT_FILE": "/c"}, f"NATS_TLS_CERT_FILE: {BOTH.format(side='nats')}"),
         ({"HANDLER_TLS_KEY_FILE": "/k"}, f"HANDLER_TLS_CERT_FILE: {BOTH.format(side='handler')}"),
         ({"OUTBOX_ENABLED": "false", "CONSUMERS": ""}, f"CONSUMERS: {IDLE}"),
+        ({"CONSUMERS": "A/c,B/d,B/c"}, f"CONSUMERS: {TWICE}"),
         (
             {"NATS_INBOX_PREFIX": "_INBOX.>"},
             "NATS_INBOX_PREFIX: expected tokens of letters, digits, - and _, separated by dots",

@@ -27,6 +27,7 @@ _RETRY_AFTER_MAX_SECONDS = 300.0
 _KEEPALIVE_SECONDS = 1.5
 """An idle connection is not used again after this long: less than the keep-alive time-outs of handlers
 (uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing."""
+_PORTS = range(1, 65536)
 _STEP_SHARE = 1 / 3
 """Share of the deadline for the wait for a slot, and again for the connect."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -183,6 +184,8 @@ def _checked_url(url: str) -> httpx2.URL:
         raise ValueError("the handler's URL is not a URL") from None
     if parsed.scheme not in {"http", "https"} or not parsed.host or "%" in parsed.host:
         raise ValueError("the handler's URL must begin with http:// or https:// and name a host")
+    if parsed.port is not None and parsed.port not in _PORTS:
+        raise ValueError("the handler's URL must name a port of 1 to 65535")
     if parsed.userinfo:
         raise ValueError("the handler's URL must not hold a user or password; use a token")
     return parsed
