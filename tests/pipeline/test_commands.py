@@ -1,6 +1,7 @@
 """The pipeline's commands where they need no Spark: refusals, counts, checks, and jobs without work."""
 
 import asyncio
+import shlex
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -104,6 +105,8 @@ def test_a_lake_to_be_read_that_is_not_there_is_an_error(
         ("archive --lake x --before 9999-01-01T00:00:00Z", "--before: must be past"),
         ("erase", "choose events by"),
         ("erase --aggregate ada", "expected TYPE/ID"),
+        ("erase --id 1 --key ''", "'--key': must not be blank"),
+        ("erase --id ''", "'--id': must not be blank"),
         ("replay", "choose events by"),
         ("replay --state PENDING", "'PENDING' is not one of"),
         ("replay --since yesterday", "'--since': 'yesterday' is neither"),
@@ -111,8 +114,15 @@ def test_a_lake_to_be_read_that_is_not_there_is_an_error(
     ],
 )
 def test_a_choice_that_is_none_is_refused(command: str, text: str) -> None:
-    refused = pipeline(*command.split(), "--reason", "test")
+    refused = pipeline(*shlex.split(command), "--reason", "test")
     assert (refused.exit_code, text in refused.output) == (2, True)
+
+
+def test_a_file_that_is_no_text_is_refused_as_ids(tmp_path: Path) -> None:
+    path = tmp_path / "ids"
+    path.write_bytes(b"\xff\xfe\n")
+    refused = pipeline("replay", "--ids-file", str(path), "--reason", "test")
+    assert (refused.exit_code, refused.stderr) == (2, f"{path}:1: not an event ID\n")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +130,11 @@ def test_a_choice_that_is_none_is_refused(command: str, text: str) -> None:
     [
         ({}, 0, ["all 1,000 accounted for"]),
         ({Verdict.PENDING: 3}, 0, ["all 1,003 accounted for"]),
+        (
+            {Verdict.EXPIRED: 2, Verdict.PRUNED: 1},
+            0,
+            ["all 1,000 accounted for; 3 more are expired or pruned, so nothing is proven about them"],
+        ),
         ({Verdict.DEAD: 2}, 0, [f"2 dead: {reconcile.ADVICE[Verdict.DEAD]}"]),
         (
             {Verdict.MISSING_IN_STREAM: 1200, Verdict.LATE: 1},

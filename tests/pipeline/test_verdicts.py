@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder, outside_longest_run
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.result import findings_of
+from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SUBJECT = "sea.event.order.paid.v1"
@@ -102,11 +104,17 @@ def judge(
     consumers: Sequence[ConsumerInfo] = (),
 ) -> list[Judged]:
     """Judge the hop from the outbox, then those of the consumers."""
+    audit = Audit(
+        replays=replays,
+        outbox_pruned_before=pruned_before,
+        inbox_pruned_before=pruned_before,
+        erased=frozenset({id_hash("erased")}),
+    )
     job = Judge(
         wanted=wanted or ReconcileRequest(),
-        inboxes=[Inbox("sea", consumers, NOW, pruned_before)],
+        inboxes=[Inbox("sea", consumers, NOW, audit)],
         streams={OWN: state or stream_info()},
-        audit=Audit(replays=replays, outbox_pruned_before=pruned_before),
+        audit=audit,
         buckets=3,
     )
     sources = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox 0": (RECEIVED, inbox or [])}
@@ -146,6 +154,8 @@ CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str
     "slow-and-altered": (SLOW, {"header_hash": b"x"}, ["altered", "late"]),
     "nobody's": (None, {}, ["unexpected"]),
     "pruned": (None, {"time": ago(3000)}, ["pruned"]),
+    "pruned-by-a-clock-behind": (None, {"time": ago(1950)}, ["pruned"]),
+    "erased": (None, {}, ["pruned"]),
 }
 """How row and message differ from those without trouble, if there are any, and the findings."""
 
@@ -236,6 +246,26 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
     )
 
 
+@pytest.mark.parametrize(
+    ("config", "expired"),
+    [
+        ({}, set()),
+        ({"max_msgs": 900, "discard": "old"}, {"head"}),
+        ({"max_msgs_per_subject": 1, "discard": "new"}, {"head", "middle"}),
+        ({"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}, set()),
+        ({"retention": "workqueue"}, {"head", "middle"}),
+        ({"allow_msg_ttl": True}, {"head", "middle"}),
+    ],
+)
+def test_only_what_the_stream_s_retention_may_remove_is_expired(
+    config: dict[str, Any], expired: set[str]
+) -> None:
+    events = [event("head", stream_seq=99), event("middle"), event("above-the-last", stream_seq=1001)]
+    found = judge(events, [message("other", 300)], state=stream_info(config=config))
+    names = {name for name, findings in found[0].findings.items() if findings == ["expired"]}
+    assert names == expired
+
+
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60))
 def test_the_rest_is_in_order_and_no_fewer_would_do(positions: list[int]) -> None:
     outside = outside_longest_run(positions)
@@ -261,6 +291,8 @@ RECEIVED_CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any] | None, list[s
     "undelivered": ({"position": 501}, None, ["pending"]),
     "in-grace": ({"time": ago(30)}, None, ["pending"]),
     "pruned": ({"time": ago(3000)}, None, ["pruned"]),
+    "pruned-by-a-clock-behind": ({"time": ago(1950)}, None, ["pruned"]),
+    "erased": ({}, None, ["pruned"]),
     "before-the-consumer": ({"position": 50, "time": ago(9000)}, None, ["expired"]),
 }
 """How a message differs from one without trouble, its row in the inbox, if there is one, and the findings."""

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption
+from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption, filled
 from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
@@ -18,12 +18,27 @@ from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort
 if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.erase.job import EraseResult
 
-IdsOption = Annotated[list[str] | None, typer.Option("--id", help="Message ID; may be repeated.")]
+
+def _message_id(text: str) -> str:
+    """Return a UUID as the lake has it; any other ID unchanged."""
+    filled(text)
+    try:
+        return str(UUID(text))
+    except ValueError:
+        return text
+
+
+IdsOption = Annotated[
+    list[str] | None,
+    typer.Option("--id", parser=_message_id, metavar="ID", help="Message ID; may be repeated."),
+]
 AggregateOption = Annotated[
-    str | None, typer.Option("--aggregate", metavar="TYPE/ID", help="All events of this aggregate.")
+    str | None,
+    typer.Option("--aggregate", metavar="TYPE/ID", help="All events of this aggregate.", callback=filled),
 ]
 KeyOption = Annotated[
-    str | None, typer.Option("--key", help="All events with this ordering key or partition key.")
+    str | None,
+    typer.Option("--key", help="All events with this ordering key or partition key.", callback=filled),
 ]
 StreamOption = Annotated[
     bool,
@@ -53,7 +68,7 @@ def erase(
     """
     if not (id or aggregate or key):
         abort("choose events by --id, --aggregate or --key", EXIT_USAGE)
-    ids, parts, where = frozenset(map(_normalized, id or ())), _parts(aggregate), required_lake(lake)
+    ids, parts, where = frozenset(id or ()), _parts(aggregate), required_lake(lake)
     with job_settings("database_url", *(("nats_url",) if stream else ())) as settings:
         from sea_mq_worker.pipeline.jobs.erase.job import erase as erase_
         from sea_mq_worker.pipeline.jobs.erase.job import find
@@ -77,14 +92,6 @@ def _parts(aggregate: str | None) -> tuple[str, str] | None:
     if aggregate and not (kind and identity):
         abort(f"--aggregate {aggregate}: expected TYPE/ID", EXIT_USAGE)
     return (kind, identity) if aggregate else None
-
-
-def _normalized(message_id: str) -> str:
-    """Return a UUID as the lake has it; any other ID unchanged."""
-    try:
-        return str(UUID(message_id))
-    except ValueError:
-        return message_id
 
 
 def _summary(result: "EraseResult") -> str:

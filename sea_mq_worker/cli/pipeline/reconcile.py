@@ -68,7 +68,10 @@ LateOption = Annotated[
     float, typer.Option("--late", min=0, help="Report a hop as late above this number of seconds.")
 ]
 ExamplesOption = Annotated[
-    int, typer.Option("--examples", min=0, help="Print at most this many IDs of each verdict.")
+    int,
+    typer.Option(
+        "--examples", min=0, help="Name at most this many IDs of each verdict, without --json at most 3."
+    ),
 ]
 OutOption = Annotated[
     str | None,
@@ -195,7 +198,15 @@ def _print_result(result: "Reconciliation") -> None:
         if count:
             typer.echo(f"{count:,} {verdict}: {ADVICE[verdict]}")
     if not any(bad.values()):
-        typer.echo(f"all {sum(hop.ids for hop in result.hops):,} accounted for")
+        unknown = result.found([Verdict.EXPIRED, Verdict.PRUNED])
+        typer.echo(
+            f"all {sum(hop.ids for hop in result.hops) - unknown:,} accounted for"
+            + (
+                f"; {unknown:,} more are expired or pruned, so nothing is proven about them"
+                if unknown
+                else ""
+            )
+        )
 
 
 def _requeue_text(done: "Requeued") -> str:

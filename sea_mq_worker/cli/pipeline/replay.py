@@ -159,7 +159,7 @@ async def _replay(
 
 def _read_ids(path: Path | None) -> Iterator[UUID]:
     """Read one ID per line; ignore empty lines."""
-    text = path.read_text(encoding="utf-8") if path else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path else ""
     if path and not text.strip():
         abort(f"{path}: contains no IDs", EXIT_USAGE)
     for number, line in enumerate(text.splitlines(), start=1):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Column
+from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 from sea_mq_worker.pipeline.snapshot import Snapshot
 
 _SKEW = 5e6
@@ -56,12 +57,22 @@ class AuditedReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """Operators' actions; each time is the limit of rows that may be gone, None without such an action."""
+    """Operators' actions; each time is the limit of rows that may be gone, None without such an action.
+
+    ``erased`` are the hashes of erased IDs; their rows are gone, too.
+    """
 
     replays: Sequence[AuditedReplay] = ()
     outbox_pruned_before: datetime | None = None
     inbox_pruned_before: datetime | None = None
     archived_before: datetime | None = None
+    erased: frozenset[str] = frozenset()
+
+    def has_erased(self, ids: pa.ChunkedArray) -> Column:
+        """Whether each ID was erased."""
+        if not self.erased:
+            return np.zeros(len(ids), bool)
+        return np.fromiter((id_hash(each) in self.erased for each in ids.to_pylist()), bool, len(ids))
 
 
 def read_audit(moment: Snapshot) -> Audit:
@@ -78,6 +89,9 @@ def read_audit(moment: Snapshot) -> Audit:
         outbox_pruned_before=latest("prune_outbox"),
         inbox_pruned_before=latest("prune_inbox"),
         archived_before=latest("archive"),
+        erased=frozenset(
+            each for action, _, chosen in actions if action == "erase" for each in chosen["id_sha256"]
+        ),
     )
 
 

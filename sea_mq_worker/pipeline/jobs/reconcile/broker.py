@@ -40,15 +40,17 @@ def query_stream(settings: Settings, name: str, since: datetime | None) -> tuple
     return query_nats(settings, query)
 
 
-def may_drop(config: Mapping[str, Any]) -> bool:
-    """Return whether a stream may remove messages for other reasons than age."""
-    limited = any(config.get(name, -1) > 0 for name in ("max_msgs", "max_bytes"))
-    return (
-        config.get("retention", "limits") != "limits"
-        or (limited and config.get("discard", "old") == "old")
-        or config.get("max_msgs_per_subject", -1) > 0
-        or bool(config.get("allow_msg_ttl"))
-    )
+def may_drop_oldest(config: Mapping[str, Any]) -> bool:
+    """Return whether a full stream removes its oldest messages."""
+    is_limited = any(config.get(name, -1) > 0 for name in ("max_msgs", "max_bytes"))
+    return is_limited and config.get("discard", "old") == "old"
+
+
+def may_drop_any(config: Mapping[str, Any]) -> bool:
+    """Return whether a stream may remove a message and keep older ones."""
+    is_replaced = config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject")
+    is_read_once = config.get("retention", "limits") != "limits"
+    return is_replaced or is_read_once or bool(config.get("allow_msg_ttl"))
 
 
 async def _consumer(connection: NatsConnection, stream: str, durable: str) -> ConsumerInfo:

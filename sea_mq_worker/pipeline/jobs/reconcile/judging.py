@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, explained, is_in, micros, micros_of
-from sea_mq_worker.pipeline.jobs.reconcile.broker import may_drop
+from sea_mq_worker.pipeline.jobs.reconcile.broker import may_drop_any, may_drop_oldest
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, Batches, Column, pack, unpack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
@@ -23,7 +23,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.result import Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.rows import Rows, at, flags, numbers
 
 _CLOCK = 60e6
-"""Tolerance between the clocks of database and broker, for deciding if a row belongs to an older stream."""
+"""Tolerance between the clocks of database and broker, where times of both are compared."""
 
 _LATENCY_BITS = -(1 << 42)
 """Mask of a latency's float: it keeps ten bits of the fraction, so that few values remain to be counted."""
@@ -49,13 +49,13 @@ class Inbox:
 
     Attributes:
         at: the database's time of the read.
-        pruned_before: rows processed before this time may have been pruned; None: no prune.
+        audit: operators' actions in the service's schema.
     """
 
     context: str
     consumers: Sequence[ConsumerInfo]
     at: datetime
-    pruned_before: datetime | None
+    audit: Audit
 
 
 class _Hop(NamedTuple):
@@ -158,9 +158,10 @@ class Judge:
         asked_at, audit, first = micros_of(self.inboxes[0].at), self.audit, rows.first(rows.is_own)
         state, published = rows.event["state"], micros(rows.event["published_at"])
         removed = (audit.outbox_pruned_before, None if self.wanted.lake else audit.archived_before)
-        removed_before = micros_of(max((limit for limit in removed if limit), default=None))
+        removed_before = micros_of(max((limit for limit in removed if limit), default=None)) + _CLOCK
+        is_removed = (at(rows.time, first) < removed_before) | audit.has_erased(rows.event["id"])
         return _case(
-            (~rows.is_known & (at(rows.time, first) < removed_before), Verdict.PRUNED),
+            (~rows.is_known & is_removed, Verdict.PRUNED),
             (~rows.is_known, Verdict.UNEXPECTED),
             (is_in(state, ["PENDING", "CLAIMED"]), Verdict.PENDING),
             (is_in(state, ["DEAD"]), Verdict.DEAD),
@@ -196,6 +197,8 @@ class Judge:
         is_unsettled = position > consumer.ack_floor
         is_young = time > asked_at - self.wanted.grace_seconds * 1e6
         has_left = position < self.streams[consumer.stream].first_seq
+        is_removed = time < micros_of(inbox.audit.inbox_pruned_before) + _CLOCK
+        is_removed |= inbox.audit.has_erased(rows.event["id"])
         created = micros_of(datetime.fromisoformat(consumer.created))
         # An event without a copy keeps the reason.
         kept = (Verdict.MISSING_IN_STREAM, Verdict.PENDING, Verdict.DEAD, Verdict.EXPIRED)
@@ -206,7 +209,7 @@ class Judge:
             (is_unsettled | is_held | is_young, Verdict.PENDING),
             # A consumer never received the messages that had left the stream before its creation.
             (is_absent & has_left & (time < created), Verdict.EXPIRED),
-            (is_absent & (time < micros_of(inbox.pruned_before)), Verdict.PRUNED),
+            (is_absent & is_removed, Verdict.PRUNED),
             otherwise=Verdict.MISSING_IN_INBOX,
         )
 
@@ -215,20 +218,21 @@ def _is_expired(event: pa.Table, state: StreamInfo, asked_at: float) -> Column:
     """Whether retention may have removed the message.
 
     A stream that refuses messages when it is full removes only messages above the maximum age. A younger
-    missing message was removed by an operator, even at the stream's head.
+    missing message was removed by an operator, even at the stream's head. No retention removes a message
+    that the stream never had: of an earlier stream, or above the last sequence.
     """
     published = micros(event["published_at"])
     expired = flags(pc.not_equal(event["stream"], state.name))
     if state.max_age_seconds:
         expired |= published < asked_at - state.max_age_seconds * 1e6
-    if not may_drop(state.config):
-        return expired
-    created = micros_of(datetime.fromisoformat(state.created)) - _CLOCK
-    sequence = numbers(event["stream_seq"])
-    is_before_first = (sequence < state.first_seq) | (
-        np.isnan(sequence) & (published < micros_of(state.first_time))
-    )
-    return expired | (is_before_first & (published >= created))
+    created, sequence = micros_of(datetime.fromisoformat(state.created)), numbers(event["stream_seq"])
+    had = (published >= created - _CLOCK) & ~(sequence > state.last_seq)
+    if may_drop_any(state.config):
+        expired |= had
+    if may_drop_oldest(state.config):
+        is_before_first = published < micros_of(state.first_time)
+        expired |= had & np.where(np.isnan(sequence), is_before_first, sequence < state.first_seq)
+    return expired
 
 
 def _case(*rules: tuple[Column, Verdict], otherwise: Verdict) -> Column:

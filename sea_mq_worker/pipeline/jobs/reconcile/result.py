@@ -35,7 +35,7 @@ class Verdict(StrEnum):
     EXPIRED = "expired"
     """Retention may have removed the message before it was landed in the lake, so it cannot be judged."""
     PRUNED = "pruned"
-    """An operator pruned rows of this age, so a missing row proves nothing."""
+    """An operator pruned rows of this age, or erased the event, so a missing row proves nothing."""
     DELIVERED = "delivered"
 
     @property

@@ -89,7 +89,7 @@ def read_sources(
         moment = held.enter_context(snapshot(theirs))
         with config_of(each.config):
             parts += _inbox(INBOX.format(len(inboxes)), moment, since)
-        inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment).inbox_pruned_before))
+        inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment)))
     names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
     before = {name: query_stream(settings, name, since) for name in dict.fromkeys(names)}
     messages = sum(state.last_seq - first + 1 for state, first in before.values())
