@@ -128,6 +128,19 @@ async def test_no_secret_goes_to_a_server_without_tls_where_tls_is_demanded(guar
     assert "TLS" in str(error)
 
 
+async def test_nothing_is_sent_to_a_server_that_offers_no_tls_any_more(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.issue("nats", "127.0.0.1")
+    config: dict[str, Any] = {"tls": {"cert_file": str(own.cert), "key_file": str(own.key)}}
+    ours = ssl.create_default_context(cafile=authority.ca)
+    async with EmbeddedNats(tmp_path, config=config) as server, connected(server.url, tls=ours) as connection:
+        await server.stop()
+        del config["tls"]
+        await server.start()
+        await eventually(lambda: "no TLS is offered" in connection.trouble)
+        assert not connection.is_connected
+
+
 async def test_the_connection_recovers_by_itself_and_reports_each_change(nats_url: str) -> None:
     reported: list[str] = []
     async with proxied(nats_url) as (proxy, url):
@@ -146,18 +159,16 @@ async def test_the_connection_recovers_by_itself_and_reports_each_change(nats_ur
 
 @pytest.mark.fault("P13")
 async def test_a_server_that_froze_with_unsent_bytes_is_left_for_another_one(nats_url: str) -> None:
-    reported: list[str] = []
+    reported: dict[str, str] = {}
     async with proxied(nats_url) as (one, url), proxied(nats_url) as (other, other_url):
         connection = await connect(
-            urls=[url, other_url],
-            name="test",
-            on_event=lambda event, _text: reported.append(event),
-            ping_interval_seconds=0.1,
+            urls=[url, other_url], name="test", on_event=reported.__setitem__, ping_interval_seconds=0.1
         )
         (one if one.requests else other).stall()
         for _ in range(16):
             await connection.client.publish("nowhere", bytes(1_000_000))
         await eventually(lambda: "reconnected" in reported)
+        assert reported["disconnected"] == "nats: stale connection"
         await connection.close()
 
 

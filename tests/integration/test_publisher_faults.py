@@ -249,6 +249,22 @@ class TestBrokenLinks:
         assert time.monotonic() - begun < 15.0
         assert connection.client.pending_data_size < 10 * 1024 * 1024
 
+    async def test_what_a_lost_connection_has_not_sent_is_never_sent(
+        self, link: tuple[TcpProxy, NatsConnection], names: str
+    ) -> None:
+        """After a long outage it might be a second copy of what another worker has sent meanwhile."""
+        proxy, connection = link
+        publisher = await created(connection, names, "pipeline")
+        proxy.stall()
+        while connection.client.pending_data_size < 900_000:  # the kernel takes the first bytes
+            await publisher.publish_batch([message(names, b"x" * 900_000)] * 4, timeout_seconds=0.1)
+        proxy.cut()
+        await eventually(lambda: not connection.is_connected)
+        proxy.heal()
+        await eventually(lambda: connection.is_connected)
+        await connection.client.flush()
+        assert await stored_messages(connection, names) == []
+
     @every_mode
     async def test_a_cancelled_call_ends_even_while_the_link_takes_no_more(
         self, link: tuple[TcpProxy, NatsConnection], names: str, mode: Mode

@@ -1,8 +1,9 @@
 """What an error of the JetStream API means for the worker."""
 
+import nats.errors
 import pytest
 
-from sea_mq_worker.adapters.nats.errors import api_failed
+from sea_mq_worker.adapters.nats.errors import api_failed, is_refusal
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 
 
@@ -22,3 +23,17 @@ def test_what_passes_is_an_outage_and_what_stays_a_broken_contract(
     error = api_failed("STREAM.CREATE.ORDERS", {"code": code, "err_code": err_code, "description": "refused"})
     assert isinstance(error, kind)
     assert str(error) == f"STREAM.CREATE.ORDERS: refused ({code}/{err_code})"
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("authorization violation", True),
+        ("account authentication expired", True),
+        ("authentication timeout", False),
+        ("maximum account active connections exceeded", False),
+        ('permissions violation for publish to "account.event.opened.v1"', False),
+    ],
+)
+def test_only_an_error_about_the_worker_itself_is_a_refusal(text: str, refused: bool) -> None:
+    assert is_refusal(nats.errors.Error(f"nats: {text}")) is refused

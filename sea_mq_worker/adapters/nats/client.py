@@ -17,7 +17,7 @@ import nats.errors
 import nkeys
 from nats.aio.client import Client
 from nats.protocol import parser
-from nats.protocol.parser import PERMISSIONS_ERR, STALE_CONNECTION
+from nats.protocol.parser import PERMISSIONS_ERR
 
 _WORD = r"([^ \t\r\n]+)"
 _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
@@ -101,6 +101,12 @@ class ResilientClient(Client):
         self._signature_cb = sign
         self._user_jwt_cb = (lambda: bytearray(login.jwt)) if with_jwt else None
 
+    def _connect_command(self) -> bytes:
+        """Refuse to log in, or to send anything, in plain text where TLS is demanded."""
+        if "tls" in self.options and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("no TLS is offered, although it is demanded")
+        return super()._connect_command()
+
     async def _process_connect_init(self) -> None:
         """End the socket of a failed login, because nats-py connects again and never closes it."""
         try:
@@ -116,8 +122,13 @@ class ResilientClient(Client):
                 writer.transport.abort()
 
     async def _attempt_reconnect(self) -> None:
-        """Leave the old socket at once, because nats-py waits until its peer has taken all bytes."""
+        """Leave the old socket at once, because nats-py waits until its peer has taken all bytes.
+
+        What is not sent yet is dropped: their senders no longer wait, and a message that nats-py would send
+        after a long outage could be outside the deduplication window of a repeat.
+        """
         self.abort()
+        self._pending, self._pending_data_size = [], 0
         await super()._attempt_reconnect()
 
     async def _process_err(self, err_msg: str) -> None:
@@ -126,13 +137,16 @@ class ResilientClient(Client):
         nats-py would close for good, for example after a message above a lowered limit, or with expired
         credentials, although their file may hold new ones.
         """
-        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
-        if PERMISSIONS_ERR in err_msg or STALE_CONNECTION in err_msg:
+        if PERMISSIONS_ERR in err_msg:
             await super()._process_err(err_msg)
-            return
-        self._err = error
-        await self._error_cb(error)
-        await self._process_op_err(error)
+        else:
+            await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip(chr(39))}"))
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """Report each error that breaks the connection; nats-py reports only some."""
+        if not (self.is_closed or self.is_reconnecting):
+            await self._error_cb(e)
+        await super()._process_op_err(e)
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
         try:

@@ -152,6 +152,8 @@ class NatsConnection:
                 listener(event, text)
 
     async def on_error(self, error: Exception) -> None:
+        if error is self._last_error:
+            return None  # nats-py reports some errors twice
         self._last_error = error
         if not is_refusal(error):
             self._refused_at = None
@@ -255,8 +257,8 @@ async def connect(
             servers=servers,
             name=name,
             user=user or None,
-            password=_secret(password, connection, tls),
-            token=_secret(token, connection, tls),
+            password=password or None,
+            token=token or None,
             user_credentials=creds_file or None,
             nkeys_seed=nkey_seed_file or None,
             tls=tls,
@@ -287,10 +289,6 @@ def _without_secrets(servers: Sequence[str]) -> str:
     return where
 
 
-def _secret(text: str, connection: NatsConnection, tls: ssl.SSLContext | None) -> Callable[[], str] | None:
-    return (lambda: text if _is_private(connection, tls) else _no_tls()) if text else None
-
-
 async def _first_connect(connection: NatsConnection, timeout_seconds: float, **options: Any) -> None:
     """Limit the first connect: with unlimited reconnects nats-py never ends it."""
     attempt: asyncio.Future[Any] = asyncio.ensure_future(
@@ -314,22 +312,11 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
         if not attempt.done():
             raise connection.refused.result() if connection.refused.done() else connection.last_error
         attempt.result()
-        if not _is_private(connection, options["tls"]):
-            _no_tls()
         if problem := _too_old(connection):
             raise ContractError(problem)
     finally:
         attempt.cancel()
         await asyncio.gather(attempt, return_exceptions=True)
-
-
-def _is_private(connection: NatsConnection, tls: ssl.SSLContext | None) -> bool:
-    """Return whether demanded TLS is in use: nats-py may connect without it."""
-    return tls is None or bool(connection.client._server_info.get("tls_required"))  # noqa: SLF001
-
-
-def _no_tls() -> NoReturn:
-    raise nats.errors.Error("no TLS is offered, although it is demanded")
 
 
 async def api(

@@ -12,8 +12,8 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, W
 STREAMS_APPLY = "`python -m sea_mq_worker streams apply`"
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
-_TOO_SLOW = "authentication timeout"
-"""The server's error for a late login, for example after a pause or over a slow network."""
+_NO_REFUSALS = ("authentication timeout", "connections exceeded", "permissions violation")
+"""A late login, for example after a pause; too many connections of an account; one subject that is denied."""
 _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """Errors of a connection that broke or closed during TLS: an outage, and no refusal."""
 _LASTING = frozenset({10012, 10047, 10052, 10057, 10074})
@@ -45,7 +45,7 @@ def is_refusal(error: BaseException) -> bool:
     text = str(error).lower()
     return (
         isinstance(error, nats.errors.Error)
-        and _TOO_SLOW not in text
+        and not any(word in text for word in _NO_REFUSALS)
         and any(word in text for word in _REFUSALS)
     )
 
