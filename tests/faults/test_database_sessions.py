@@ -8,10 +8,14 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
-from tests.support.servers import PostgresAddress
+from tests.support.rows import opened
+from tests.support.servers import PostgresAddress, database_connection
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
@@ -140,6 +144,22 @@ async def test_it_works_through_a_transaction_pooler(
             await made.both_ways()
         await made.quiet()
         await made.audit()
+
+
+@pytest.mark.fault("D11")
+async def test_a_pooler_hides_neither_schema_nor_isolation_from_the_first_worker(
+    own_postgres: EmbeddedPostgres,
+) -> None:
+    await migrate(own_postgres.dsn, schema="Orders")
+    async with database_connection(own_postgres.dsn) as owner:
+        await owner.execute("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
+    async with (
+        transaction_pooler(own_postgres) as pooled,
+        opened(pooled, schema="Orders", pooler=True) as pool,
+    ):
+        await claim_schema(pool, "sea")
+        [row] = await fetch(pool, "SELECT current_setting('transaction_isolation') AS isolation")
+    assert row["isolation"] == "read committed"
 
 
 @pytest.mark.fault("D11")

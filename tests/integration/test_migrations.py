@@ -60,7 +60,16 @@ async def test_a_plan_names_what_is_missing_and_changes_nothing(empty: Database)
 
 
 @pytest.mark.fault("D13")
-async def test_many_at_once_apply_each_migration_once(empty: Database) -> None:
+async def test_many_at_once_apply_each_migration_once_whatever_the_databases_defaults(
+    empty: Database,
+) -> None:
+    async with servers.database_connection(empty.dsn) as owner:
+        for default in (
+            "default_transaction_isolation = 'repeatable read'",
+            "statement_timeout = '20 ms'",
+            "lock_timeout = '20 ms'",
+        ):
+            await owner.execute(f"ALTER DATABASE {empty.name} SET {default}")
     applied = await asyncio.gather(*(migrate(empty.dsn, schema="orders") for _ in range(8)))
     assert sorted(name for names in applied for name in names) == NAMES
     assert list(await migrate(empty.dsn, schema="orders")) == []

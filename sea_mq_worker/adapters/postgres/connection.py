@@ -168,6 +168,7 @@ def session_settings(schema: str, application_name: str) -> dict[str, str]:
         "application_name": application_name[:63],
         "jit": "off",
         "idle_session_timeout": "0",
+        "default_transaction_isolation": "read committed",
         **_TCP,
     }
 

@@ -12,7 +12,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 _OF_THE_CONNECTION = frozenset({"application_name"})
-_OF_THE_POOLER = ("tcp_", "idle_session_")
+_NOT_OF_A_TRANSACTION = ("tcp_", "idle_session_", "default_transaction_")
 
 
 def through_pooler(settings: Mapping[str, str]) -> Mapping[str, Any]:
@@ -21,7 +21,7 @@ def through_pooler(settings: Mapping[str, str]) -> Mapping[str, Any]:
     local = "; ".join(
         f"SET LOCAL {name} = {value}"
         for name, value in settings.items()
-        if name not in own and not name.startswith(_OF_THE_POOLER)
+        if name not in own and not name.startswith(_NOT_OF_A_TRANSACTION)
     )
     return {
         "server_settings": own,
@@ -41,7 +41,7 @@ def _connection_class(local: str) -> type[asyncpg.Connection]:
 
     class PooledConnection(asyncpg.Connection):  # type: ignore[misc]
         def transaction(self, **options: Any) -> Transaction:
-            defaults = {"isolation": None, "readonly": False, "deferrable": False}
+            defaults = {"isolation": "read_committed", "readonly": False, "deferrable": False}
             return LocalTransaction(self, **(defaults | options))
 
         async def fetch(self, query: str, *args: object, **options: Any) -> Any:

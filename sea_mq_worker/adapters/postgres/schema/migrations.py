@@ -28,6 +28,8 @@ from sea_mq_worker.resources import files_in, resource_folder
 
 _MIGRATE = "python -m sea_mq_worker migrate"
 _CONNECT_SECONDS = 10.0
+_UNLIMITED = {"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0"}
+"""Overrides the time limits of the role or the database."""
 _LOCK = "SELECT pg_advisory_xact_lock(7183, hashtext($1::text))"
 _HAS_VERSIONS = "SELECT to_regclass('sea_mq_migrations') IS NOT NULL"
 _VERSION = "SELECT coalesce(max(version), 0) FROM sea_mq_migrations"
@@ -88,7 +90,7 @@ async def owner_session(dsn: str, schema: str) -> AsyncIterator[asyncpg.Connecti
     Raises:
         ContractError: PostgreSQL refuses the connection or a statement in the block, or is too old.
     """
-    settings = session_settings(schema, "sea_mq_worker migrate")
+    settings = session_settings(schema, "sea_mq_worker migrate") | _UNLIMITED
     check_files(dsn)
     async with opening(dsn) as address:
         connection = await asyncpg.connect(

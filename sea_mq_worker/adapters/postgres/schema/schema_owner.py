@@ -21,7 +21,7 @@ async def claim_schema(database: Any, context: str) -> None:
     with translated():
         owner = await database.fetchval(sql["owner"])
         if owner is None:
-            await database.execute(sql["take"], context)
+            await database.fetch(sql["take"], context)
             owner = await database.fetchval(sql["owner"])
         schema = await database.fetchval("SELECT current_schema()")
     if owner != context:
