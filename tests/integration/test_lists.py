@@ -159,6 +159,17 @@ async def test_of_unfinished_messages_no_more_are_read_either(pool: asyncpg.Pool
     assert await listed(4) == ([third, second, first], None, None)
 
 
+@pytest.mark.parametrize(("due", "year"), [("-infinity", 1), ("infinity", 9999), ("20000-01-01", 9999)])
+async def test_a_due_time_that_python_cannot_hold_is_shown_as_the_nearest(
+    pool: asyncpg.Pool, due: str, year: int
+) -> None:
+    event_id = await add_event(pool)
+    await pool.execute(f"UPDATE outbox_events SET available_at = '{due}'")
+    shown = await PostgresLists(pool=pool).show_outbox(event_id)
+    assert shown
+    assert (shown.available_at.year, shown.available_at.tzinfo) == (year, UTC)
+
+
 async def test_dead_events_are_all_looked_at(pool: asyncpg.Pool) -> None:
     dead = await add_event(pool, "DEAD", event_type="paid")
     await add_event(pool, "DEAD")

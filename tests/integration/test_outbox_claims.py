@@ -149,24 +149,31 @@ async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: async
     assert len(await adapter.mark_published(claim, published(claim))) == 1
 
 
-async def refuse(pool: asyncpg.Pool, event_id: str, when: str) -> None:
+async def refuse(pool: asyncpg.Pool, event_id: str, trigger: str, deferrable: str = "") -> None:
     """Refuse every change of an event by a trigger."""
     await pool.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         f" IF NEW.id = '{event_id}' THEN RAISE 'not this one'; END IF; RETURN NEW; END $$;"
-        f"CREATE TRIGGER refuse {when} UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse()"
+        f"CREATE {trigger} UPDATE ON outbox_events {deferrable}"
+        " FOR EACH ROW EXECUTE FUNCTION refuse()"
     )
 
 
 @pytest.mark.fault("D16")
-@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("ordered", "trigger"),
+    [
+        (False, ("CONSTRAINT TRIGGER refuse AFTER", "DEFERRABLE INITIALLY DEFERRED")),
+        (True, ("TRIGGER refuse AFTER",)),
+    ],
+)
 async def test_an_event_that_cannot_be_claimed_is_named_and_holds_back_its_key_alone(
-    pool: asyncpg.Pool, ordered: bool
+    pool: asyncpg.Pool, ordered: bool, trigger: tuple[str, ...]
 ) -> None:
     await add(pool, 20, keys=4 if ordered else 0)
     rows = await pool.fetch("SELECT id::text, seq, ordering_key FROM outbox_events ORDER BY seq")
     bad = rows[5]
-    await refuse(pool, bad["id"], "AFTER")
+    await refuse(pool, bad["id"], *trigger)
     outbox = relay(pool, ordered=ordered)
     claim = await outbox.find_unpublished(batch_max=100)
     held = {row["id"] for row in rows if ordered and row["ordering_key"] == bad["ordering_key"]}
@@ -192,7 +199,7 @@ async def test_a_lease_that_cannot_be_ended_keeps_no_other_from_its_end(
     claim = await outbox.find_unpublished(batch_max=100)
     assert len(claim.events) == 20
     bad = claim.events[5]
-    await refuse(pool, bad.id, "BEFORE")
+    await refuse(pool, bad.id, "TRIGGER refuse BEFORE")
     with pytest.raises(RowsRefusedError, match=f"seq {bad.seq}: .*not this one"):
         await outbox.reap()
     claimed = await pool.fetch("SELECT id::text FROM outbox_events WHERE state = 'CLAIMED'")
@@ -234,6 +241,16 @@ async def test_the_time_of_a_claim_is_the_databases(pool: asyncpg.Pool, ordered:
     await add(pool, 1, keys=int(ordered))
     claim = await relay(pool, ordered=ordered).find_unpublished(batch_max=1)
     assert claim.at == await pool.fetchval("SELECT claimed_at FROM outbox_events")
+
+
+async def test_an_event_that_somebody_made_due_at_minus_infinity_harms_no_other(pool: asyncpg.Pool) -> None:
+    await add(pool, 3)
+    await pool.execute("UPDATE outbox_events SET available_at = '-infinity' WHERE seq = 2")
+    outbox = relay(pool)
+    claim = await outbox.find_unpublished(batch_max=2)
+    await outbox.mark_published(claim, published(claim))
+    rest = await outbox.find_unpublished(batch_max=2)
+    assert len((*claim.events, *claim.refused, *rest.events, *rest.refused)) == 3
 
 
 async def test_services_share_a_database_through_schemas(database: Database) -> None:

@@ -74,6 +74,7 @@ class Refusals:
                     await trial.start()
                     try:
                         await connection.fetch(self._sql["try_claim"], ids, _TRIAL)
+                        await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred triggers, too
                     finally:
                         await trial.rollback()
         except RowsRefusedError as error:
