@@ -28,6 +28,12 @@ async def test_a_statement_that_takes_too_long_asks_for_a_smaller_one(pool: asyn
         await fetch(pool, "SELECT pg_sleep(30)")
 
 
+async def test_a_statement_is_too_long_in_every_language_of_the_server(pool: asyncpg.Pool) -> None:
+    german = "RAISE 'storniere Anfrage wegen Zeitüberschreitung der Anfrage' USING ERRCODE = '57014'"
+    with pytest.raises(StatementTooLongError, match="storniere"):
+        await fetch(pool, f"DO $$ BEGIN {german}; END $$")
+
+
 async def test_a_statement_that_somebody_cancels_was_not_too_long(pool: asyncpg.Pool) -> None:
     with pytest.raises(StoreUnavailableError, match="57014") as cancelled:
         await fetch(pool, "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(0.1)")

@@ -48,7 +48,7 @@ POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect di
 _REFUSED_BY_POOLER = "unsupported startup parameter"
 _UNKNOWN_PARAMETER = "unrecognized configuration parameter"
 
-_CANCELLED, _TIMEOUT = "57014", "statement timeout"
+_CANCELLED, _BY_SOMEBODY = "57014", "user request"
 _TABLE_MISSING = "42P01"
 
 _STOP = {
@@ -125,7 +125,7 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
         return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_FIX_ROW}")
     if state.startswith(_OWN_MISTAKES):
         return ContractError(f"PostgreSQL refused a statement: {text}")
-    too_long = state == _CANCELLED and _TIMEOUT in said
+    too_long = state == _CANCELLED and _BY_SOMEBODY not in said  # in the server's own language
     return (StatementTooLongError if too_long else StoreUnavailableError)(f"PostgreSQL: {text}")
 
 
