@@ -43,8 +43,8 @@ BEGIN
       FROM pg_depend d
       LEFT JOIN pg_constraint c ON d.classid = 'pg_constraint'::regclass AND c.oid = d.objid
      WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = 'outbox_events'::regclass AND d.deptype IN ('n', 'a')
-       AND (d.classid IN ('pg_rewrite'::regclass, 'pg_publication_rel'::regclass)
-            OR c.contype = 'f' AND c.confrelid = d.refobjid);
+       AND (d.classid IN ('pg_rewrite'::regclass, 'pg_publication_rel'::regclass, 'pg_policy'::regclass)
+            OR c.contype = 'f');
     IF bound IS NOT NULL THEN
         RAISE EXCEPTION 'bound to the table, and would stay with its old rows: %; drop it, and create it again afterwards',
             bound;

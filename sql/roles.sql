@@ -42,12 +42,19 @@ SELECT format('CREATE ROLE %I NOLOGIN', role)
 -- Only the owner may create objects in the schema. Rights that were granted earlier and are not below are revoked.
 REVOKE CREATE ON SCHEMA :"schema" FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA :"schema"
-  FROM PUBLIC, :"producer", :"relay", :"operator", :"janitor", :"reader";
+  FROM :"producer", :"relay", :"operator", :"janitor", :"reader";
 REVOKE ALL ON SCHEMA :"schema" FROM :"producer", :"relay", :"operator", :"janitor", :"reader";
 GRANT USAGE ON SCHEMA :"schema" TO :"producer", :"relay", :"operator", :"janitor", :"reader";
 
 SET LOCAL search_path = :"schema", pg_temp;
 
+-- Other tables of the schema are not the worker's.
+SELECT format('REVOKE ALL ON %I FROM PUBLIC', name)
+  FROM (SELECT unnest(ARRAY['sea_mq_migrations', 'sea_mq_context', 'sea_mq_consumers', 'sea_mq_standings',
+                            'sea_mq_sessions', 'outbox_events', 'inbox_messages', 'handled_messages', 'operator_actions'])
+         UNION
+        SELECT partition FROM outbox_partitions()) AS own (name)
+\gexec
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
               causation_id, partition_key, ordering_key, headers, metadata, available_at)
    ON outbox_events TO :"producer";

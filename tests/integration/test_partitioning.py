@@ -89,6 +89,8 @@ async def test_an_event_whose_id_has_no_day_is_in_the_way(
         "CREATE VIEW theirs AS SELECT id FROM outbox_events",
         "CREATE TABLE theirs (id UUID REFERENCES outbox_events)",
         "CREATE PUBLICATION theirs FOR TABLE outbox_events",
+        "CREATE POLICY theirs ON outbox_events",
+        "ALTER TABLE outbox_events ADD previous UUID CONSTRAINT theirs REFERENCES handled_messages",
     ],
 )
 async def test_what_would_stay_with_the_old_table_is_named(

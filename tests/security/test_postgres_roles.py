@@ -273,9 +273,12 @@ async def test_a_role_has_no_right_to_write_that_none_of_its_statements_needs(ro
 
 
 @pytest.mark.fault("S05")
-async def test_rights_of_an_earlier_version_of_the_file_are_revoked(roles: Roles) -> None:
+async def test_rights_of_an_earlier_version_of_the_file_are_revoked_on_the_workers_tables_alone(
+    roles: Roles,
+) -> None:
     owner = await asyncpg.connect(roles.database.dsn)
     await owner.execute(
+        "CREATE TABLE currencies (); GRANT SELECT ON currencies TO PUBLIC;"
         f"GRANT TRUNCATE ON outbox_events TO {roles.prefix}_relay, PUBLIC;"
         f"GRANT EXECUTE ON FUNCTION outbox_drop_partition TO {roles.prefix}_reader"
     )
@@ -283,12 +286,13 @@ async def test_rights_of_an_earlier_version_of_the_file_are_revoked(roles: Roles
     drop = "'outbox_drop_partition(text, timestamptz)', 'EXECUTE'"
     kept = await owner.fetchrow(
         "SELECT has_table_privilege($1, 'outbox_events', 'TRUNCATE'),"
-        f" has_table_privilege($2, 'outbox_events', 'TRUNCATE'), has_function_privilege($2, {drop})",
+        f" has_table_privilege($2, 'outbox_events', 'TRUNCATE'), has_function_privilege($2, {drop}),"
+        " has_table_privilege($2, 'currencies', 'SELECT')",
         f"{roles.prefix}_relay",
         f"{roles.prefix}_reader",
     )
     await owner.close()
-    assert tuple(kept) == (False, False, False)
+    assert tuple(kept) == (False, False, False, True)
 
 
 def test_every_statement_is_for_a_role() -> None:
