@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+import psycopg
 import pytest
 
 from sea_mq_worker.idempotency import once
@@ -33,6 +34,23 @@ async def test_only_the_first_committed_transaction_handles_a_message(
             found.append(await is_first(transaction, connection, message))
 
     assert found == [True, True, False]
+
+
+async def test_a_pipeline_of_psycopg_finds_the_first_transaction(database: Database) -> None:
+    message, found = uuid4(), []
+
+    with (
+        psycopg.connect(database.dsn) as synchronous,
+        synchronous.pipeline(),
+        once(synchronous, message) as first,
+    ):
+        found.append(first)
+    async with await psycopg.AsyncConnection.connect(database.dsn) as connection, connection.pipeline():
+        for each in (message, uuid4()):
+            async with once(connection, each) as first:
+                found.append(first)
+
+    assert found == [True, False, True]
 
 
 @pytest.mark.parametrize("commit", [True, False])

@@ -58,6 +58,9 @@ async def execute(connection: Any, sql: str, argument: str) -> int:
     if "psycopg.AsyncConnection" in kinds:
         _require_transaction(_in_psycopg_transaction(connection))
         cursor = await connection.execute(_with_percent(sql), (argument,))
+        if cursor.rowcount < 0:  # in pipeline mode: the end of an inner pipeline waits for the result
+            async with connection.pipeline():
+                pass
         return int(cursor.rowcount)
     if "sqlalchemy.AsyncConnection" in kinds:
         _require_transaction(_in_sqlalchemy_transaction(connection.sync_connection))
@@ -107,6 +110,9 @@ def _kinds(connection: object) -> set[str]:
 def _execute_on_cursor(connection: Any, sql: str, argument: str) -> int:
     with connection.cursor() as cursor:
         cursor.execute(_with_percent(sql), (argument,))
+        if cursor.rowcount < 0:  # as above
+            with connection.pipeline():
+                pass
         return int(cursor.rowcount)
 
 
