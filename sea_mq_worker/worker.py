@@ -14,7 +14,7 @@ from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.bootstrap.worker.run import run_worker
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.settings import Settings, load_settings
+from sea_mq_worker.settings import Settings, check_settings, load_settings
 
 __all__ = ["RunningWorker", "Settings", "WorkerEndedError", "load_settings", "running_worker"]
 
@@ -70,7 +70,9 @@ async def running_worker(settings: Settings | None = None) -> AsyncIterator[Runn
         SettingsError: a setting is wrong or missing, or contradicts what a server reports.
         WorkerEndedError: at the block's end, the worker had ended by itself or exceeds its grace period.
     """
-    settings = settings or load_settings(needs=("database_url", "nats_url"))
+    needs = ("database_url", "nats_url")
+    settings = settings or load_settings(needs=needs)
+    check_settings(settings, needs=needs)
     stop = asyncio.Event()
     context: asyncio.Future[WorkerContext] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(run_worker(settings, stop, host=context.set_result), name="sea_mq_worker")

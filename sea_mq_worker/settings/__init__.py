@@ -44,10 +44,19 @@ def load_settings(*, needs: Collection[str] = ()) -> Settings:
         settings = Settings.model_validate(_renamed(_file()) | _renamed(_environment()))
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+    check_settings(settings, needs=needs)
+    return settings
+
+
+def check_settings(settings: Settings, *, needs: Collection[str]) -> None:
+    """Check that settings fit together, and that the needed keys are set.
+
+    Raises:
+        SettingsError: names every key that contradicts another or is missing.
+    """
     missing = [(key, _REQUIRED) for key in needs if not getattr(settings, key)]
     if problems := contradictions(settings) + missing:
         raise SettingsError("\n".join(_line(key, text) for key, text in problems))
-    return settings
 
 
 def _line(key: str, text: str) -> str:

@@ -178,10 +178,15 @@ async def test_a_changed_filter_of_a_consumer_is_reported(
         await eventually(lambda: changed in caplog.text)
 
 
-async def test_a_missing_setting_is_reported_before_the_block(target: Deployment) -> None:
+async def test_a_missing_or_contradictory_setting_is_reported_before_the_block(target: Deployment) -> None:
     with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL: is required"):
         async with running_worker():
             pass
-    with pytest.raises(SettingsError, match="SEA_MQ_HANDLER_URL: is required"):
-        async with running_worker(settings_of(target, handler_url="")):
-            pass
+    for wrong, reported in (
+        ({"handler_url": ""}, "SEA_MQ_HANDLER_URL: is required"),
+        ({"nats_url": ""}, "SEA_MQ_NATS_URL: is required"),
+        ({"outbox_lease_seconds": 1}, "SEA_MQ_OUTBOX_LEASE_SECONDS: must be at least"),
+    ):
+        with pytest.raises(SettingsError, match=reported):
+            async with running_worker(settings_of(target, **wrong)):
+                pass
