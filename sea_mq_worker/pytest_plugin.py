@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,9 +59,9 @@ class WrittenEvents:
         before = len(self._portal.call(_written, self._dsn))
         yield
         written = self._portal.call(_written, self._dsn)[before:]
-        wanted = json.loads(json.dumps(expected, default=str))
+        wanted = json.loads(json.dumps(expected, default=_as_stored))
         columns = {name for want in wanted for name in want} or {"event_type"}
-        found = [{name: event[name] for name in columns} for event in written]
+        found = [{name: event[name] for name in columns & event.keys()} for event in written]
         is_same = len(found) == len(wanted) and all(
             want.items() <= event.items() for want, event in zip(wanted, found, strict=True)
         )
@@ -149,8 +150,16 @@ def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorke
     return run_worker
 
 
+def _as_stored(value: object) -> str:
+    """Return a time as PostgreSQL writes it in UTC, without zeros at the end of a fraction."""
+    if not isinstance(value, datetime):
+        return str(value)
+    text = value.astimezone(UTC).replace(tzinfo=None).isoformat()
+    return f"{text.rstrip('0') if '.' in text else text}+00:00"
+
+
 async def _written(dsn: str) -> list[dict[str, Any]]:
-    connection = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn, server_settings={"timezone": "UTC"})
     try:
         rows = await connection.fetch(load_queries("testing")["written"])
     finally:

@@ -44,10 +44,17 @@ def create_app(dsn):
     return app
 """
 FAILING = """
+from datetime import UTC, datetime, timedelta, timezone
+
+import psycopg
 import pytest
+from sea_mq_worker.producer import Event, enqueue_sync
 from shop import pay
 
-@pytest.mark.parametrize("expected", [[], [{"event_type": "order.paid", "payload": {"order": 8}}]])
+WRONG = {"event_type": "order.paid", "payload": {"order": 8}}, {"no_column": "order.paid"}
+HERE = timezone(timedelta(hours=5))
+
+@pytest.mark.parametrize("expected", [[], *([each] for each in WRONG)])
 def test_other_events(sea_mq_database, sea_mq_events, expected):
     with pytest.raises(AssertionError, match="order.paid"), sea_mq_events.exactly(*expected):
         pay(sea_mq_database, order=7)
@@ -56,6 +63,13 @@ def test_no_event(sea_mq_events):
     missing = pytest.raises(AssertionError, match="found ..$")
     with missing, sea_mq_events.exactly({"event_type": "order.paid"}):
         pass
+
+@pytest.mark.parametrize("due", [datetime(2042, 1, 9, tzinfo=UTC), datetime(2042, 1, 9, 0, 0, 0, 120, HERE)])
+def test_a_time(sea_mq_database, sea_mq_events, due):
+    event = Event(aggregate_type="a", aggregate_id="1", event_type="a.b", payload={}, available_at=due)
+    with sea_mq_events.exactly({"available_at": due, "id": event.id}):
+        with psycopg.connect(sea_mq_database) as connection:
+            enqueue_sync(connection, event)
 
 async def test_an_asynchronous_test(sea_mq_database, sea_mq_events, sea_mq_run_worker):
     with sea_mq_events.exactly(), sea_mq_run_worker(context="shop"):
@@ -81,4 +95,4 @@ def test_the_tests_of_the_document_pass_and_wrong_events_fail(service: Path) -> 
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout
+    assert "10 passed" in done.stdout
