@@ -86,12 +86,17 @@ async def book(new: NewBooking) -> dict[str, int]:
 def events_of(booking: Booking) -> list[Event]:
     """Return the event of a new booking, and a reminder that is published a day before the arrival."""
     day_before = datetime.combine(booking.arrives, time(), UTC) - timedelta(days=1)
-    about = {"aggregate_type": "booking", "aggregate_id": str(booking.id)}
-    payload = {"booking": booking.id, "guest": booking.guest}
-    return [
-        Event(**about, event_type="booking.made", payload=payload),
-        Event(**about, event_type="booking.reminder", payload=payload, available_at=day_before),
-    ]
+    return [event_of(booking, "booking.made"), event_of(booking, "booking.reminder", day_before)]
+
+
+def event_of(booking: Booking, event_type: str, available_at: datetime | None = None) -> Event:
+    return Event(
+        aggregate_type="booking",
+        aggregate_id=str(booking.id),
+        event_type=event_type,
+        payload={"booking": booking.id, "guest": booking.guest},
+        available_at=available_at,
+    )
 
 
 @app.get("/bookings/{number}")
