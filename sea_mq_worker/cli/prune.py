@@ -98,20 +98,23 @@ async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedT
     """Return the result of each table: of a dry run a ``Prunable``, otherwise a ``PruneResult``."""
     from sea_mq_worker.operations.database import operations
 
+    sides = [request.side] if request.side else list(PrunedTable)
+    until = dict.fromkeys(sides, request.before)
+    if PrunedTable.INBOX in until and settings.consumers and not request.deliverable:
+        until[PrunedTable.INBOX] = await _undeliverable_until(settings, request.before)
     results: dict[PrunedTable, Any] = {}
     async with operations(settings) as tables:
-        for side in [request.side] if request.side else PrunedTable:
-            until = request.before if request.deliverable else await _until(settings, side, request.before)
+        for side in sides:
             with _progress(side) as report:
                 if request.dry_run:
                     is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
                     results[side] = await tables.count_prunable(
-                        side, until, should_continue=is_in_time, on_progress=report
+                        side, until[side], should_continue=is_in_time, on_progress=report
                     )
                 else:
                     results[side] = await tables.prune(
                         side,
-                        until,
+                        until[side],
                         actor=request.actor,
                         reason=request.reason,
                         cap=request.cap,
@@ -166,12 +169,10 @@ def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
         yield report
 
 
-async def _until(settings: "Settings", side: PrunedTable, before: datetime) -> datetime:
-    """Return ``before``, or for the inbox the earlier time since when a consumed stream holds messages."""
+async def _undeliverable_until(settings: "Settings", before: datetime) -> datetime:
+    """Return ``before``, or the earlier time since when a consumed stream holds messages."""
     from sea_mq_worker.operations.consumed_streams import oldest_deliverable
 
-    if side is PrunedTable.OUTBOX or not settings.consumers:
-        return before
     if not settings.nats_url.get_secret_value():
         abort(
             "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "

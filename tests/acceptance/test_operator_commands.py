@@ -180,9 +180,10 @@ async def test_a_replay_that_is_not_clear_is_refused(
 
 async def test_where_describes_an_event_as_json_and_what_is_nowhere(world: World) -> None:
     await world.streams()
-    dead = await add_event(world.pool, "DEAD", error="too large")
+    dead = await add_event(world.pool, "DEAD", error="too\n  -> large")
     found = (await world.run("where", str(dead), "--json")).json
     assert (found["found"]["event"]["state"], found["next_steps"][0].split()[3]) == ("DEAD", "outbox")
+    assert r"too\n  -> large" in (await world.run("where", str(dead))).out
     nowhere = await world.run("where", str(uuid.uuid4()), "--since", "1h")
     assert (nowhere.code, "not here" in nowhere.out) == (1, True)
     assert (await world.run("where", "order-17")).code == 2
@@ -285,8 +286,10 @@ async def test_prune_keeps_what_a_stream_can_still_deliver(world: World) -> None
     assert (kept.out, "can still deliver" in kept.err) == ("inbox: deleted 1\n", True)
     assert await world.state_of(young) == "PROCESSED"
     assert (await world.run("inbox", "show", str(gone))).code == 1
-    unknown = await prune(SEA_MQ_NATS_URL="")
+    await add_event(world.pool, "PUBLISHED")
+    unknown = await world.run("prune", "--before", "0s", *WHY, **env, SEA_MQ_NATS_URL="")
     assert (unknown.code, "SEA_MQ_NATS_URL" in unknown.err) == (2, True)
+    assert await world.pool.fetchval("SELECT count(*) FROM outbox_events") == 1
     assert (await prune("--deliverable")).out == "inbox: deleted 1\n"
 
 
