@@ -52,7 +52,7 @@ def check(
     from sea_mq_worker.domain.schema_compatibility import incompatible_changes
 
     problems = incompatible_changes(_read(old), _read(new))
-    echo_safe("\n".join(problems) or "compatible")
+    echo_safe(*problems or ["compatible"])
     if problems:
         raise typer.Exit(EXIT_FAILED)
 

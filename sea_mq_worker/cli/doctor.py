@@ -23,23 +23,23 @@ def doctor(
     if json:
         print_json([asdict(finding) for finding in checkup.findings])
     else:
-        echo_safe("\n\n".join([*map(_text, checkup.findings), _summary(checkup)]))
+        echo_safe(*(line for finding in checkup.findings for line in _lines(finding)), *summary(checkup))
     failing = {"error", "warning"} if strict else {"error"}
     if any(finding.severity in failing for finding in checkup.findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _text(finding: "Finding") -> str:
-    lines = [
+def _lines(finding: "Finding") -> list[str]:
+    return [
         f"{finding.severity} {finding.slug}: {finding.where}: {finding.what}",
         f"   {finding.why}",
         f"-> {finding.fix}",
-        *(f"   {line}" for text in (finding.command, finding.sql) if text for line in text.splitlines()),
+        *(f"   {line}" for text in (finding.command, finding.sql) for line in text.splitlines()),
+        "",
     ]
-    return "\n".join(lines)
 
 
-def _summary(checkup: "Examination") -> str:
+def summary(checkup: "Examination") -> list[str]:
     """Summarize the findings, and name the parts that doctor checked and could not check."""
     counts = Counter(str(finding.severity) for finding in checkup.findings)
     wrong = [f"{n} {word}{'s' * (n > 1)}" for word in ("error", "warning") if (n := counts[word])]
@@ -47,7 +47,6 @@ def _summary(checkup: "Examination") -> str:
     lines = [", ".join([*(wrong or ["no problem found"]), *known])]
     lines.append(f"checked: {', '.join(checkup.checked)}")
     if checkup.not_checked:
-        lines.append(
-            f"not checked: {', '.join(checkup.not_checked)}; fix the errors above and run doctor again"
-        )
-    return "\n".join(lines)
+        advice = "; fix the errors above and run doctor again" if counts["error"] else ""
+        lines.append(f"not checked: {', '.join(checkup.not_checked)}{advice}")
+    return lines

@@ -1,6 +1,7 @@
 """``init``: write the files that a service begins with."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -45,14 +46,13 @@ def init(
         abort(str(error), EXIT_FAILED)
     for file in files:
         echo_safe(str(file))
-    echo_safe(
-        f"""
+    next_steps = f"""
 Next steps
-  cd {folder} && set -a && . ./.env && set +a
+  cd {quote(str(folder))} && set -a && . ./.env && set +a
   python -m sea_mq_worker dev --own --folder data -- uvicorn service:app --port 8000
 
 With servers of your own, or after `docker compose up --wait`:
   python -m sea_mq_worker migrate
   python -m sea_mq_worker streams apply
   python -m sea_mq_worker"""
-    )
+    echo_safe(*next_steps.split("\n"))

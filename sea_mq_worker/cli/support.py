@@ -30,13 +30,13 @@ _T = TypeVar("_T")
 
 def abort(text: str, code: int) -> NoReturn:
     """Print the error, one line for each problem, and exit with ``code``."""
-    echo_safe(text, err=True)
+    echo_safe(*text.split("\n"), err=True)
     raise typer.Exit(code)
 
 
-def echo_safe(text: str, *, err: bool = False) -> None:
-    """Print lines for people; escape control characters, which foreign text may hold."""
-    typer.echo("\n".join(map(plain, text.split("\n"))), err=err)
+def echo_safe(*lines: str, err: bool = False) -> None:
+    """Print lines for people; escape control characters, line ends among them, of foreign text."""
+    typer.echo("\n".join(map(plain, lines)), err=err)
 
 
 def settings_for(*needs: str) -> "Settings":

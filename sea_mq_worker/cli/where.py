@@ -66,12 +66,11 @@ async def _look_up(settings: "Settings", wanted: str, since: datetime | None) ->
 
 
 def _print_report(found: "LookupReport") -> None:
-    echo_safe("\n".join([found.id, *(f"  {sentence}" for sentence in found.answer)]))
+    echo_safe(found.id, *(f"  {sentence}" for sentence in found.answer))
     if found.matches:
         print_page(found.matches, _MATCHES, json=False, empty="")
-    if found.steps:
-        echo_safe("\n" + "\n".join(f"  {cell(step.at)}  {step.text}" for step in found.steps))
-    if found.not_checked:
-        echo_safe("\n" + "\n".join(f"  not looked in {reason}" for reason in found.not_checked))
-    if found.next_steps:
-        echo_safe("\n" + "\n".join(f"  -> {command}" for command in found.next_steps))
+    steps = [f"  {cell(step.at)}  {step.text}" for step in found.steps]
+    not_checked = [f"  not looked in {reason}" for reason in found.not_checked]
+    next_steps = [f"  -> {command}" for command in found.next_steps]
+    for lines in filter(None, (steps, not_checked, next_steps)):
+        echo_safe("", *lines)

@@ -9,7 +9,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sea_mq_worker.cli import app
-from sea_mq_worker.doctor import Finding
+from sea_mq_worker.cli.doctor import summary
+from sea_mq_worker.doctor import Examination, Finding
 from tests.support.checkups import Patient
 
 
@@ -32,6 +33,11 @@ async def test_only_errors_make_it_fail_unless_it_is_strict(system: Patient) -> 
     assert (await doctor(system, "--strict")).exit_code == 1
     await system.sql("ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
     assert (await doctor(system)).exit_code == 1
+
+
+def test_only_errors_are_to_be_fixed_before_another_run() -> None:
+    checkup = Examination(findings=[], checked=["NATS"], not_checked=["a worker"])
+    assert summary(checkup) == ["no problem found", "checked: NATS", "not checked: a worker"]
 
 
 async def test_the_handler_gets_no_event_and_no_token(system: Patient, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def test_nothing_unprintable_reaches_a_terminal(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.fault("S12")
-def test_lines_of_our_own_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    echo_safe("one\n  -> two")
-    assert shown(capsys) == ["one", "  -> two"]
+def test_only_lines_of_our_own_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    echo_safe("one\n  -> forged", "  -> two")
+    assert shown(capsys) == ["one\\n  -> forged", "  -> two"]
 
 
 @pytest.mark.fault("S12")
