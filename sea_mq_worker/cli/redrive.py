@@ -104,13 +104,19 @@ async def _purge(settings: "Settings", request: DeadLetterRequest) -> None:
 
 
 async def _choose(settings: "Settings", request: DeadLetterRequest, change: str) -> Sequence[int]:
-    """Return the sequences to change, once confirmed; end a dry run with their number."""
+    """Return the sequences to change, once confirmed; end here in a dry run, or if there is none."""
     chosen = await _matching(settings, request)
     if request.dry_run:
         if request.json:
             print_json(Counted(matched=len(chosen)))
         else:
             typer.echo(f"{len(chosen)} would be {change}")
+        raise typer.Exit
+    if not chosen:
+        if request.json:
+            print_json([])
+        else:
+            typer.echo("no dead letter matches")
         raise typer.Exit
     confirm(len(chosen), f"dead letters will be {change}", yes=request.yes)
     return chosen
@@ -175,8 +181,6 @@ async def _run_each(
 
 def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> None:
     done = sum(outcome.done for outcome in outcomes)
-    if not asked and not json:
-        echo_safe("no dead letter matches")
     if asked > CONFIRM_ABOVE and not json:
         echo_safe(f"done {done} of {asked}, {len(outcomes) - done} failed and stay")
     if len(outcomes) < asked:

@@ -209,6 +209,7 @@ async def test_throw_dead_letters_away(world: World) -> None:
     await refused(world)
     counted, purged = await done(world, "Throw dead letters away")
     assert (counted.code, purged.code, purged.out) == (0, 0, "no dead letter matches\n")
+    assert (await world.run("audit", "--json")).json == []
     assert len((await world.run("dlq", "list", "--json")).json) == 1
 
 
