@@ -82,8 +82,8 @@ class Family(Generic[SeriesT]):
         self.series: dict[tuple[str, ...], SeriesT] = {}
         self._known: tuple[set[str], ...] = tuple(set() for _ in metric.labels)
         self._make = make
-        if not metric.labels:
-            self.of()  # the only series, exposed from the start
+        if not metric.labels and metric.kind != "gauge":
+            self.of()  # the only series, exposed from the start; a gauge has no value before it is sampled
 
     def of(self, *values: str) -> SeriesT:
         """Return the series of these label values; a frequent caller should store it."""

@@ -184,6 +184,12 @@ def test_what_can_be_named_beforehand_begins_at_zero(metrics: MetricsObserver) -
     assert found["sea_mq_notices_total{event=message_lost}"] == 0
 
 
+def test_a_sampled_number_has_no_value_before_its_first_sample(metrics: MetricsObserver) -> None:
+    """A zero would look like an empty queue, and the next number like a rise."""
+    sampled = {"sea_mq_outbox_depth", "sea_mq_inbox_dead", "sea_mq_outbox_events_lost"}
+    assert not sampled & samples(metrics).keys()
+
+
 def test_depth_reports_the_pending_messages_of_each_durable(metrics: MetricsObserver) -> None:
     metrics.set_consumer("c", pending=7, ack_pending=2)
     metrics.set_consumer("d", pending=0, ack_pending=0)
