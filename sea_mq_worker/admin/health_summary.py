@@ -32,7 +32,7 @@ class Side:
     """Messages still in the streams; ``depth`` excludes them."""
     sample_age_seconds: float | None = None
     before: float | None = None
-    """Depth five minutes ago."""
+    """Depth and undelivered messages five minutes ago."""
     done: int = 0
 
 
@@ -179,9 +179,10 @@ def _behind(situation: Situation) -> HealthSummary | None:
 
 
 def _trend(side: Side) -> str:
-    if side.before is None or side.depth is None or side.before == side.depth:
+    now = (side.depth or 0) + side.undelivered
+    if side.before is None or side.before == now:
         return ""
-    return ", decreasing" if side.depth < side.before else ", increasing"
+    return ", decreasing" if now < side.before else ", increasing"
 
 
 def _dead(situation: Situation) -> HealthSummary | None:

@@ -76,7 +76,14 @@ class StatusCollector:
         self._overview = _Dated(overview, self.clock())
 
     def set_consumer(self, sample: ConsumerSample) -> None:
-        self._consumers[f"{sample.stream}/{sample.durable}"] = _Dated(sample, self.clock())
+        """Record the state of a consumer; an error keeps the numbers before it, and their time."""
+        key = f"{sample.stream}/{sample.durable}"
+        known = self._consumers.get(key)
+        self._consumers[key] = (
+            _Dated(replace(known.value, error=sample.error), known.at)
+            if sample.error and known
+            else _Dated(sample, self.clock())
+        )
 
     def tick(self) -> None:
         """Add one sample to the history once there is any; call this every ``STEP_SECONDS``."""

@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerSample:
-    """State of a durable consumer; without numbers, ``error`` is the reason."""
+    """State of a durable consumer; with ``error``, the numbers are the last known ones, or absent."""
 
     stream: str
     durable: str

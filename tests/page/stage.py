@@ -13,6 +13,8 @@ from tests.support.worker import WorkerProcess
 
 TOKEN = "s3cret-for-tests"
 HOSTILE = "<img src=x onerror=alert(1)>"
+AMOUNT = "12345678901234567890.10"
+"""A number that JavaScript cannot hold."""
 _ERROR = "INVALID_OUTBOX: event_type contains a space or control character"
 
 
@@ -34,6 +36,7 @@ def url_of(worker: WorkerProcess) -> str:
 
 async def add_dead_event(database: Any, *, event_type: str, text: str = HOSTILE) -> str:
     """Put an event in the table that went DEAD; return its id."""
-    given = {"event_type": event_type, "payload": json.dumps({"text": text}), "headers": '{"tenant": "acme"}'}
+    payload = f'{{"text": {json.dumps(text)}, "total": {AMOUNT}}}'
+    given = {"event_type": event_type, "payload": payload, "headers": '{"tenant": "acme"}'}
     async with database.transaction():
         return str(await add_event(database, "DEAD", error=_ERROR, **given))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
-from tests.page.stage import HOSTILE, TOKEN, add_dead_event, staged, url_of
+from tests.page.stage import AMOUNT, HOSTILE, TOKEN, add_dead_event, staged, url_of
 from tests.support.browser import PROGRAM, Browser, Page, chromium
 from tests.support.handlers import answer
 from tests.support.servers import Database
@@ -114,6 +114,7 @@ async def test_with_the_token_an_event_is_found_shown_and_replayed(browser: Brow
         assert await page.evaluate("document.activeElement.id") == "found"
         await page.click("Show the event")
         await page.says('"text": "<img src=x onerror=alert(1)>"', "dialog")
+        await page.says(f'"total": {AMOUNT}', "dialog")
         await page.write("#actor", "Ann")
         await page.write("#reason", "the type is allowed now")
         await page.press("Enter")

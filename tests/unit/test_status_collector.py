@@ -54,6 +54,10 @@ def outbox(**given: Any) -> Side:
         ),
         (situation(outbox(depth=2, oldest_seconds=90, before=1)), "warn", "Behind", "increasing"),
         (
+            situation(outbox(depth=2, oldest_seconds=90, undelivered=9, before=10)),
+            *("warn", "Behind", "increasing"),
+        ),
+        (
             situation(outbox(sample_age_seconds=130)),
             "warn",
             "Not sure",
@@ -246,6 +250,9 @@ def test_what_the_streams_have_still_to_deliver_waits_and_a_paused_consumer_is_n
     shown.set_consumer(ConsumerSample(stream="S", durable="gone", error="no answer"))
     status = shown.status()
     assert (status.sides["inbox"].undelivered, status.health.state) == (5, "Working")
+    shown.set_consumer(ConsumerSample(stream="S", durable="d", error="no answer"))
+    status = shown.status()
+    assert (status.sides["inbox"].undelivered, status.consumers[0].error) == (5, "no answer")
     shown.set_consumer(replace(sample, paused_seconds=60.0))
     status = shown.status()
     assert status.health.next_steps == ["nats consumer resume S d"]

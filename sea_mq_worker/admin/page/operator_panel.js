@@ -311,9 +311,10 @@ function payloadNote(about) {
   return [size, about.payload_cut && "only the beginning", about.payload_encoding === "base64" && "not text: base64"].filter(Boolean).join(", ");
 }
 
+/** Indent JSON. JSON.rawJSON keeps each number as it is written; without it the text stays as it is. */
 function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return JSON.stringify(JSON.parse(text, (_, value, { source }) => (typeof value === "number" ? JSON.rawJSON(source) : value)), null, 2);
   } catch {
     return text;
   }
