@@ -54,7 +54,8 @@ def _missed(missed: Sequence[MissedFacts], schema: str) -> Iterator[Finding]:
         latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         what = f"{gone.count} in all; the latest are {latest}"
         table = f"{quoted_schema(schema)}.sea_mq_standings"
-        sql = f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE durable = '{gone.durable}'"  # noqa: S608
+        consumer = f"stream = '{gone.stream}' AND durable = '{gone.durable}'"
+        sql = f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}"  # noqa: S608
         yield BrokerKind.MESSAGES_MISSED.finding(where, what, sql=sql)
 
 

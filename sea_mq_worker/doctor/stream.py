@@ -2,26 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 
-from sea_mq_worker.adapters.nats.manage.sync_definitions import EXISTENCE
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.finding import APPLY, Finding
 from sea_mq_worker.domain.subjects import covers
-from sea_mq_worker.domain.topology import Difference
 from sea_mq_worker.settings import Settings
 
 _FULL = 0.8
 _WEEK_SECONDS = 7 * 86_400.0
-_DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
 
 
 def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Judge the streams that the worker publishes to, consumes or reads."""
     for difference in facts.differences:
-        yield BrokerKind.TOPOLOGY_DIFFERS.finding(
-            difference.name, _difference_text(difference), command=APPLY
-        )
+        yield BrokerKind.TOPOLOGY_DIFFERS.finding(difference.name, difference.text, command=APPLY)
     for name in (s.stream, s.dlq_stream, s.advisory_stream):
         where = stream_label(name)
         if name not in facts.streams and where not in facts.defined | facts.silent:
@@ -35,15 +30,6 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     if single:
         yield BrokerKind.SYNC_UNKNOWN.finding(f"streams {', '.join(single)}", "num_replicas is 1")
     yield from _dead_letters(facts.streams, s)
-
-
-def _difference_text(difference: Difference) -> str:
-    if difference.field == EXISTENCE:
-        return "it is missing"
-    wanted, found = difference.wanted, difference.found
-    if difference.field in _DURATIONS:
-        wanted, found = (f"{nanoseconds / 1e9:g} s" for nanoseconds in (wanted, found))
-    return f"{difference.field} should be {wanted} and is {found}"
 
 
 def _own(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Finding]:

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+EXISTENCE = "existence"
+"""Field name of a difference whose stream or consumer is missing altogether."""
+_DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
@@ -13,8 +17,18 @@ class Difference:
     wanted: Any
     found: Any
 
+    @property
+    def text(self) -> str:
+        """The difference without the name, for people."""
+        if self.field == EXISTENCE:
+            return "it is missing"
+        wanted, found = self.wanted, self.found
+        if self.field in _DURATIONS:
+            wanted, found = (f"{nanoseconds / 1e9:g} s" for nanoseconds in (wanted, found))
+        return f"{self.field} should be {wanted} and is {found}"
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.field} should be {self.wanted} and is {self.found}"
+        return f"{self.name}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

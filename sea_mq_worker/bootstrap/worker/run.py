@@ -11,7 +11,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from sea_mq_worker.adapters.nats.manage.sync_definitions import EXISTENCE
 from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.admin.status_collector import StatusCollector
@@ -31,6 +30,7 @@ from sea_mq_worker.connections.secret_files import SecretFile
 from sea_mq_worker.connections.security_warnings import exposures
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
+from sea_mq_worker.domain.topology import EXISTENCE
 from sea_mq_worker.operations.broker import check_topology
 from sea_mq_worker.settings import Settings, SettingsError
 from sea_mq_worker.telemetry.fanout import FanOut

@@ -196,12 +196,19 @@ async def outbox_ahead(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def messages_missed__as_a_worker_found(p: Patient) -> None:
+async def messages_missed__as_a_worker_found(p: Patient) -> Mend:
     await p.sql(
         "INSERT INTO sea_mq_standings"
         " (stream, durable, standing, missed, missed_first_seq, missed_last_seq, missed_at)"
-        f" VALUES ('{p.upstream_stream}', '{p.durable}', '{{}}', 3, 4, 6, now())"
+        f" VALUES ('{p.upstream_stream}', '{p.durable}', '{{}}', 3, 4, 6, now()),"
+        f" ('ANOTHER_EVENTS', '{p.durable}', '{{}}', 5, 1, 9, now() - interval '30 days')"
     )
+
+    async def clear(finding: Finding) -> None:
+        await p.paste(finding)
+        assert await p.pool.fetchval("SELECT sum(missed) FROM sea_mq_standings") == 5  # of the other stream
+
+    return clear
 
 
 @provokes_in_tables

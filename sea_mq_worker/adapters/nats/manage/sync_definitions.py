@@ -24,13 +24,9 @@ from sea_mq_worker.adapters.nats.server_info import (
 )
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.subjects import covers
-from sea_mq_worker.domain.topology import Change, Difference
+from sea_mq_worker.domain.topology import EXISTENCE, Change, Difference
 
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
-
-
-EXISTENCE = "existence"
-"""Field name of a difference whose stream or consumer is missing altogether."""
 
 
 async def check(
