@@ -379,6 +379,19 @@ async def test_bad_messages_with_good_ones_between_them_do_not_make_their_type_s
     assert world.observer.of(TypeSlowed) == []
 
 
+@in_virtual_time
+async def test_messages_do_not_wait_behind_others_that_wait_for_their_retries() -> None:
+    world = World(max_ack_pending=4)
+    world.change_settings(inbox_backoff_seconds=300.0, handler_slow_after=100)
+    world.handler.script = lambda request, _call: Respond(status=500 if request.payload == b"0" else 200)
+    async with world.consuming():
+        for sent in range(1, 21):
+            world.send(body=b"0")
+            world.send()
+            await world.observer.seen(MessageProcessed, count=sent, within=2.0)
+    assert len(world.observer.of(MessageRetried)) == 20
+
+
 @pytest.mark.clause("EVT-047-002")
 @in_virtual_time
 async def test_a_dead_letter_that_is_too_large_leaves_its_body_in_the_original_stream() -> None:

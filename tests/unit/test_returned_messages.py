@@ -11,3 +11,12 @@ def test_thousands_may_wait_for_their_bodies_are_not_kept() -> None:
     returned.add(message, GivenBack(error="503", delay_seconds=60, event_type="made"))
     [(remembered, _, _)] = returned.take("made")
     assert remembered == message._replace(payload=b"", headers={})
+
+
+def test_a_message_that_is_delivered_too_soon_waits_on_under_its_new_reply_subject() -> None:
+    returned = ReturnedMessages(clock=lambda: 0.0)
+    read_ahead = inbound_message(reply="")
+    returned.add(read_ahead, GivenBack("503", delay_seconds=60, event_type="made", least_seconds=40))
+    assert returned.early_seconds(inbound_message(reply="$JS.ACK.x")) == 40
+    [(waiting, _, delay_seconds)] = returned.take("made")
+    assert (waiting.reply, delay_seconds) == ("$JS.ACK.x", 40)

@@ -222,8 +222,7 @@ class CompletionBatcher:
                 self.observer.observe(fact)
             case Retried(error, delay):
                 await settler.nak(item.message, delay_seconds=delay)
-                if not item.message.reply:
-                    self.returned.add(item.message, GivenBack(error, delay, least_seconds=delay))
+                self.returned.add(item.message, GivenBack(error, delay, least_seconds=delay), item.settler)
                 self.observer.observe(
                     MessageRetried(
                         message_id=message_id,

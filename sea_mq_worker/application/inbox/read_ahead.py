@@ -1,6 +1,6 @@
 """Reading ahead: messages behind those that fill a consumer's max_ack_pending, read from the stream itself.
 
-A message that was given back counts against max_ack_pending until it is settled. While such messages fill
+A message that waits for a retry counts against max_ack_pending until it is settled. While such messages fill
 it, the consumer delivers nothing, and healthy messages behind them would wait. The worker reads and handles
 those here; the consumer delivers them later, and the inbox recognises them then. No guarantee depends on
 reading ahead, so the cursor is in memory only.

@@ -1,4 +1,4 @@
-"""Messages given back without an attempt, and the time when each is due again."""
+"""Messages that wait for their next delivery, and the time when each is due again."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -41,8 +41,9 @@ class ReturnedMessages:
             self._held = {seq: held for seq, held in self._held.items() if held.due_at > now}
         due_at, not_before = now + outcome.delay_seconds, now + outcome.least_seconds
         if len(self._held) < _HELD_MAX and due_at > now:
-            position = message._replace(payload=b"", headers={})  # thousands of bodies would fill memory
-            self._held[message.seq] = _Held(position, settler, outcome.event_type, due_at, not_before)
+            self._held[message.seq] = _Held(
+                _position(message), settler, outcome.event_type, due_at, not_before
+            )
             self._added.set()
 
     def early_seconds(self, message: InboundMessage) -> float:
@@ -54,8 +55,11 @@ class ReturnedMessages:
         if held is None:
             return 0.0
         early = (held.not_before if message.reply else held.due_at) - self.clock()
-        if early <= 0 or message.reply:
+        if early <= 0:
             del self._held[message.seq]
+        elif message.reply:  # from now on it fills a slot under this reply subject
+            self._held[message.seq] = held._replace(message=_position(message), due_at=held.not_before)
+            self._added.set()
         return max(0.0, early)
 
     async def wait_for_held(self) -> None:
@@ -75,6 +79,11 @@ class ReturnedMessages:
             del self._held[seq]
             if held.message.reply and held.due_at > now:
                 yield held.message, held.settler, max(IMMEDIATE_REDELIVERY_SECONDS, held.not_before - now)
+
+
+def _position(message: InboundMessage) -> InboundMessage:
+    """Return the message without its body and headers: thousands of bodies would fill memory."""
+    return message._replace(payload=b"", headers={})
 
 
 def _fills_slot(held: _Held) -> bool:
