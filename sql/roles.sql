@@ -95,7 +95,7 @@ GRANT EXECUTE ON FUNCTION outbox_make_partitions TO :"relay";
 GRANT EXECUTE ON FUNCTION outbox_drop_partition TO :"janitor";
 DO $$
 BEGIN
-    PERFORM outbox_copy_rights('outbox_events', p.partition::regclass)
+    PERFORM outbox_copy_rights('outbox_events', format('%I', p.partition)::regclass)
        FROM outbox_partitions() p WHERE p.partition <> 'outbox_events';
 END $$;
 

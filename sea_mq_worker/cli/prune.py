@@ -160,7 +160,7 @@ def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
 
         def report(done: int, total: int, changed: int) -> None:
             nonlocal seen
-            percent = 100 * done // total
+            percent = 100 * done // max(total, 1)  # partitions may be empty
             bar.update(percent - seen)
             if not sys.stderr.isatty() and percent // 10 > seen // 10:
                 typer.echo(f"{side}: page {done} of {total}, {changed} rows", err=True)

@@ -113,7 +113,7 @@ SELECT p.proname::text AS name, p.prosrc AS body,
        coalesce((SELECT replace(substr(c.setting, 13), ' ' || quote_ident(current_schema()::text) || ',', ' :schema,')
                    FROM pg_catalog.unnest(p.proconfig) AS c (setting) WHERE starts_with(c.setting, 'search_path=')), '') AS search_path
   FROM pg_proc p
- WHERE p.pronamespace = current_schema()::regnamespace::oid AND p.proname = ANY ($1::text[]);
+ WHERE p.pronamespace = quote_ident(current_schema()::text)::regnamespace::oid AND p.proname = ANY ($1::text[]);
 
 -- name: constraints
 -- A column that is NOT NULL counts as one with the column's name.

@@ -113,7 +113,11 @@ async def sound(
         yield made
 
 
-async def test_a_healthy_system_has_no_finding_but_what_cannot_be_known(sound: Patient) -> None:
+async def test_a_healthy_system_in_any_schema_has_no_finding_but_what_cannot_be_known(
+    sound: Patient,
+) -> None:
+    await migrate(sound.database.dsn, schema="Sales")
+    sound.given["database_schema"] = "Sales"
     found = (await examine(sound.settings())).findings
     assert {(finding.slug, finding.severity) for finding in found} == {
         ("sync_unknown", Severity.INFO),

@@ -25,7 +25,7 @@ class PostgresPartitions:
         return bool(row["exist"])
 
     async def make(self, *, days_ahead: int) -> Sequence[str]:
-        """Create missing partitions; a login without the right is refused only if one is missing."""
+        """Create the missing partitions; a single table needs no right."""
         if not await self.exist():
             return []
         return [row["name"] for row in await fetch(self._pool, self._sql["make"], days_ahead)]
