@@ -75,7 +75,7 @@ async def test_what_retention_removed_is_named(lake: Lake, stream: Stream) -> No
     assert (await lake.land(stream.name)).rows == 0, "what was landed may be removed"
 
 
-async def test_a_stream_restored_to_an_older_state_is_found(
+async def test_a_stream_restored_to_an_older_state_is_found_also_after_another_stream_had_its_name(
     tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, port = tmp_path / "nats", free_port()
@@ -95,7 +95,7 @@ async def test_a_stream_restored_to_an_older_state_is_found(
         await put(10, 15)
         assert (await lake.land(names)).rows == 15
     shutil.rmtree(home / "jetstream")
-    shutil.move(tmp_path / "backup", home / "jetstream")
+    shutil.copytree(tmp_path / "backup", home / "jetstream")
     async with EmbeddedNats(home, port=port):
         with pytest.raises(DataLossError, match=r"ends at sequence 10, but 15 was landed"):
             await lake.land(names)
@@ -106,7 +106,18 @@ async def test_a_stream_restored_to_an_older_state_is_found(
         assert (result.rows, result.events) == (17, 7)
         assert result.streams[0].incarnation.endswith("#1")
         assert (await lake.land(names)).rows == 0
-    assert len(lake.rows(SILVER)) == 22
+        assert len(lake.rows(SILVER)) == 22
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            await Stream(connection, names).drop()
+            await Stream(connection, names).create()
+        await lake.land(names, accept_loss=True)
+    shutil.rmtree(home / "jetstream")
+    shutil.move(tmp_path / "backup", home / "jetstream")
+    async with EmbeddedNats(home, port=port):
+        await put(30, 40)
+        result = await lake.land(names, accept_loss=True)
+        assert (result.rows, result.events, len(result.missing)) == (20, 10, 2)
+        assert result.streams[0].incarnation.endswith("#2")
 
 
 @pytest.mark.slow

@@ -34,10 +34,11 @@ def current_progress(
         if progress.created:
             on_loss(_recreated_text(progress, state))
         bronze.commit(NO_FILES, *progress.recreated(created))
-    elif restored := _restored(settings, bronze, progress, state):
+        progress = progress_of(bronze, stream)  # a backup of a former stream of this name was landed before
+    if restored := _restored(settings, bronze, progress, state):
         on_loss(restored)
         bronze.commit(NO_FILES, *progress.restored())
-    progress = progress_of(bronze, stream)
+        progress = progress_of(bronze, stream)
     if progress.landed and progress.landed + 1 < state.first_seq:
         on_loss(_removed_text(progress.stream, progress.landed + 1, state.first_seq))
     return progress
