@@ -210,7 +210,6 @@ class _LandRun:
 
     def all(self, streams: Sequence[str]) -> LandResult:
         started = time.monotonic()
-        self.silver.index()
         landed, lost = [], []
         for stream in streams:
             try:
@@ -276,9 +275,9 @@ class _LandRun:
         now = stream_state(self.settings, stream)
         check_after_read(progress, state, now, sequences, rows=files.rows, on_loss=self._report_loss)
         metadata = progress.metadata(sequences.start, last)
-        self.bronze.commit(files, *progress.landed_to(last), metadata=metadata)
+        is_new = self.bronze.commit(files, *progress.landed_to(last), metadata=metadata)
         self.events += self.silver.add(progress, entries, after=progress.landed, upto=last)
-        return replace(progress, landed=last), files.rows
+        return replace(progress, landed=last), files.rows if is_new else 0
 
     def _report_loss(self, text: str) -> None:
         if not self.options.accept_loss:

@@ -54,14 +54,6 @@ class Silver:
         """
         return committed(lambda: self._commit(progress, entries, after, upto))
 
-    def index(self) -> None:
-        """Write the index of a lake that has none, from an older version."""
-        if self._ids.open() is None and self._silver.open() is not None:
-            reached = self._silver.watermarks()
-            files = self._silver.entries()
-            entries = rewrite(self._spark, "land: index of IDs", self._silver, files, _index_of)
-            self._ids.commit(self._ids.files(entries), Watermark(SERIAL, reached(SERIAL)))
-
     def _commit(self, progress: StreamProgress, entries: pa.Table, after: int, upto: int) -> int:
         reached = self._silver.watermarks()
         ids, files = self._ids.files(entries), self._silver.files(entries)
@@ -80,21 +72,18 @@ class Silver:
         self._ids.commit(ids, Watermark(progress.name, upto), metadata=metadata)
         serial = reached(SERIAL)
         watermarks = Watermark(progress.name, upto, after=after), Watermark(SERIAL, serial + 1, after=serial)
-        added = files.rows if self._silver.commit(files, *watermarks, metadata=metadata) else 0
+        if not self._silver.commit(files, *watermarks, metadata=metadata):
+            return 0
         store = filesystem(self._silver.uri)
         for path in replaced:
             store.delete_file(path)
-        return added
+        return files.rows
 
 
 def rows_of(bronze: pa.RecordBatch) -> list[TableRows]:
     """Return the rows of silver and of the index of IDs."""
     silver = to_silver(bronze)
-    return [(SILVER, silver), *_index_of(silver)]
-
-
-def _index_of(silver: pa.RecordBatch) -> list[TableRows]:
-    return [(IDS, to_ids(silver))]
+    return [(SILVER, silver), (IDS, to_ids(silver))]
 
 
 def _unchanged(silver: pa.RecordBatch) -> list[TableRows]:
