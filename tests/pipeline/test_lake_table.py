@@ -50,13 +50,8 @@ def messages(spark: SparkSession, first: int, last: int) -> DataFrame:
     )
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-def test_pyarrow_finds_rows_by_a_column_without_statistics(
-    is_older: bool, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_pyarrow_finds_rows_by_a_column_without_statistics(spark: SparkSession, tmp_path: Path) -> None:
     table = LakeTable(str(tmp_path), BRONZE)
-    if is_older:
-        DeltaTable.create(table.uri, BRONZE.schema, partition_by=list(BRONZE.partition_by))
     table.commit(table.write(messages(spark, 1, 10)), Watermark("land", 10))
 
     is_of_order = pc.field("subject") == "sea.event.order.paid.v1"
@@ -82,6 +77,20 @@ def test_a_table_of_another_version_gets_the_columns_that_it_lacks_and_keeps_its
     assert table.peek([("date", "=", day), ("late", "=", 3)], ["late", "p50_seconds"]).to_pylist() == [
         {"late": 3, "p50_seconds": None}
     ]
+
+
+def test_what_a_deletion_leaves_can_be_filtered_by_its_texts(tmp_path: Path) -> None:
+    table, day = LakeTable(str(tmp_path), GOLD), date(2026, 1, 1)
+    rows = [{"event_type": each, "date": day} for each in ("a", "b", "c", None)]
+    written = write_files(str(tmp_path), [(GOLD, pa.RecordBatch.from_pylist(rows, GOLD.schema))])
+    table.commit(table.files(pa.Table.from_batches(written)), Watermark("test", 1))
+
+    assert [table.delete([("event_type", "in", ["a", "x"])]) for _ in range(2)] == [1, 0]
+
+    found = opened(table).to_pyarrow_dataset()
+    assert found.count_rows() == 3
+    assert found.count_rows(filter=pc.field("event_type") == "b") == 1
+    assert table.watermarks()("test") == 1
 
 
 def test_a_commit_is_refused_where_another_run_has_gone_on(spark: SparkSession, tmp_path: Path) -> None:

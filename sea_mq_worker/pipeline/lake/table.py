@@ -202,7 +202,6 @@ class LakeTable:
         Raises:
             ConflictError: another run changed a watermark, or a watermark does not have the value ``after``.
         """
-        refused = ""
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _PAUSE_SECONDS)
             table = self.open() or self._create()
@@ -213,15 +212,31 @@ class LakeTable:
                 raise ConflictError(
                     f"{self.uri}: another run committed {watermarks[0].name!r} at the same time"
                 )
-            with reachable(self.uri):
-                try:
-                    self._upgrade(table)
-                    self._write(table, [*files.actions, *_removals(table, replaced)], watermarks, metadata)
-                except CommitFailedError as error:
-                    refused = str(error)
-                else:
-                    return True
-        raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again: {refused}")
+            with reachable(self.uri), suppress(CommitFailedError):
+                self._upgrade(table)
+                self._write(table, [*files.actions, *_removals(table, replaced)], watermarks, metadata)
+                return True
+        raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again")
+
+    def delete(self, conditions: Conditions) -> int:
+        """Delete the matching rows in one commit; return their number.
+
+        delta-rs itself would write texts in a type by which pyarrow, and so DuckDB, cannot filter.
+
+        Raises:
+            ConflictError: another run changed the table in the meantime.
+        """
+        table, is_gone = self.open(), pq.filters_to_expression(list(conditions))
+        counts = {path: self.dataset([path]).count_rows(filter=is_gone) for path in self.paths(conditions)}
+        touched = [path for path, count in counts.items() if count]
+        if table and touched:
+            kept = [file for path in touched for file in self._merged(table, [path], ~is_gone)]
+            removals = [_removal(file) for file in _files(table) if unquote(file["path"]) in touched]
+            try:
+                self._write(table, [*kept, *removals])
+            except CommitFailedError as error:
+                raise ConflictError(f"{self.uri}: another run changed the table: {error}") from error
+        return sum(counts.values())
 
     def compact(self, files_max: int) -> int:
         """Merge the files of each partition that has more than ``files_max`` small files.
@@ -241,7 +256,8 @@ class LakeTable:
         if table and crowded:
             removals = [_removal(file, data_change=False) for files in crowded for file in files]
             try:
-                self._write(table, [*self._merged(table, [each.path for each in removals]), *removals])
+                merged = self._merged(table, [each.path for each in removals])
+                self._write(table, [*(replace(each, data_change=False) for each in merged), *removals])
             except CommitFailedError:
                 return 0
         return len(crowded)
@@ -284,18 +300,19 @@ class LakeTable:
         # Below the table's address a file is named as it is, while the address itself is percent-encoded.
         return ["/".join(uri.split("/")[-len(by) - 1 :]) for uri in pruned]
 
-    def _merged(self, table: DeltaTable, paths: Sequence[str]) -> list[AddAction]:
+    def _merged(
+        self, table: DeltaTable, paths: Sequence[str], matching: pc.Expression | None = None
+    ) -> tuple[AddAction, ...]:
         # The table may have columns that only older files have.
         table_schema = replace(self.table_schema, schema=pa.schema(table.schema()))
         batches = dataset_of(self.uri, table_schema, paths).to_batches(
-            batch_size=BATCH_ROWS, fragment_readahead=1
+            batch_size=BATCH_ROWS, fragment_readahead=1, filter=matching
         )
         if by := table_schema.sort_by:
             rows = pa.Table.from_batches(batches, table_schema.schema)
             batches = iter(rows.sort_by([(name, "ascending") for name in by]).to_batches(BATCH_ROWS))
         entries = write_files(self.lake, ((table_schema, batch) for batch in batches))
-        actions = self.files(pa.Table.from_batches(entries, ENTRIES)).actions
-        return [replace(each, data_change=False) for each in actions]
+        return self.files(pa.Table.from_batches(entries, ENTRIES)).actions
 
     def _write(
         self,
@@ -317,33 +334,27 @@ class LakeTable:
         self._sync(table.version() + 1)
 
     def _create(self) -> DeltaTable:
-        by = list(self.table_schema.partition_by)
+        properties = {
+            "delta.logRetentionDuration": _LOG_RETENTION,
+            # Otherwise pyarrow and DuckDB would take columns without statistics for columns without values.
+            "delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged),
+        }
         with reachable(self.uri):
             try:
                 table = DeltaTable.create(
                     self.uri,
                     self.table_schema.schema,
                     mode="ignore",
-                    partition_by=by,
-                    configuration=self._properties,
+                    partition_by=list(self.table_schema.partition_by),
+                    configuration=properties,
                 )
             except CommitFailedError:
                 table = DeltaTable(self.uri)
             self._sync(0)
         return table
 
-    @property
-    def _properties(self) -> dict[str, str]:
-        return {
-            "delta.logRetentionDuration": _LOG_RETENTION,
-            # Otherwise pyarrow and DuckDB would take columns without statistics for columns without values.
-            "delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged),
-        }
-
     def _upgrade(self, table: DeltaTable) -> None:
-        """Add the properties and columns that a table of an older version lacks."""
-        if not self._properties.items() <= table.metadata().configuration.items():
-            table.alter.set_table_properties(self._properties)
+        """Add the columns that a table of an older version lacks."""
         there = {field.name for field in table.schema().fields}
         if added := [
             field for field in Schema.from_arrow(self.table_schema.schema).fields if field.name not in there

@@ -1,8 +1,9 @@
 """Find and delete the rows of chosen events in the lake's tables, by SQL and without Spark."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,10 +12,11 @@ from pyarrow.fs import FileSelector
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations
+from sea_mq_worker.pipeline.jobs.land.tasks import committed
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SCHEMAS, SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, reachable
-from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
 
 ID_HEADERS = ("nats-msg-id", "ce-id", "dlq-message-id")
 """Lowercase names of the headers with the ID of a message, or of the message that became a dead letter."""
@@ -92,19 +94,11 @@ def delete_rows(lake: str, schema: TableSchema, ids: Collection[str], positions:
     Raises:
         PipelineError: the lake cannot be written, or another run keeps changing it.
     """
-    table = LakeTable(lake, schema).open()
-    if table is None:
-        return 0
-    if schema is ARCHIVE:
-        condition = _is_in("id", ids)
-    elif schema.name.startswith("typed/"):
-        condition = _is_in("_message_id", ids)
-    elif schema is IDS:
-        condition = _is_at(positions, "watermark = '{} {}'")
-    else:
-        condition = _is_at(positions, "stream = '{}' AND incarnation = '{}'")
-    with reachable(table.table_uri):
-        return int(table.delete(condition)["num_deleted_rows"])
+    table = LakeTable(lake, schema)
+    with reachable(table.uri):
+        return sum(
+            committed(partial(table.delete, conditions)) for conditions in _chosen(schema, ids, positions)
+        )
 
 
 def delete_old_versions(lake: str) -> tuple[str, ...]:
@@ -157,16 +151,20 @@ def _select(
         return list(pa.table(QueryBuilder().register("t", table).execute(query).read_all()).to_pylist())
 
 
-def _is_at(positions: Iterable[Position], is_of: str) -> str:
-    """Return the condition of a row's position; ``is_of`` is the one of its stream and incarnation."""
-    sequences = defaultdict[tuple[str, str], list[str]](list)
+def _chosen(schema: TableSchema, ids: Collection[str], positions: Iterable[Position]) -> Iterator[Conditions]:
+    """Yield the conditions of the rows of events: their IDs, or their places in each incarnation."""
+    if schema is ARCHIVE:
+        yield [("id", "in", list(ids))]
+        return
+    prefix = "_" if schema.name.startswith("typed/") else ""
+    sequences = defaultdict[tuple[str, str], list[int]](list)
     for stream, incarnation, seq in positions:
-        sequences[stream, incarnation].append(str(seq))
-    places = [
-        f"({is_of.format(*map(_quoted, incarnation))} AND seq IN ({', '.join(found)}))"
-        for incarnation, found in sequences.items()
-    ]
-    return " OR ".join(places) or "false"
+        sequences[stream, incarnation].append(seq)
+    for (stream, incarnation), seqs in sequences.items():
+        place = [(f"{prefix}stream", "=", stream), (f"{prefix}incarnation", "=", incarnation)]
+        if schema is IDS:
+            place = [("watermark", "=", f"{stream} {incarnation}")]
+        yield [*place, (f"{prefix}seq", "in", seqs)]
 
 
 def _is_in(column: str, values: Collection[str]) -> str:
@@ -174,8 +172,4 @@ def _is_in(column: str, values: Collection[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    return f"'{_quoted(text)}'"
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")
+    return "'{}'".format(text.replace("'", "''"))

@@ -94,4 +94,4 @@ def _rows_with_keys(uri: str, high: np.ndarray, path: str) -> Iterator[pa.Record
             if np.searchsorted(high, ends.min) < np.searchsorted(high, ends.max, "right"):
                 groups.append(group)
         for rows in file.iter_batches(row_groups=groups):
-            yield rows.filter(pc.is_in(rows.column("high"), wanted)).cast(IDS.schema)
+            yield rows.cast(IDS.schema).filter(pc.is_in(rows.column("high"), wanted))

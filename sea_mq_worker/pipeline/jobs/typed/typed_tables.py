@@ -20,7 +20,7 @@ from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import rewrite
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, split, typed_table
 from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
-from sea_mq_worker.pipeline.lake.storage import filesystem, reachable, table_uri
+from sea_mq_worker.pipeline.lake.storage import filesystem, table_uri
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import TableRows
 
@@ -31,9 +31,9 @@ _Row: TypeAlias = dict[str, Any]
 
 
 def tables_of(lake: str) -> list[TableSchema]:
-    """Return the typed tables of a lake and quarantine, without their columns."""
+    """Return the typed tables of a lake and quarantine, without the columns of payloads."""
     return [
-        TableSchema(name=f"typed/{file.base_name}", schema=pa.schema([]), partition_by=())
+        typed_table(file.base_name)
         for file in filesystem(table_uri(lake, "typed")).get_file_info(pafs.FileSelector(""))
         if file.type == pafs.FileType.Directory
     ]
@@ -53,7 +53,7 @@ def refresh(
         PipelineError: a schema changed in a way that its table cannot follow.
     """
     for schema in schemas:
-        _add_columns(LakeTable(lake, schema.table), schema)
+        _check_types(LakeTable(lake, schema.table), schema)
     counts = [_refresh(spark, lake, schemas, progress) for progress in progresses if schemas]
     return sum(typed for typed, _ in counts), sum(refused for _, refused in counts)
 
@@ -123,20 +123,12 @@ def _columns(schema: EventSchema, validator: Validator, payload: str | None) -> 
     return {**(columns or {}), "_rescued": json.dumps(rest, ensure_ascii=False) if rest else None}
 
 
-def _add_columns(table: LakeTable, schema: EventSchema) -> None:
+def _check_types(table: LakeTable, schema: EventSchema) -> None:
     current = table.open()
-    if current is None:
-        return
-    there = {field.name: field.type for field in current.schema().fields}
-    added = []
+    there = {field.name: field.type for field in current.schema().fields} if current else {}
     for field in Schema.from_arrow(schema.table.schema).fields:
-        if field.name not in there:
-            added.append(field)
-        elif there[field.name] != field.type:
+        if there.get(field.name, field.type) != field.type:
             raise PipelineError(
                 f"{schema.name}.json: {field.name} is {field.type}, but {there[field.name]} in {table.uri}; "
                 "keep its type, or describe another version of the event"
             )
-    if added:
-        with reachable(table.uri):
-            current.alter.add_columns(added)
