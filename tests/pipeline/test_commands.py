@@ -118,6 +118,13 @@ def test_a_choice_that_is_none_is_refused(command: str, text: str) -> None:
     assert (refused.exit_code, text in refused.output) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["report", "reconcile"])
+@pytest.mark.parametrize("period", ["--since 2d --until 3d", "--since 9999-01-01"])
+def test_a_period_without_time_is_refused(command: str, period: str) -> None:
+    refused = pipeline(command, *period.split())
+    assert (refused.exit_code, refused.stderr) == (2, "--since: must be past, and earlier than --until\n")
+
+
 def test_a_file_that_is_no_text_is_refused_as_ids(tmp_path: Path) -> None:
     path = tmp_path / "ids"
     path.write_bytes(b"\xff\xfe\n")

@@ -1,6 +1,6 @@
 """The command ``pipeline archive``: move old published events from the outbox to the lake."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,11 +81,12 @@ def archive(
                     batch_rows=batch_rows,
                     per_second=per_second,
                 )
-    print_result(asdict(result) | {"dry_run": dry_run}, _summary(result, dry_run=dry_run), json=json)
+    result = replace(result, dry_run=dry_run)
+    print_result(result, _summary(result), json=json)
 
 
-def _summary(result: "ArchiveResult", *, dry_run: bool) -> str:
-    if dry_run:
+def _summary(result: "ArchiveResult") -> str:
+    if result.dry_run:
         text = f"{result.found:,} events would be archived"
         if result.resumed is not None:
             text += f"; first, unfinished batches from {result.resumed} on would be deleted from the outbox"

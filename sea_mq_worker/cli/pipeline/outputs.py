@@ -14,13 +14,6 @@ from sea_mq_worker.pipeline.jobs.report.model import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOutput(ArchiveResult):
-    """``dry_run``: ``found`` events would be archived, and nothing was changed."""
-
-    dry_run: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOutput(Reconciliation):
     """``failed``: the number of findings of the kinds in ``failed_on``; exit code 1 unless it is 0."""
 
@@ -28,19 +21,12 @@ class ReconcileOutput(Reconciliation):
     failed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOutput(ReplayJobResult):
-    """``dry_run``: ``matched`` events would be put back, and nothing was changed."""
-
-    dry_run: bool
-
-
 PIPELINE_OUTPUTS: Mapping[str, object] = MappingProxyType(
     {
         "pipeline land": LandResult,
-        "pipeline archive": ArchiveOutput,
+        "pipeline archive": ArchiveResult,
         "pipeline reconcile": ReconcileOutput,
-        "pipeline replay": ReplayOutput,
+        "pipeline replay": ReplayJobResult,
         "pipeline drain": BacklogCounts,
         "pipeline report": Report,
         "pipeline erase": EraseResult,

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +14,7 @@ from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
     MasterOption,
+    check_period,
     job_settings,
     lake_to_read,
     open_spark,
@@ -129,7 +131,7 @@ def reconcile(
     missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. Without --requeue
     nothing is changed.
     """
-    _check(out, reason=reason if requeue else None)
+    _check(since, until, out, reason=reason if requeue else None)
     with job_settings("database_url", "nats_url") as settings:
         from sea_mq_worker.pipeline.jobs.reconcile import job, request
 
@@ -150,8 +152,9 @@ def reconcile(
     _end(result, fail_on or LOSS, json=json)
 
 
-def _check(out: str | None, *, reason: str | None) -> None:
-    """Exit if the folder exists, or without a reason for a change; None: nothing is changed."""
+def _check(since: datetime | None, until: datetime | None, out: str | None, *, reason: str | None) -> None:
+    """Exit if the period is empty or the folder exists, or without a reason for a change; None: no change."""
+    check_period(since, until)
     if reason is not None and not reason.strip():
         abort("--requeue changes rows: give a --reason for the audit records", EXIT_USAGE)
     if out and Path(out).exists():
@@ -197,10 +200,11 @@ def _print_result(result: "Reconciliation") -> None:
     for verdict, count in bad.items():
         if count:
             typer.echo(f"{count:,} {verdict}: {ADVICE[verdict]}")
-    if not any(bad.values()):
+    ids = sum(hop.ids for hop in result.hops)
+    if ids and not any(bad.values()):
         unknown = result.found([Verdict.EXPIRED, Verdict.PRUNED])
         typer.echo(
-            f"all {sum(hop.ids for hop in result.hops) - unknown:,} accounted for"
+            f"all {ids - unknown:,} accounted for"
             + (
                 f"; {unknown:,} more are expired or pruned, so nothing is proven about them"
                 if unknown

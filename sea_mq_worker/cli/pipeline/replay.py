@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,9 +140,9 @@ def replay(
         with open_spark("replay", master=master, conf=conf) as spark:
             result = asyncio.run(_replay(spark, settings, selection, **given))
     if json:
-        print_json(asdict(result) | {"dry_run": dry_run})
+        print_json(result)
     else:
-        _print_result(result, dry_run=dry_run)
+        _print_result(result)
     if not dry_run:
         _exit_unless_complete(result, cap=cap, yes=yes)
 
@@ -180,12 +180,12 @@ def _exit_unless_complete(result: "ReplayJobResult", *, cap: int, yes: bool) -> 
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print_result(result: "ReplayJobResult", *, dry_run: bool) -> None:
+def _print_result(result: "ReplayJobResult") -> None:
     if result.resumed_after is not None:
         print_progress(
             f"continued an earlier run after seq {result.resumed_after}; --restart begins from the start"
         )
-    if dry_run:
+    if result.dry_run:
         rows = [(one.event_type, one.table, one.archive) for one in result.types]
         print_table(("event_type", "table", "archive"), rows, empty="no events match")
         typer.echo(f"{result.matched:,} events would be replayed")

@@ -10,6 +10,7 @@ from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     LakeOption,
     MasterOption,
+    check_period,
     job_settings,
     lake_to_read,
     open_spark,
@@ -40,8 +41,7 @@ def report(
     are read from their stream, or from the inbox table if no NATS server is configured. With --json the
     figures are also printed.
     """
-    if since and until and since >= until:
-        abort("--until: must be later than --since", EXIT_USAGE)
+    check_period(since, until)
     _check_out(out)
 
     with job_settings("database_url") as settings:

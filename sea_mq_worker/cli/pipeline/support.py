@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -80,6 +81,12 @@ def open_spark(
         stage_progress(spark, print_progress),
     ):
         yield spark
+
+
+def check_period(since: datetime | None, until: datetime | None) -> None:
+    """Exit if a period has not begun, or ends before it begins: its result would be empty and look good."""
+    if since and since >= (until or datetime.now(UTC)):
+        abort("--since: must be past, and earlier than --until", EXIT_USAGE)
 
 
 def required_lake(given: str | None) -> str:

@@ -65,6 +65,7 @@ class ArchiveResult:
             meantime.
         resumed: number of the first unfinished batch of an earlier run; None: there was none.
         dropped: dropped partitions; their events are included in ``deleted``.
+        dry_run: whether ``found`` events would be archived, and nothing was changed.
     """
 
     found: int = 0
@@ -75,6 +76,7 @@ class ArchiveResult:
     stayed: int = 0
     resumed: int | None = None
     dropped: tuple[DroppedPartition, ...] = ()
+    dry_run: bool = False
 
 
 def archive(

@@ -92,7 +92,7 @@ def read_sources(
         inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment)))
     names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
     before = {name: query_stream(settings, name, since) for name in dict.fromkeys(names)}
-    messages = sum(state.last_seq - first + 1 for state, first in before.values())
+    messages = sum(min(state.messages, state.last_seq - first + 1) for state, first in before.values())
     check_disk(spark, messages)
     moment = held.enter_context(snapshot(settings))
     parts += _outbox(settings, moment, wanted)

@@ -64,6 +64,7 @@ class ReplayJobResult:
         resumed_after: an earlier run was complete up to this seq; None: this run began a new replay.
         seconds: time spent putting events back.
         stopped: whether a stop was requested; the same command continues.
+        dry_run: whether ``matched`` events would be put back, and nothing was changed.
     """
 
     matched: int
@@ -75,6 +76,7 @@ class ReplayJobResult:
     resumed_after: int | None = None
     seconds: float = 0.0
     stopped: bool = False
+    dry_run: bool = False
 
 
 async def replay(
@@ -125,7 +127,7 @@ async def replay(
             try:
                 matched = sum(one.table + one.archive for one in types)
                 through = earlier.through if earlier else None
-                found = ReplayJobResult(matched=matched, types=types, resumed_after=through)
+                found = ReplayJobResult(matched=matched, types=types, resumed_after=through, dry_run=dry_run)
                 if dry_run or matched > cap or not (matched or earlier):
                     return found
                 action = earlier or await store.begin(
