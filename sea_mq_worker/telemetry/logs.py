@@ -86,7 +86,7 @@ class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
                 self._lost = 0
             if self._lost or not self._writer.try_write(self.format(record)):
                 self._lost += 1
-        except OSError:
+        except Exception:  # noqa: BLE001  (no line is worth the work of its caller)
             self._lost += 1
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -216,6 +217,17 @@ def test_libraries_are_heard_from_warning_on(stream: io.StringIO, request: pytes
         logging.getLogger(name).info("POST http://user:password@host")
         logging.getLogger(name).warning("trouble")
     assert [line["message"] for line in lines(stream)] == ["trouble"] * 3
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_record_that_cannot_be_written_is_counted_and_raises_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        configure(level="info", format="json", stream=file)
+        writer = logging.getLogger().handlers[-1]  # pytest's own handler raises
+        for args in ((1,), (1, 2)):
+            writer.handle(logging.makeLogRecord({"msg": "%s of %s", "args": args}))
+    lost, written = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert (lost["event"], lost["count"], written["message"]) == ("log_lines_lost", 1, "1 of 2")
 
 
 def test_configuring_twice_writes_once(stream: io.StringIO) -> None:

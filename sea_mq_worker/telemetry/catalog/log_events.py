@@ -181,7 +181,7 @@ RECORDS = (
     LogEvent(
         "log_lines_lost",
         "warning",
-        "The reader of the log is too slow; `count` lines are missing.",
+        "`count` lines could not be written, such as for a reader of the log that is too slow.",
         ("count",),
     ),
     LogEvent(
