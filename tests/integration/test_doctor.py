@@ -215,12 +215,20 @@ async def test_a_proxy_that_keeps_notifications_back_is_found(
     await sound.sql("ALTER DATABASE postgres RESET search_path")
 
 
-async def test_a_missing_schema_is_found_and_made(well: Patient, postgres_server: PostgresAddress) -> None:
+async def test_a_missing_schema_is_found_and_made_and_a_newer_one_found(
+    well: Patient, postgres_server: PostgresAddress
+) -> None:
     async with scratch_database(postgres_server, prefix="empty_") as empty:
         well.given["database_url"] = empty.dsn
         found = await well.finds("schema_version")
         await well.command(found["schema_version"])
         await well.finds()
+        async with opened(empty) as pool:
+            await pool.execute(
+                "INSERT INTO sea_mq_migrations (version, name, sha256) VALUES (99, '0099_newer', '')"
+            )
+        found = await well.finds("schema_version")
+        assert (found["schema_version"].command, "newer worker" in found["schema_version"].what) == ("", True)
 
 
 async def test_doctor_reports_the_missing_parts_of_a_cluster(
