@@ -157,25 +157,25 @@ async def _run_each(
 
     outcomes: list[DeadLetterOutcome] = []
     failures = 0
-    with progress("dead letters", len(seqs)) as step:
-        for seq in seqs:
-            try:
+    try:
+        with progress("dead letters", len(seqs)) as step:
+            for seq in seqs:
                 outcome = await run(seq)
-            except UnavailableError as error:
-                done = sum(outcome.done for outcome in outcomes)
-                abort(
-                    f"{error}; {done} of {len(seqs)} are done, run the same command again for the others",
-                    EXIT_FAILED,
-                )
-            outcomes.append(outcome)
-            failures = 0 if outcome.done else failures + 1
-            if not json and not (outcome.done and len(seqs) > CONFIRM_ABOVE):
-                echo_safe(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
-            step(1)
-            if failures == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
-                break
-    if json:
-        print_json([asdict(outcome) for outcome in outcomes])
+                outcomes.append(outcome)
+                failures = 0 if outcome.done else failures + 1
+                if not json and not (outcome.done and len(seqs) > CONFIRM_ABOVE):
+                    echo_safe(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
+                step(1)
+                if failures == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
+                    break
+    except UnavailableError as error:
+        done = sum(outcome.done for outcome in outcomes)
+        abort(
+            f"{error}; {done} of {len(seqs)} are done, run the same command again for the others", EXIT_FAILED
+        )
+    finally:
+        if json:
+            print_json([asdict(outcome) for outcome in outcomes])
     _end(outcomes, len(seqs), json=json)
 
 

@@ -11,7 +11,14 @@ from sea_mq_worker.connections.handler import open_handler
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
-from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
+from sea_mq_worker.domain.inbox_results import (
+    AlreadySettled,
+    ContentConflict,
+    InboxEntry,
+    Leased,
+    LeasedElsewhere,
+    Unwritable,
+)
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted
 from sea_mq_worker.operations.broker import dead_letters
@@ -21,6 +28,13 @@ from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.operations import DeadLetterRecords, DeadLetterStore
 from sea_mq_worker.settings import Settings
+
+_NOT_LEASED = {
+    LeasedElsewhere: "a worker has a lease of it, or an interrupted redrive: retry when the lease has ended",
+    AlreadySettled: "it was settled meanwhile; see `python -m sea_mq_worker inbox show`",
+    ContentConflict: "the inbox has another content under its ID: publish it again, under a new ID",
+    Unwritable: "PostgreSQL refuses a change of its inbox row: fix the trigger or constraint, then retry",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +82,7 @@ class Redriver:
         receipts = await self.inbox.insert([_recorded(message, envelope)], lease_seconds=self.lease_seconds)
         run = receipts[0]
         if not isinstance(run, Leased):
-            return _failed(
-                entry, f"the inbox returned {type(run).__name__}: a worker has the message now; retry later"
-            )
+            return _failed(entry, _NOT_LEASED[type(run)])
         async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
             result = await self.handler.handle(envelope.request)
         if isinstance(result, Accepted):

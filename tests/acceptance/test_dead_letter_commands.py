@@ -87,6 +87,21 @@ async def test_a_redrive_that_fails_again_and_again_stops(world: World) -> None:
     assert await left(world) == 12
 
 
+async def test_a_redrive_that_an_outage_ends_prints_its_outcomes(world: World) -> None:
+    _, second = await dead(world, 2)
+    await world.pool.execute(
+        "CREATE FUNCTION shut_down() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN RAISE EXCEPTION 'shut down' USING ERRCODE = '57P01'; END $$;"
+        " CREATE TRIGGER shut_down BEFORE UPDATE ON inbox_messages"
+        f" FOR EACH ROW WHEN (new.message_id = '{second}') EXECUTE FUNCTION shut_down()"
+    )
+    async with handler_server() as server:
+        url = {"SEA_MQ_HANDLER_URL": server.url}
+        ended = await world.run("dlq", "redrive", "1", "2", "--json", *WHY, **url)
+    assert (ended.code, [(one["seq"], one["done"]) for one in ended.json]) == (1, [(1, True)])
+    assert "1 of 2 are done" in ended.err
+
+
 @pytest.mark.fault("S18")
 async def test_a_purge_deletes_dead_letters_and_gives_their_messages_up(world: World) -> None:
     messages = await dead(world, 12)

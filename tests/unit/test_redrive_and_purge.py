@@ -136,8 +136,17 @@ async def test_a_redrive_leaves_a_message_to_the_worker_that_has_it() -> None:
     row = world.table.rows[message_id]
     row.dead_lettered_at, row.locked_by, row.locked_until = None, "worker#9", 20.0
     outcome = await world.redrive(seq)
-    assert (outcome.done, "a worker has the message now" in outcome.text) == (False, True)
+    assert (outcome.done, "retry when the lease has ended" in outcome.text) == (False, True)
     assert (world.handler.requests, world.left, world.audit) == ([], [seq], [("refused", 0)])
+
+
+@in_virtual_time
+async def test_a_redrive_of_another_content_names_the_conflict() -> None:
+    world = World()
+    message_id, seq = await world.dead_letter()
+    world.table.rows[message_id].content_hash = b"another"
+    outcome = await world.redrive(seq)
+    assert (outcome.done, "another content under its ID" in outcome.text) == (False, True)
 
 
 @in_virtual_time
