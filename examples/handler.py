@@ -31,9 +31,9 @@ FLAKY_FAILURES = 2
 
 
 class Message(BaseModel):
-    """The body of the worker's request (SDS-047, handler contract)."""
+    """The body of the worker's request (SDS-047, handler contract). A later worker may add keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     message_id: UUID
     subject: str

@@ -109,7 +109,7 @@ dead letters          {figures.dead_letters} in SEA_DLQ, rejected by the handler
 
 
 def _print_next_steps(stage: Stage, folder: Path) -> None:
-    environment = write_environment(stage, folder)
+    environment = shlex.quote(str(write_environment(stage, folder)))
     typer.echo(
         f"""
 Next steps
