@@ -192,6 +192,7 @@ async def test_a_batch_without_a_whole_answer_is_halved_and_settles_nothing(
     [text] = failures
     assert CANARY not in text
     assert "to a batch of 3 messages" in text
+    assert ("has more than 65536 bytes" in text) == (what == "longer than is read")
 
 
 @pytest.mark.parametrize("code", [503, 429, 401, 403, 404, 302, 201])

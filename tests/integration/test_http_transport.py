@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
@@ -206,6 +207,35 @@ async def test_a_forbidden_address_gets_not_even_a_handshake(make: MakeTransport
             await transport.post([], [])
         await eventually(lambda: got)
     assert got == [b""]
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """An address whose queue of connections is full, so that it answers none."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+async def test_an_address_of_the_host_that_does_not_answer_is_passed_over(
+    silent: tuple[str, int], make: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "127.0.0.2"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(OK)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, other, silent[1])
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, silent[1])) for host in (silent[0], other)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    async with listening:
+        assert await status(make(f"http://handler:{silent[1]}/", connect_seconds=0.5)) == 200
 
 
 async def test_closing_ends_calls_and_connections(server: HandlerServer, make: MakeTransport) -> None:

@@ -6,6 +6,7 @@ objects as much again, and it takes unrequested bytes for the next response.
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -100,21 +101,18 @@ class HandlerTransport:
     async def _connect(self, deadline: float) -> Connection:
         if self.pool.closed:
             raise httpx2.ConnectError("the transport is closed")
-        now = asyncio.get_running_loop().time()
+        end = min(asyncio.get_running_loop().time() + self.connect_seconds, deadline)
         try:
-            async with asyncio.timeout_at(min(now + self.connect_seconds, deadline)):
-                return await self._open()
+            async with asyncio.timeout_at(end):
+                return await self._open(end)
         except TimeoutError:
             raise httpx2.ConnectTimeout("no connection in time") from None
         except (OSError, UnicodeError) as error:
             raise httpx2.ConnectError(str(error)) from error
 
-    async def _open(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        connection = Connection(body_bytes_max=self.body_bytes_max)
+    async def _open(self, end: float) -> Connection:
         host = self.url.raw_host.decode("ascii")
-        port = self.url.port or _PORTS[self.url.scheme]
-        transport, _ = await loop.create_connection(lambda: connection, host, port)
+        transport, connection = await self._reach(host, end)
         try:
             self._check_peer(transport)
             if self.url.scheme == "https":
@@ -124,6 +122,21 @@ class HandlerTransport:
             raise
         self.pool.add(connection)
         return connection
+
+    async def _reach(self, host: str, end: float) -> tuple[asyncio.Transport, Connection]:
+        """Connect to the first address of the host that answers; each has an equal share of the time left."""
+        loop, port = asyncio.get_running_loop(), self.url.port or _PORTS[self.url.scheme]
+        failure = OSError("the host has no address")
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for left, (*_, address) in zip(range(len(found), 0, -1), found, strict=True):
+            try:
+                async with asyncio.timeout((end - loop.time()) / left):
+                    return await loop.create_connection(
+                        lambda: Connection(body_bytes_max=self.body_bytes_max), str(address[0]), port
+                    )
+            except OSError as error:
+                failure = error
+        raise failure
 
     def _check_peer(self, transport: asyncio.Transport) -> None:
         """Check the address that the name resolved to, before anything is sent."""
