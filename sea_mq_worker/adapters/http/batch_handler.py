@@ -143,6 +143,9 @@ class HttpBatchHandler:
         return [self.batch.result(answer)] * len(calls)
 
     def _judge(self, calls: Sequence[_Call], answer: Response) -> Sequence[HandlerResult]:
+        if len(answer.body) > self.batch.response_bytes_max:
+            text = f"the handler's answer has more than {self.batch.response_bytes_max} bytes"
+            return self._divide(calls, text, answered=True)
         try:
             statuses = read_statuses(answer.body, {call.request.message_id for call in calls})
         except BatchAnswerError as error:

@@ -72,7 +72,7 @@ class HttpEventHandler:
         self._where = f"{parsed.scheme}://{parsed.netloc.decode()}"
         self._timeout_seconds = timeout_seconds
         self._accept_statuses = accept_statuses
-        self._response_bytes_max = response_bytes_max
+        self.response_bytes_max = response_bytes_max
         self._keep_problem = keep_problem
         self._token = token
         self._authorization()
@@ -155,8 +155,8 @@ class HttpEventHandler:
         body = answer.body
         if self._keep_problem and (problem := problem_text(answer.headers, body)):
             return f" ({problem})"
-        if len(body) > self._response_bytes_max:
-            return f" (with more than {self._response_bytes_max} bytes)"
+        if len(body) > self.response_bytes_max:
+            return f" (with more than {self.response_bytes_max} bytes)"
         return f" (with {len(body)} bytes)"
 
 
