@@ -1,12 +1,10 @@
 """Retries connections at start until the servers are available."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import tenacity
 
-from sea_mq_worker.application.waiting import cancel_on_stop
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.ports.observer import Observer
@@ -17,12 +15,11 @@ _T = TypeVar("_T")
 
 
 async def connect_with_retry(
-    connect_once: Callable[[], Awaitable[_T]], *, what: str, observer: Observer, stop: asyncio.Event
+    connect_once: Callable[[], Awaitable[_T]], *, what: str, observer: Observer
 ) -> _T:
     """Retry until the server answers, and report each failure.
 
     Raises:
-        StoppedError: ``stop`` was set first.
         ContractError: the server refuses for good.
     """
 
@@ -39,4 +36,4 @@ async def connect_with_retry(
     async def attempt() -> _T:  # tenacity awaits only what is declared async
         return await connect_once()
 
-    return await cancel_on_stop(stop, retrying(attempt))
+    return await retrying(attempt)

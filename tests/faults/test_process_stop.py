@@ -172,6 +172,19 @@ async def test_a_stop_while_a_server_is_silent_is_bounded_too(shared: Site, away
     await shared.audit()
 
 
+@pytest.mark.parametrize(("command", "code"), [(("run",), 0), (("run", "--until-empty"), 1)])
+async def test_a_stop_during_the_start_waits_for_no_silent_database(
+    shared: Site, command: tuple[str, ...], code: int
+) -> None:
+    shared.to_database.stall()
+    async with shared.worker(*command, grace_seconds=GRACE_SECONDS) as worker:
+        await eventually(lambda: shared.to_database.requests, what="it connects")
+        began = time.monotonic()
+        worker.send(signal.SIGTERM)
+        assert await worker.ended(within=30) == code, worker.written
+        assert time.monotonic() - began < GRACE_SECONDS + 1 + BUSY_MACHINE_SECONDS
+
+
 @pytest.mark.fault("L04")
 @pytest.mark.parametrize(
     ("first", "second", "code"), [("TERM", "TERM", 143), ("INT", "INT", 130), ("TERM", "INT", 130)]

@@ -107,16 +107,21 @@ class Backlog:
         Raises:
             StoreUnavailableError: PostgreSQL cannot be reached.
         """
-        if self.is_done:
-            counts = await count_backlog(base.settings, since=self.since)
-            if not counts.left:
-                return ExitCode.DONE
-            text = f"left: {counts}: run `outbox summary`"
-        else:
-            text = "the worker was stopped before all events were published: run it again"
-        base.observer.observe(Noticed(event="backlog_left", text=text))
-        return ExitCode.FAILED
+        if not self.is_done:
+            return stopped_early(base)
+        counts = await count_backlog(base.settings, since=self.since)
+        return _left(base, f"left: {counts}: run `outbox summary`") if counts.left else ExitCode.DONE
 
     async def _is_deliverable(self) -> bool:
         rows = await fetch(self.pool, _SQL["is_deliverable"], self.since, _SOON_SECONDS, self.hold_dead_keys)
         return bool(rows[0]["is_deliverable"])
+
+
+def stopped_early(base: WorkerContext) -> ExitCode:
+    """Return the code of a worker that was stopped with events of its backlog unpublished."""
+    return _left(base, "the worker was stopped before all events were published: run it again")
+
+
+def _left(base: WorkerContext, text: str) -> ExitCode:
+    base.observer.observe(Noticed(event="backlog_left", text=text))
+    return ExitCode.FAILED

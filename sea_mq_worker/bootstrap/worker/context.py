@@ -66,7 +66,7 @@ class WorkerContext:
 
     async def connect(self, connect_once: Callable[[], Awaitable[_T]], what: str) -> _T:
         """Retry until the server answers; raises as ``connect_with_retry``."""
-        return await connect_with_retry(connect_once, what=what, observer=self.observer, stop=self.stop)
+        return await connect_with_retry(connect_once, what=what, observer=self.observer)
 
     async def pool(self, purpose: str) -> asyncpg.Pool:
         """Open a pool for one side; its connections belong to the worker's session."""
@@ -132,8 +132,8 @@ async def with_session(base: WorkerContext) -> WorkerContext:
         on_event=partial(_report_session, base),
         clock=base.clock,
     )
-    await session.start()
     base.stack.push_async_callback(session.close)
+    await session.start()
     return replace(base, session=session, takeover=Takeover(sessions=session, observer=base.observer))
 
 

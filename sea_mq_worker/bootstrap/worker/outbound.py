@@ -218,6 +218,6 @@ async def _wakeup(base: WorkerContext) -> Callable[[bool], Wakeup]:
     if s.database_pooler or not s.outbox_notify:
         return lambda _keyed: PollingWakeup()
     wakeup = PostgresWakeup(dsn=s.database_url.get_secret_value(), schema=s.database_schema)
-    await wakeup.start()
     base.stack.push_async_callback(wakeup.close)
+    await wakeup.start()
     return wakeup.lane

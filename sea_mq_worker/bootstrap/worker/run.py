@@ -16,8 +16,8 @@ from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.admin.status_collector import StatusCollector
 from sea_mq_worker.admin.status_records import Counters, WorkerInfo
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.application.waiting import StoppedError
-from sea_mq_worker.bootstrap.worker.backlog import Backlog
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
+from sea_mq_worker.bootstrap.worker.backlog import Backlog, stopped_early
 from sea_mq_worker.bootstrap.worker.context import WorkerContext, with_session
 from sea_mq_worker.bootstrap.worker.inbound import inbound_loops
 from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
@@ -99,15 +99,12 @@ async def _run(
     base: WorkerContext, status: StatusCollector, *, until_empty: bool, owns_process: bool
 ) -> ExitCode:
     try:
-        base = await with_session(base)
-        backlog = await Backlog.open(base) if until_empty else None
-        loops = await _loops(base, status, backlog)
+        loops, backlog = await cancel_on_stop(base.stop, _start(base, status, until_empty=until_empty))
     except StoppedError:
-        return ExitCode.DONE
+        return stopped_early(base) if until_empty else ExitCode.DONE
     except ContractError as error:
         base.observer.observe(Noticed(event="contract_broken", text=str(error)))
         return ExitCode.CONTRACT
-    await _warn_of_differences(base)
     base.started.set()
     if owns_process:
         report_ready()
@@ -120,6 +117,16 @@ async def _run(
     )
     code = await supervisor.run(base.stop)
     return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
+
+
+async def _start(
+    base: WorkerContext, status: StatusCollector, *, until_empty: bool
+) -> tuple[Mapping[str, Loop], Backlog | None]:
+    base = await with_session(base)
+    backlog = await Backlog.open(base) if until_empty else None
+    loops = await _loops(base, status, backlog)
+    await _warn_of_differences(base)
+    return loops, backlog
 
 
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
