@@ -7,6 +7,7 @@ import pytest
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
+from sea_mq_worker.domain.encoding import encode
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
@@ -139,6 +140,23 @@ async def test_a_claim_larger_than_every_window_arrives_whole(
 
     large = await publish(publisher, [message(names, b"x" * 600_000) for _ in range(20)])
     assert [outcome.seq for outcome in large] == list(range(2501, 2521))
+
+
+@every_mode
+async def test_a_message_of_exactly_max_payload_arrives_in_a_batch(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    publisher = await created(connection, names, mode)
+    broken: list[str] = []
+    connection.listen(lambda event, _text: broken.append(event))
+    whole = message(names)
+    used = encode(whole, publisher.max_payload).size  # type: ignore[union-attr]
+    whole = whole._replace(payload=whole.payload + b" " * (publisher.max_payload - used))
+
+    outcomes = await publish(publisher, [message(names), whole, message(names)])
+
+    assert [outcome.seq for outcome in outcomes] == [1, 2, 3]
+    assert broken == []
 
 
 async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, names: str) -> None:

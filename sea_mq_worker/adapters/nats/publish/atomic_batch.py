@@ -51,7 +51,12 @@ class AtomicBatchPublisher:
         return self._judge(sent_batch, batch, len(messages) if committed else 0)
 
     async def _commit(self, sendings: Sequence[tuple[EncodedMessage, str]], sent_batch: _AtomicBatch) -> bool:
-        """Send all messages; return whether the last one, which commits the batch, was sent."""
+        """Send all messages; return whether the last one, which commits the batch, was sent.
+
+        Where a message has no room for the batch's headers, send none: the server would end the connection.
+        """
+        if any(message.size > self._connection.client.max_payload for message, _ in sendings):
+            return False
         for start in range(0, len(sendings), TURN_MESSAGES):
             await wait_for_buffer(self._connection, sent_batch)
             if sent_batch.stopped or not self._connection.is_connected:
