@@ -128,6 +128,13 @@ async def test_no_secret_goes_to_a_server_without_tls_where_tls_is_demanded(guar
     assert "TLS" in str(error)
 
 
+async def test_one_server_of_several_may_refuse(guarded: EmbeddedNats, nats_url: str) -> None:
+    for _ in range(8):  # the order of the servers is random
+        async with connected([guarded.url, nats_url], user="all", password="wrong") as connection:
+            assert connection.is_connected
+
+
+@pytest.mark.fault("S03")
 async def test_nothing_is_sent_to_a_server_that_offers_no_tls_any_more(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own = authority.issue("nats", "127.0.0.1")

@@ -22,7 +22,7 @@ _SINCE = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 
 
 @asynccontextmanager
-async def connected(url: str, **given: Any) -> AsyncIterator[NatsConnection]:
+async def connected(url: str | list[str], **given: Any) -> AsyncIterator[NatsConnection]:
     """Connect for the length of a block."""
     connection = await connect(urls=url, name="test", on_event=lambda _event, _text: None, **given)
     try:

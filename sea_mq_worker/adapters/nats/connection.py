@@ -40,6 +40,8 @@ class NatsConnection:
     Attributes:
         client: for publish and subscribe.
         closed_for_good: set once the connection cannot recover; ``closed_reason`` holds the reason.
+        refused: has an error once the first connect was refused as often as there are servers.
+        last_error: the latest one that nats-py reported.
     """
 
     def __init__(self, on_event: Listener) -> None:
@@ -47,12 +49,13 @@ class NatsConnection:
         self.closed_for_good = asyncio.Event()
         self.closed_reason = ""
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._last_error: Exception = TimeoutError("no answer")
+        self.last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
         self._replies_denied = False
         self._pending_requests: dict[asyncio.Future[str], str] = {}
         self._reconnect_watchdog: asyncio.TimerHandle | None = None
         self._refused_at: float | None = None
+        self._refusals = 0
         self._closing = False
 
     @property
@@ -61,17 +64,12 @@ class NatsConnection:
         return self.client.is_connected
 
     @property
-    def last_error(self) -> Exception:
-        """The latest error that nats-py reported."""
-        return self._last_error
-
-    @property
     def trouble(self) -> str:
         """Why the connection is down, with the fix if the server refuses it; empty while it is up."""
         if self.is_connected:
             return ""
-        reason = plain(self._last_error)
-        if is_refusal(self._last_error):
+        reason = plain(self.last_error)
+        if is_refusal(self.last_error):
             return f"the server refuses the worker ({reason}): correct its credentials, or the server's"
         return f"the connection is down ({reason})"
 
@@ -152,14 +150,15 @@ class NatsConnection:
                 listener(event, text)
 
     async def on_error(self, error: Exception) -> None:
-        if error is self._last_error:
+        if error is self.last_error:
             return None  # nats-py reports some errors twice
-        self._last_error = error
+        self.last_error = error
         if not is_refusal(error):
             self._refused_at = None
         elif self._refused_at is None:
             self._refused_at = asyncio.get_running_loop().time()
-        if is_refusal(error) and not self.refused.done():
+        self._refusals += is_refusal(error)
+        if self._refusals >= len(self.client.servers) and not self.refused.done():
             self.refused.set_result(error)
         if self._reconnect_watchdog:
             self._watch()
@@ -176,7 +175,7 @@ class NatsConnection:
     async def on_disconnected(self) -> None:
         if not self._closing:
             self._watch()
-            self.emit("disconnected", plain(self._last_error))
+            self.emit("disconnected", plain(self.last_error))
 
     async def on_reconnected(self) -> None:
         self._watch(stop=True)
@@ -186,7 +185,7 @@ class NatsConnection:
 
     async def on_closed(self) -> None:
         if not self._closing:
-            self._mark_closed(plain(self.client.last_error or self._last_error))
+            self._mark_closed(plain(self.client.last_error or self.last_error))
 
     def _watch(self, *, stop: bool = False) -> None:
         """Restart or stop the watchdog of a lost connection.
@@ -244,8 +243,8 @@ async def connect(
 
     Raises:
         BrokerUnavailableError: no server answers.
-        ContractError: a server refuses the credentials or the TLS handshake, or is too old, or a file cannot
-            be read.
+        ContractError: all servers that answer refuse the credentials or the TLS handshake, or the server is
+            too old, or a file cannot be read.
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = _without_secrets(servers)
@@ -274,12 +273,11 @@ async def connect(
     return connection
 
 
-def _too_old(connection: NatsConnection) -> str:
+def _check_version(connection: NatsConnection) -> None:
     found = connection.server_version
-    if found >= _SERVER_MIN:
-        return ""
-    texts = [".".join(map(str, version)) for version in (found, _SERVER_MIN)]
-    return f"nats-server {texts[0]} is too old for the worker; it needs {texts[1]} or newer"
+    if found < _SERVER_MIN:
+        texts = [".".join(map(str, version)) for version in (found, _SERVER_MIN)]
+        raise ContractError(f"nats-server {texts[0]} is too old for the worker; it needs {texts[1]} or newer")
 
 
 def _without_secrets(servers: Sequence[str]) -> str:
@@ -312,8 +310,7 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
         if not attempt.done():
             raise connection.refused.result() if connection.refused.done() else connection.last_error
         attempt.result()
-        if problem := _too_old(connection):
-            raise ContractError(problem)
+        _check_version(connection)
     finally:
         attempt.cancel()
         await asyncio.gather(attempt, return_exceptions=True)

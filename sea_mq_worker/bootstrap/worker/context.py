@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 import asyncpg
+import tenacity
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
@@ -20,14 +21,14 @@ from sea_mq_worker.application.takeover import Takeover
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.connections.startup_retry import connect_with_retry
-from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.domain.errors import BrokerUnavailableError, UnavailableError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 
+_CONNECT_WAIT_MAX_SECONDS = 5.0
 _FIRST_PROBE_SECONDS = 0.2
 _GOOD_NEWS = frozenset({"connected", "reconnected"})
 
@@ -65,8 +66,24 @@ class WorkerContext:
         return self.session is not None and self.session.lost_since(moment)
 
     async def connect(self, connect_once: Callable[[], Awaitable[_T]], what: str) -> _T:
-        """Retry until the server answers; raises as ``connect_with_retry``."""
-        return await connect_with_retry(connect_once, what=what, observer=self.observer)
+        """Retry until the server answers, and report each failure.
+
+        Raises:
+            ContractError: the server refuses for good.
+        """
+
+        def report(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self.observer.observe(Noticed(event="waiting", text=f"waiting for {what}: {error}"))
+
+        async def attempt() -> _T:  # tenacity awaits only what is declared async
+            return await connect_once()
+
+        return await tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(UnavailableError),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=_CONNECT_WAIT_MAX_SECONDS),
+            before_sleep=report,
+        )(attempt)
 
     async def pool(self, purpose: str) -> asyncpg.Pool:
         """Open a pool for one side; its connections belong to the worker's session."""
