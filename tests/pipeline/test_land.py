@@ -117,6 +117,17 @@ async def test_a_run_that_needs_more_space_than_is_free_does_not_begin(
     assert lake.rows(BRONZE) == []
 
 
+async def test_a_file_that_is_gone_from_the_lake_is_reported(lake: Lake, stream: Stream) -> None:
+    await stream.publish(events_of(stream.name, 10))
+    await lake.land(stream.name)
+    [file] = (lake.folder / "ids").glob("*.parquet")
+    file.unlink()
+    await stream.publish([copy_of(event(stream.name, 3))])
+
+    with pytest.raises(PipelineError, match=f"lake cannot be read or written: .*{file.name}"):
+        await lake.land(stream.name)
+
+
 async def test_what_arrives_during_a_run_is_landed_by_the_next(
     lake: Lake, stream: Stream, nats_url: str
 ) -> None:

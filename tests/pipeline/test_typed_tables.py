@@ -29,6 +29,7 @@ ORDER = {
         "to": {"type": "object", "properties": {"city": {"type": "string"}}},
         "lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}}},
         "extra": {"type": ["string", "integer"]},
+        "pair": {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}},
     },
 }
 VALID = {
@@ -40,6 +41,7 @@ VALID = {
     "to": {"city": "Łódź", "zip": "1"},
     "lines": [{"sku": "a"}, {"sku": "b", "n": 1}],
     "extra": 7,
+    "pair": [1, "a"],
     "more": True,
 }
 COLUMNS = {
@@ -51,6 +53,7 @@ COLUMNS = {
     "to": {"city": "Łódź"},
     "lines": [{"sku": "a"}, {"sku": "b"}],
     "extra": "7",
+    "pair": '[1, "a"]',
 }
 RESCUED = {"more": True, "to": {"zip": "1"}, "lines": [None, {"n": 1}]}
 

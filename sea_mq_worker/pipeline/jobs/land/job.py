@@ -26,7 +26,7 @@ from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes, without_erased
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
-from sea_mq_worker.pipeline.lake.storage import check_space
+from sea_mq_worker.pipeline.lake.storage import check_space, reachable
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.lake.write_files import TableRows, write_files
 from sea_mq_worker.pipeline.session import job_session, parallelism
@@ -144,12 +144,13 @@ def land(
     Raises:
         DataLossError: a stream lost messages before they were landed; the other streams were landed.
         ConflictError: another run is landing one of the streams into this lake.
+        PipelineError: the lake cannot be read or written.
     """
     session, given = job_session(spark) if spark else None, options or LandOptions()
     bronze = LakeTable(lake, BRONZE)
     silver = Silver(session, lake, rows_max=given.batch_rows, dedupe_days=given.dedupe_days)
     reads, writes = stream_datasets(settings, streams), lake_datasets(lake, BRONZE, SILVER, GOLD)
-    with lineage("land", settings, reads=reads, writes=writes):
+    with lineage("land", settings, reads=reads, writes=writes), reachable(bronze.lake):
         run = _LandRun(session, settings, bronze, silver, given, on_progress, is_stopping)
         return run.all(list(dict.fromkeys(streams)))
 

@@ -164,6 +164,8 @@ def _kind(schema: Any) -> str | None:
     kind = kinds[0] if len(kinds) == 1 else None
     if kind == "string" and schema.get("format") == "date-time":
         return "date-time"
-    if (kind == "object" and not schema.get("properties")) or (kind == "array" and "items" not in schema):
-        return None
-    return kind
+    has_parts = {
+        "object": bool(schema.get("properties")),
+        "array": "items" in schema and "prefixItems" not in schema,
+    }
+    return kind if has_parts.get(kind or "", True) else None
