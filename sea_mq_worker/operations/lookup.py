@@ -27,7 +27,7 @@ _HEX_DIGITS = 32
 _SESSION_DIGITS = 8
 """An owner is the worker's name, #, the digits of its session if it has one, and as many of the lease."""
 _MATCHES_MAX = 20
-_EARLIER_MAX = 100
+EARLIER_MAX = 100
 _CONFLICTS_MAX = 5
 _LETTERS_READ_MAX = 10_000
 _SEARCH_SECONDS_MAX = 600.0
@@ -139,7 +139,7 @@ class MessageLookup:
         lost = await self._lost(event, stored, not_checked)
         earlier: Sequence[EarlierEvent] = ()
         if event:
-            earlier = await self.tables.earlier_of_key(event, limit=_EARLIER_MAX, dead_hold=self.dead_hold)
+            earlier = await self.tables.earlier_of_key(event, limit=EARLIER_MAX, dead_hold=self.dead_hold)
         discarded = None if event or message else await self._discarded(wanted, not_checked)
         return Found(
             id=str(wanted),

@@ -10,7 +10,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import EarlierEvent, InboxRecord, InboxState, Match, OutboxSummary
 from sea_mq_worker.domain.retry import can_be_sent
 from sea_mq_worker.domain.stored_messages import DeliveryState, StoredMessage
-from sea_mq_worker.operations.lookup import Conflicting, Found, MessageLookup
+from sea_mq_worker.operations.lookup import EARLIER_MAX, Conflicting, Found, MessageLookup
 
 _Said: TypeAlias = tuple[list[str], list[str]]
 """Sentences of the answer, and the commands to run next."""
@@ -158,7 +158,8 @@ def _dead(event: OutboxSummary) -> _Said:
 def _pending(event: OutboxSummary, earlier: Sequence[EarlierEvent], now: datetime) -> _Said:
     if earlier:
         first = earlier[0]
-        count = f"{len(earlier)} earlier event{'s' * (len(earlier) > 1)} of its ordering key"
+        more = " or more" * (len(earlier) == EARLIER_MAX)
+        count = f"{len(earlier)}{more} earlier event{'s' * (len(earlier) > 1)} of its ordering key"
         return [f"it waits for {count}, the first {first.state}: {first.last_error or 'no error'}"], [
             f"{_PROGRAM} where {first.id}"
         ]

@@ -125,6 +125,8 @@ async def test_an_event_that_waits_names_what_it_waits_for(world: World) -> None
     )
     assert behind.next_steps == (f"{RUN} where {first.id}",)
     assert (await world.ask(free.id)).answer[0].startswith("it waits for a worker since 2025-01-01 00:16:40")
+    *_, last = [world.event(key="long") for _ in range(102)]
+    assert "waits for 100 or more earlier events" in (await world.ask(last.id)).answer[0]
 
 
 async def test_an_event_waits_for_a_dead_one_only_where_dead_ones_hold_their_key(world: World) -> None:
