@@ -108,7 +108,7 @@ async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedT
             with _progress(side) as report:
                 if request.dry_run:
                     is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
-                    results[side] = await tables.count_prunable(
+                    results[side] = await tables.pruning.count(
                         side, until[side], should_continue=is_in_time, on_progress=report
                     )
                 else:

@@ -17,7 +17,7 @@ VALUES ($1::text, $2::text, $3::text, $4::text[])
 
 -- name: leave
 -- Removes the records of a worker that stops; another worker that consumes the same durables soon writes them again.
--- $1 streams, $2 durables, one element for each, $3 handler.
+-- $1 streams, $2 durables, $3 handlers, one element for each.
 UPDATE sea_mq_consumers c SET seen_at = '-infinity'
-  FROM unnest($1::text[], $2::text[]) AS left_ (stream, durable)
- WHERE c.stream = left_.stream AND c.durable = left_.durable AND c.handler = $3::text;
+  FROM unnest($1::text[], $2::text[], $3::text[]) AS left_ (stream, durable, handler)
+ WHERE c.stream = left_.stream AND c.durable = left_.durable AND c.handler = left_.handler;

@@ -293,6 +293,39 @@ WITH settled AS (
 SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept
   FROM settled;
 
+-- fragment: end_wrong
+-- The rest of a reap: ends the leases that are wrong, and makes due what waits wrongly.
+pick AS MATERIALIZED (
+    SELECT seen.*, seen.claimed_at <= now() AS ran_out
+      FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong LIMIT $2::int) seen
+      JOIN outbox_events o ON o.ctid = seen.tid AND o.id = ANY (ARRAY[seen.id])
+     WHERE o.state = seen.state AND o.available_at = seen.available_at
+       AND o.claimed_at IS NOT DISTINCT FROM seen.claimed_at
+       FOR UPDATE OF o SKIP LOCKED
+), ended AS (
+    UPDATE outbox_events o
+       SET state = CASE WHEN pick.ran_out AND o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
+           claimed_at = NULL, claimed_by = NULL, failures = o.failures + coalesce(pick.ran_out, false)::int,
+           publish_error = CASE WHEN pick.ran_out THEN pg_catalog.format(
+               'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
+               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
+           available_at = CASE WHEN pick.ran_out THEN
+               clock_timestamp() + random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second'
+               ELSE least(o.available_at, now()) END
+      FROM pick
+     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
+    RETURNING pick.state AS was, o.ordering_key
+)
+SELECT now() AS at,
+       (SELECT count(*) FROM ended WHERE was = 'CLAIMED') AS leases,
+       (SELECT count(*) FROM ended WHERE was = 'PENDING') AS brought_forward,
+       ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
+       fresh_last.available_at AS fresh_at, fresh_last.seq AS fresh_seq,
+       retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
+  FROM (SELECT 1) one
+  LEFT JOIN (SELECT available_at, seq FROM fresh ORDER BY available_at, seq OFFSET $4::int - 1) fresh_last ON true
+  LEFT JOIN (SELECT available_at, seq FROM retried ORDER BY available_at, seq OFFSET $4::int - 1) retry_last ON true
+
 -- name: reap
 -- Ends expired leases of events without an ordering key, and makes events due that wait only because the clock was set
 -- back. It reads a bounded number of rows. Claims take the longest due first, so expired leases are at the front of the
@@ -327,36 +360,7 @@ WITH fresh AS MATERIALIZED (
        AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
      ORDER BY o.available_at, o.seq
      LIMIT $4::int
-), pick AS MATERIALIZED (
-    SELECT seen.*, seen.claimed_at <= now() AS ran_out
-      FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong LIMIT $2::int) seen
-      JOIN outbox_events o ON o.ctid = seen.tid AND o.id = ANY (ARRAY[seen.id])
-     WHERE o.state = seen.state AND o.available_at = seen.available_at
-       AND o.claimed_at IS NOT DISTINCT FROM seen.claimed_at
-       FOR UPDATE OF o SKIP LOCKED
-), ended AS (
-    UPDATE outbox_events o
-       SET state = CASE WHEN pick.ran_out AND o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
-           claimed_at = NULL, claimed_by = NULL, failures = o.failures + coalesce(pick.ran_out, false)::int,
-           publish_error = CASE WHEN pick.ran_out THEN pg_catalog.format(
-               'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
-           available_at = CASE WHEN pick.ran_out THEN
-               clock_timestamp() + random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second'
-               ELSE least(o.available_at, now()) END
-      FROM pick
-     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
-    RETURNING pick.state AS was, o.ordering_key
-)
-SELECT now() AS at,
-       (SELECT count(*) FROM ended WHERE was = 'CLAIMED') AS leases,
-       (SELECT count(*) FROM ended WHERE was = 'PENDING') AS brought_forward,
-       ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
-       fresh_last.available_at AS fresh_at, fresh_last.seq AS fresh_seq,
-       retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
-  FROM (SELECT 1) one
-  LEFT JOIN (SELECT available_at, seq FROM fresh ORDER BY available_at, seq OFFSET $4::int - 1) fresh_last ON true
-  LEFT JOIN (SELECT available_at, seq FROM retried ORDER BY available_at, seq OFFSET $4::int - 1) retry_last ON true;
+), :end_wrong;
 
 -- name: reap_ordered
 -- The same for events with an ordering key.
@@ -383,36 +387,7 @@ WITH fresh AS MATERIALIZED (
        AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
      ORDER BY o.available_at, o.seq
      LIMIT $4::int
-), pick AS MATERIALIZED (
-    SELECT seen.*, seen.claimed_at <= now() AS ran_out
-      FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong LIMIT $2::int) seen
-      JOIN outbox_events o ON o.ctid = seen.tid AND o.id = ANY (ARRAY[seen.id])
-     WHERE o.state = seen.state AND o.available_at = seen.available_at
-       AND o.claimed_at IS NOT DISTINCT FROM seen.claimed_at
-       FOR UPDATE OF o SKIP LOCKED
-), ended AS (
-    UPDATE outbox_events o
-       SET state = CASE WHEN pick.ran_out AND o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
-           claimed_at = NULL, claimed_by = NULL, failures = o.failures + coalesce(pick.ran_out, false)::int,
-           publish_error = CASE WHEN pick.ran_out THEN pg_catalog.format(
-               'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
-           available_at = CASE WHEN pick.ran_out THEN
-               clock_timestamp() + random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second'
-               ELSE least(o.available_at, now()) END
-      FROM pick
-     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
-    RETURNING pick.state AS was, o.ordering_key
-)
-SELECT now() AS at,
-       (SELECT count(*) FROM ended WHERE was = 'CLAIMED') AS leases,
-       (SELECT count(*) FROM ended WHERE was = 'PENDING') AS brought_forward,
-       ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
-       fresh_last.available_at AS fresh_at, fresh_last.seq AS fresh_seq,
-       retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
-  FROM (SELECT 1) one
-  LEFT JOIN (SELECT available_at, seq FROM fresh ORDER BY available_at, seq OFFSET $4::int - 1) fresh_last ON true
-  LEFT JOIN (SELECT available_at, seq FROM retried ORDER BY available_at, seq OFFSET $4::int - 1) retry_last ON true;
+), :end_wrong;
 
 -- name: take_over
 -- Ends the leases of a worker that is gone: events of both lanes. It does nothing while a connection of that worker

@@ -81,14 +81,14 @@ async def test_pruning_reads_range_after_range_of_pages_and_nothing_else(
         " FROM generate_series(1, 1300) n"
     )
     steps: list[tuple[int, int, int]] = []
-    plan = await pool.fetch(f"EXPLAIN {operations._pruning._sql['inbox']}", 0, 500, ago(0), 1)
+    plan = await pool.fetch(f"EXPLAIN {operations.pruning._sql['inbox']}", 0, 500, ago(0), 1)
     assert any("Tid Range Scan" in row[0] for row in plan)
 
     soon = datetime.now(UTC) + timedelta(days=1)
     turns = iter([True, False])
-    part = await operations.count_prunable("inbox", soon, should_continue=lambda: next(turns))
+    part = await operations.pruning.count("inbox", soon, should_continue=lambda: next(turns))
     assert (part.pages, part.pages < part.pages_of) == (500, True)
-    assert (await operations.count_prunable("inbox", soon, should_continue=lambda: True)).count == 1300
+    assert (await operations.pruning.count("inbox", soon, should_continue=lambda: True)).count == 1300
     first = (await operations.prune("inbox", soon, **WHO, cap=1)).deleted
     assert 1 <= first == part.count
 

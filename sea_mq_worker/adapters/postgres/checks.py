@@ -93,7 +93,5 @@ class PostgresConsumptions:
 
     async def leave(self, own: Sequence[Consumption]) -> None:
         """Say that this is not consumed any more, as far as this worker knows."""
-        handlers = {one.handler for one in own}
-        streams, durables = [one.stream for one in own], [one.durable for one in own]
-        for handler in handlers:
-            await fetch(self._pool, self._sql["leave"], streams, durables, handler)
+        consumed = zip(*((one.stream, one.durable, one.handler) for one in own), strict=True)
+        await fetch(self._pool, self._sql["leave"], *consumed)

@@ -1,7 +1,7 @@
 """PostgresOperations: operators' changes of outbox and inbox."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -21,7 +21,6 @@ from sea_mq_worker.domain.read_models import (
     ActionOutcome,
     OnPartition,
     OnProgress,
-    Prunable,
     PruneResult,
     Redrive,
     check_accountable,
@@ -40,7 +39,7 @@ class PostgresOperations(PostgresInspection):
         """Use a pool opened with ``OPERATOR_HINTS``, since these statements read much and run rarely."""
         super().__init__(pool=pool)
         self._sql = load_queries("operations")
-        self._pruning = PostgresPruning(pool=pool)
+        self.pruning = PostgresPruning(pool=pool)
 
     async def mark_dead(self, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
         """Change events from PENDING to DEAD, by way of CLAIMED (Open Outbox, operator intervention).
@@ -131,22 +130,9 @@ class PostgresOperations(PostgresInspection):
         """
         selection = json.dumps({"before": before.isoformat()})
         async with self.recorded(f"prune_{side}", actor, reason, selection) as action:
-            return await self._pruning.prune(
+            return await self.pruning.prune(
                 side, before, action=action, cap=cap, on_progress=on_progress, on_partition=on_partition
             )
-
-    async def count_prunable(
-        self,
-        side: str,
-        before: datetime,
-        *,
-        should_continue: Callable[[], bool],
-        on_progress: OnProgress = ignore_progress,
-    ) -> Prunable:
-        """Count the rows that a prune would delete, until ``should_continue`` returns False."""
-        return await self._pruning.count(
-            side, before, should_continue=should_continue, on_progress=on_progress
-        )
 
     @asynccontextmanager
     async def recorded(self, action: str, actor: str, reason: str, selection: str) -> AsyncIterator[int]:

@@ -94,7 +94,12 @@ class PostgresPruning:
         return PruneResult(deleted=tally.rows, dropped=dropped)
 
     async def count(
-        self, side: str, before: datetime, *, should_continue: Callable[[], bool], on_progress: OnProgress
+        self,
+        side: str,
+        before: datetime,
+        *,
+        should_continue: Callable[[], bool],
+        on_progress: OnProgress = ignore_progress,
     ) -> Prunable:
         """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
         leaves = await self._leaves(side)
