@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.job import LandProgress, write_messages
 from sea_mq_worker.pipeline.jobs.land.loss_checks import current_progress
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
+from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import ConflictError, LakeTable
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
@@ -103,6 +103,19 @@ async def test_one_event_in_two_streams_is_one_row(lake: Lake, stream: Stream) -
     await second.publish(map(copy_of, mirrored))
     later = await lake.land(stream.name, second.name, dedupe_days=1)
     assert (later.rows, later.events) == (10, 0)
+
+
+async def test_a_lake_without_an_index_of_ids_gets_one(lake: Lake, stream: Stream) -> None:
+    events = events_of(stream.name, 10)
+    await stream.publish(events)
+    await lake.land(stream.name)
+    shutil.rmtree(lake.folder / "ids")
+    await stream.publish([copy_of(events[3]), event(stream.name, 10)])
+
+    again = await lake.land(stream.name)
+
+    assert (again.rows, again.events) == (2, 1)
+    assert lake.count(IDS) == 12
 
 
 async def test_a_run_that_needs_more_space_than_is_free_does_not_begin(

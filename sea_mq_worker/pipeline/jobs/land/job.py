@@ -211,6 +211,7 @@ class _LandRun:
 
     def all(self, streams: Sequence[str]) -> LandResult:
         started = time.monotonic()
+        self.silver.index()
         landed, lost = [], []
         for stream in streams:
             try:

@@ -54,6 +54,14 @@ class Silver:
         """
         return committed(lambda: self._commit(progress, entries, after, upto))
 
+    def index(self) -> None:
+        """Write the index of a lake that has none: its folder is lost, or an older version wrote the lake."""
+        if self._ids.open() is None and self._silver.open() is not None:
+            reached = self._silver.watermarks()
+            files = self._silver.entries()
+            entries = rewrite(self._spark, "land: index of IDs", self._silver, files, _index_of)
+            self._ids.commit(self._ids.files(entries), Watermark(SERIAL, reached(SERIAL)))
+
     def _commit(self, progress: StreamProgress, entries: pa.Table, after: int, upto: int) -> int:
         reached = self._silver.watermarks()
         ids, files = self._ids.files(entries), self._silver.files(entries)
@@ -83,7 +91,11 @@ class Silver:
 def rows_of(bronze: pa.RecordBatch) -> list[TableRows]:
     """Return the rows of silver and of the index of IDs."""
     silver = to_silver(bronze)
-    return [(SILVER, silver), (IDS, to_ids(silver))]
+    return [(SILVER, silver), *_index_of(silver)]
+
+
+def _index_of(silver: pa.RecordBatch) -> list[TableRows]:
+    return [(IDS, to_ids(silver))]
 
 
 def _unchanged(silver: pa.RecordBatch) -> list[TableRows]:
