@@ -130,7 +130,7 @@ class World(LoopWorld):
 
     async def record(self, message: InboundMessage) -> InFlightMessage:
         """Record a message as a worker does that dies then."""
-        item = self.recorder().identify(message, received_at=self.clock())
+        item = InFlightMessage.of(message, received_at=self.clock())
         await self.recorder().record([item], self.stop)
         return item
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
@@ -56,8 +57,8 @@ class InboxConsumer:
         heartbeat_seconds: interval of lease renewals and in-progress signals, below a third of ack_wait and
             lease.
         siblings: the durables of this worker, which share its handler.
-        orphans: finds messages that no delivery will bring; None: the loop does not look for them.
-        ahead: reads messages behind those that were given back; None: the loop does not read ahead.
+        orphans: finds messages that no delivery will bring.
+        ahead: reads messages behind those that wait for their next delivery.
     """
 
     consumer: JetStreamConsumer
@@ -71,9 +72,9 @@ class InboxConsumer:
     clock: Callable[[], float]
     calls: CallSlots
     heartbeat_seconds: float
-    siblings: frozenset[str] = frozenset()
-    orphans: OrphanFinder | None = None
-    ahead: ReadAhead | None = None
+    siblings: frozenset[str]
+    orphans: OrphanFinder
+    ahead: ReadAhead
     _overlapping: set[str] = field(default_factory=set)
     _submitted: asyncio.Queue[_Handed] = field(default_factory=lambda: asyncio.Queue(1))
 
@@ -95,7 +96,7 @@ class InboxConsumer:
         async with asyncio.TaskGroup() as background:
             background.create_task(_until_stopped(self._redeliver_resumed(resumed, stop)))
             background.create_task(self._heartbeat(self._send_in_progress, over))
-            background.create_task(self._heartbeat(self._renew_leases, over))
+            background.create_task(self._heartbeat(partial(self.leases.renew, self.in_flight), over))
             background.create_task(self.in_flight.wake_on_stop(stop))
             background.create_task(self.calls.end_waits_on_stop(stop))
             completing = background.create_task(self.completion.run(stop))
@@ -121,12 +122,12 @@ class InboxConsumer:
 
     async def _consume_orphans(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle messages that no delivery will bring, unless the handler is unreachable."""
-        while self.orphans is not None and not stop.is_set():
+        while not stop.is_set():
             if self.handler_caller.health.breaker.is_closed:
                 for message in await cancel_on_stop(stop, self.orphans.find(stop)):
                     await self.in_flight.wait_for_extra_slots(stop)
                     await self._receive([message], stop, working, extra=True)
-            await self.orphans.wait(stop)
+            await sleep_or_stop(stop, seconds=self.orphans.every_seconds)
 
     async def _consume_submitted(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         while not stop.is_set():
@@ -136,7 +137,7 @@ class InboxConsumer:
 
     async def _consume_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """While messages given back fill the consumer's max_ack_pending, handle the messages behind them."""
-        while self.ahead is not None and not stop.is_set():
+        while not stop.is_set():
             await cancel_on_stop(stop, self.completion.returned.wait_for_held())
             slots = await self.in_flight.wait_for_extra_slots(stop)
             is_closed = self.handler_caller.health.breaker.is_closed
@@ -166,7 +167,7 @@ class InboxConsumer:
             if early := self.completion.returned.early_seconds(message):
                 await (settler or self.consumer).nak(message, delay_seconds=early)
                 continue
-            items.append(self.recorder.identify(message, received_at=self.clock()))
+            items.append(InFlightMessage.of(message, received_at=self.clock()))
             items[-1].settler = settler
             await _yield_after(message)
         self.in_flight.add(items, extra=extra)
@@ -233,7 +234,7 @@ class InboxConsumer:
         in_vain = message.deliveries - 1 - (message.deliveries if attempts is None else attempts)
         doublings = min(max(in_vain, 0), _DOUBLINGS_MAX)
         lease_seconds = self.leases.lease_seconds
-        was_read_ahead = self.ahead is not None and message.seq <= self.ahead.cursor
+        was_read_ahead = message.seq <= self.ahead.cursor
         first = min(LOOK_SECONDS, lease_seconds / 2) if was_read_ahead else lease_seconds / 2
         return min(first * 2.0**doublings, max(lease_seconds, _BUSY_MAX_SECONDS))
 
@@ -253,9 +254,6 @@ class InboxConsumer:
     async def _send_in_progress(self) -> None:
         for item in list(self.in_flight):
             await (item.settler or self.consumer).in_progress(item.message)
-
-    async def _renew_leases(self) -> None:
-        await self.leases.renew(self.in_flight)
 
 
 async def _yield_after(message: InboundMessage) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.inbound import content_hash, recorded_as, storage_id
@@ -46,10 +45,6 @@ class OrphanFinder:
     _lost: set[str] = field(default_factory=set)
     """Messages reported as lost that were seen in this scan or the last one."""
     _seen: set[str] = field(default_factory=set)
-
-    async def wait(self, stop: asyncio.Event) -> None:
-        """Wait until the next page is due."""
-        await sleep_or_stop(stop, seconds=self.every_seconds)
 
     async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
         """Check one page of rows; return the messages to handle again, and report those that are lost.

@@ -76,10 +76,6 @@ class InboxRecorder:
     observer: Observer
     lease_seconds: float
 
-    def identify(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
-        """Make the in-flight message of a fetched one."""
-        return InFlightMessage.of(message, received_at=received_at)
-
     async def record(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
         """Record a batch; a message whose id is known with another content gets an id of its own.
 
