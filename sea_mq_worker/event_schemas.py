@@ -58,7 +58,11 @@ class EventSchemas:
         if validator is None:
             raise InvalidEventError(f"INVALID_OUTBOX: {name} has no schema")
         payload = json.loads(payload_json(event.payload))
-        if error := next(validator.iter_errors(payload), None):
+        try:
+            error = next(validator.iter_errors(payload), None)
+        except RecursionError:
+            raise InvalidEventError(f"INVALID_OUTBOX: the payload of {name} is nested too deeply") from None
+        if error:
             raise InvalidEventError(
                 f"INVALID_OUTBOX: the payload of {name} violates `{error.validator}` at {error.json_path}"
             )
@@ -140,6 +144,6 @@ def _read(file: Path) -> Any:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ContractError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise ContractError(f"{file}: is no JSON object")
+    if not isinstance(document, dict) or not isinstance(document.get("$schema", ""), str):
+        raise ContractError(f"{file}: is no JSON object, or its $schema is no text")
     return document

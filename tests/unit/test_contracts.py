@@ -169,6 +169,7 @@ def test_an_event_that_violates_its_schema_or_has_none_is_refused_without_its_va
             r"\$ref b\.json does not lead into this file",
         ),
         ("order.paid.v1.json", "[]", "is no JSON object"),
+        ("order.paid.v1.json", '{"$schema": 5}', r"is no JSON object, or its \$schema is no text"),
         ("order.paid.v1.json", "{", "cannot be read as JSON"),
         ("order.paid.v1.json", "[" * 100_000, "cannot be read as JSON"),
         ("order.json", "{}", "rename it"),
@@ -188,13 +189,18 @@ def test_references_within_a_schema_and_to_a_meta_schema_are_followed(tmp_path: 
         "properties": {
             "order": {"$ref": "#/$defs/positive"},
             "by_id": {"$ref": "https://example.com/c"},
+            "part": {"$ref": "#"},
             "schema": {"$ref": "http://json-schema.org/draft-07/schema#"},
         },
         "$defs": {"positive": {"minimum": 1}, "c": inside},
     }
     (tmp_path / "order.paid.v1.json").write_text(json.dumps(document))
+    schemas = EventSchemas(tmp_path)
     with pytest.raises(InvalidEventError, match="violates `minimum`"):
-        EventSchemas(tmp_path).checked(event(event_type="order.paid", payload={"order": 0}))
+        schemas.checked(event(event_type="order.paid", payload={"order": 0}))
+    folded = '{"part": ' * 600 + "{}" + "}" * 600
+    with pytest.raises(InvalidEventError, match="is nested too deeply"):
+        schemas.checked(event(event_type="order.paid", payload=folded))
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

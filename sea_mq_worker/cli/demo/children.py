@@ -31,11 +31,6 @@ class _Child(EmbeddedServer):
     def _environment(self) -> Mapping[str, str]:
         return os.environ
 
-    async def stop(self) -> int:
-        """Send SIGTERM, wait until the program has ended, and return its exit code."""
-        await self._end(signal.SIGTERM)
-        return next((child.returncode for child in self._children), 0)
-
     async def _launch(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", *self._command()]
         return self._spawn(command, environment=self._environment(), death_signal=signal.SIGTERM)
