@@ -31,6 +31,10 @@ class TokenAuth:
     A correct token always passes: many clients may share one address, as behind a proxy or on loopback, and
     wrong tokens of one client must not lock out the others. Wrong tokens are counted by address, and too
     many in a minute get 429.
+
+    Attributes:
+        token: returns the token; empty: everybody may read numbers, and the operator API is off. If the token
+            is unavailable, nobody has access.
     """
 
     token: Callable[[], str]

@@ -7,15 +7,12 @@ API queries servers; every other answer comes at once, even while a database or 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from sea_mq_worker.admin.auth import TokenAuth
-from sea_mq_worker.admin.operator_api import OperatorApi
 from sea_mq_worker.admin.requests import HEAD_BYTES_MAX, Request, read_request
 from sea_mq_worker.admin.responses import AdminResponse
-from sea_mq_worker.admin.routes import Reasons, Routes
+from sea_mq_worker.admin.routes import Routes
 from sea_mq_worker.domain.errors import WorkerError
 
 _WRITE_SECONDS_MAX = 5.0
@@ -30,40 +27,15 @@ class AdminServer:
 
     Attributes:
         port: 0 selects a free port; after ``start`` it is the port in use.
-        ready: why the worker is not ready, by part.
-        metrics: the exposition; the argument selects OpenMetrics.
-        status: the data of ``/status``.
-        history: the data of ``/history``, the last hour.
-        live: why the process should be restarted; a stuck loop fails the probe by itself.
-        token: required for all but health; empty: everybody may read numbers, and the operator API is off.
-            If the token is unavailable, nobody has access.
-        operator_api: queries and changes with the token.
     """
 
     host: str
     port: int
-    ready: Callable[[], Reasons]
-    metrics: Callable[[bool], bytes]
-    status: Callable[[], object]
-    history: Callable[[], object] = dict
-    live: Callable[[], Reasons] = dict
-    token: Callable[[], str] = str
-    operator_api: OperatorApi | None = None
+    routes: Routes
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
     _open: dict[asyncio.Task[None], asyncio.WriteTransport] = field(
         default_factory=dict, init=False, repr=False
     )
-
-    def __post_init__(self) -> None:
-        self._routes = Routes(
-            live=self.live,
-            ready=self.ready,
-            metrics=self.metrics,
-            status=self.status,
-            history=self.history,
-            access=TokenAuth(self.token),
-            operator_api=self.operator_api,
-        )
 
     async def start(self) -> None:
         """Listen.
@@ -117,7 +89,7 @@ class AdminServer:
 
     async def _answer(self, request: Request) -> AdminResponse:
         try:
-            return await self._routes.answer(request)
+            return await self.routes.answer(request)
         except Exception:  # noqa: BLE001  (a callback that fails must not end the server)
             _log.exception("%s could not be answered", request.path, extra={"event": "admin_request_failed"})
             return AdminResponse(HTTPStatus.INTERNAL_SERVER_ERROR)

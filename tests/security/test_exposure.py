@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.routes import Routes
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.connections.secret_files import read_secret
 from sea_mq_worker.connections.security_warnings import exposures
@@ -147,9 +149,10 @@ def test_the_admin_pages_leave_the_machine_only_with_a_token(
 @pytest.mark.fault("S10")
 async def test_by_default_nobody_else_can_connect() -> None:
     """127.0.0.2 is this machine too, and not the address that is listened on."""
-    admin = AdminServer(
-        host=Settings().admin_host, port=0, ready=dict, metrics=lambda _: b"", status=lambda: {"worker": "w"}
+    routes = Routes(
+        ready=dict, metrics=bytes, status=dict, history=dict, access=TokenAuth(str), operator_api=None
     )
+    admin = AdminServer(host=Settings().admin_host, port=0, routes=routes)
     await admin.start()
     _, writer = await asyncio.open_connection("127.0.0.1", admin.port)
     writer.close()

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sea_mq_worker.admin.activity import ActivityLog
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.routes import Routes
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.admin.status_collector import StatusCollector
 from sea_mq_worker.admin.status_records import Counters, WorkerInfo
@@ -183,12 +185,14 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
     admin = AdminServer(
         host=s.admin_host,
         port=s.admin_port,
-        ready=base.readiness.reasons,
-        metrics=base.metrics.render,
-        status=status.status,
-        history=status.history,
-        token=SecretFile(s.admin_token_file, key="admin_token_file"),
-        operator_api=WorkerOperatorApi(s),
+        routes=Routes(
+            ready=base.readiness.reasons,
+            metrics=base.metrics.render,
+            status=status.status,
+            history=status.history,
+            access=TokenAuth(SecretFile(s.admin_token_file, key="admin_token_file")),
+            operator_api=WorkerOperatorApi(s),
+        ),
     )
     try:
         await admin.start()

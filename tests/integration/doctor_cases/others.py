@@ -5,6 +5,8 @@ from urllib.parse import urlsplit
 
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.routes import Routes
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.doctor import Finding, examine
 from sea_mq_worker.domain.filters import OutboxFilter
@@ -65,10 +67,11 @@ async def worker_not_ready(p: Patient) -> Mend:
     token = p.files / "token"
     token.write_text("s3cret")
     token.chmod(0o600)
-    server = AdminServer(
-        host="127.0.0.1", port=0, token=lambda: "s3cret", ready=lambda: reasons, metrics=lambda _: b"",
-        status=dict, history=dict,
-    )  # fmt: skip
+    access = TokenAuth(lambda: "s3cret")
+    routes = Routes(
+        ready=lambda: reasons, metrics=bytes, status=dict, history=dict, access=access, operator_api=None
+    )
+    server = AdminServer(host="127.0.0.1", port=0, routes=routes)
     await server.start()
     p.stack.push_async_callback(server.close)
     p.given["admin_port"] = server.port
