@@ -222,10 +222,11 @@ def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
 
 
 def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers() -> None:
-    state = stream_info(first_seq=1001, first_time=None, max_age_seconds=2000, config={})
+    state = stream_info(first_seq=1001, first_time=None, max_age_seconds=2000, config={}, now=ago(-300))
     events = [
         event("purged"),
         event("old", published_at=ago(2001)),
+        event("old-at-the-end-of-the-read", published_at=ago(1701)),
         event("seen-by-its-replay-alone", 1, ordering_key="k"),
         event("later", 2, ordering_key="k"),
     ]
@@ -240,6 +241,7 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
         {
             "purged": ["missing-in-stream"],
             "old": ["expired"],
+            "old-at-the-end-of-the-read": ["expired"],
             "seen-by-its-replay-alone": ["delivered"],
             "later": ["delivered"],
         }

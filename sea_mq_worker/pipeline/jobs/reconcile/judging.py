@@ -72,8 +72,8 @@ class Judge:
 
     Attributes:
         inboxes: this service's inbox first, then the receivers'.
-        streams: streams by name, this service's first: bounds before the read, but the first message after
-            it. Older messages of the lake have negative positions.
+        streams: streams by name, this service's first: bounds before the read, but the first message and the
+            clock after it. Older messages of the lake have negative positions.
         audit: operators' actions in this service's schema.
         buckets: number of buckets for ordering keys.
     """
@@ -223,8 +223,9 @@ def _is_expired(event: pa.Table, state: StreamInfo, asked_at: float) -> Column:
     """
     published = micros(event["published_at"])
     expired = flags(pc.not_equal(event["stream"], state.name))
-    if state.max_age_seconds:
-        expired |= published < asked_at - state.max_age_seconds * 1e6
+    if state.max_age_seconds:  # messages reach this age during the read, too
+        read_at = max(asked_at, micros_of(state.now))
+        expired |= published < read_at - state.max_age_seconds * 1e6 + _CLOCK
     created, sequence = micros_of(datetime.fromisoformat(state.created)), numbers(event["stream_seq"])
     had = (published >= created - _CLOCK) & ~(sequence > state.last_seq)
     if may_drop_any(state.config):

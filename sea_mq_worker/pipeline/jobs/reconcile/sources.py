@@ -140,7 +140,7 @@ def _stream(state: StreamInfo, first: int) -> list[Part]:
 
 
 def _after(settings: Settings, before: StreamInfo) -> StreamInfo:
-    """Return a stream's state with its first message after the read.
+    """Return a stream's state with its first message and its clock after the read.
 
     Messages that retention removes during the read are missing without an error.
     """
@@ -150,7 +150,7 @@ def _after(settings: Settings, before: StreamInfo) -> StreamInfo:
             f"stream {before.name} was recreated or restored during the read: run reconcile again when the "
             "broker is stable"
         )
-    return replace(before, first_seq=after.first_seq, first_time=after.first_time)
+    return replace(before, first_seq=after.first_seq, first_time=after.first_time, now=after.now)
 
 
 def _lake(
