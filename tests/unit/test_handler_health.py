@@ -127,6 +127,21 @@ async def test_where_the_handler_works_for_others_attempts_are_spent_one_after_t
 
 
 @in_virtual_time
+async def test_calls_of_a_slow_type_that_last_hold_half_of_the_places() -> None:
+    world = tight()
+    slow = {world.send() for _ in range(60)}
+    lasting = Respond(status=500, slow_seconds=10.0)
+    world.handler.script = lambda request, _: lasting if request.message_id in slow else Respond()
+    calls = []
+    async with world.consuming():
+        for _ in range(40):
+            world.send(subject=OTHER)
+            await asyncio.sleep(1.0)
+            calls.append(sum(request.message_id in slow for request in world.handler.requests))
+    assert 0 < calls[-1] - calls[-11] <= CONCURRENCY // 2
+
+
+@in_virtual_time
 async def test_a_broken_handler_is_called_ever_more_rarely() -> None:
     world = tight()
     for _ in range(4000):

@@ -5,10 +5,11 @@ from sea_mq_worker.domain.outcomes import GivenBack
 from tests.support.builders import inbound_message
 
 
-def test_thousands_may_wait_for_their_bodies_are_not_kept() -> None:
+def test_a_type_takes_its_own_and_thousands_may_wait_for_bodies_are_not_kept() -> None:
     returned = ReturnedMessages(clock=lambda: 0.0)
     message = inbound_message(reply="$JS.ACK.x", payload=b"x" * 1024)
-    returned.add(message, GivenBack(error="503", delay_seconds=60, event_type="made"))
+    for seq, event_type in enumerate(("other", "made"), message.seq - 1):
+        returned.add(message._replace(seq=seq), GivenBack("503", delay_seconds=60, event_type=event_type))
     [(remembered, _, _)] = returned.take("made")
     assert remembered == message._replace(payload=b"", headers={})
 

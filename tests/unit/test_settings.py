@@ -179,7 +179,8 @@ def named(text: str) -> list[str]:
 def test_all_that_is_wrong_by_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_MQ_ADMIN_PORT", "x")
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "mysql://h/d")
-    assert named(refusal()) == ["SEA_MQ_DATABASE_URL", "SEA_MQ_ADMIN_PORT"]
+    monkeypatch.setenv("SEA_MQ_NATS_URL", "http://nats")
+    assert named(refusal()) == ["SEA_MQ_DATABASE_URL", "SEA_MQ_NATS_URL", "SEA_MQ_ADMIN_PORT"]
 
 
 def test_all_that_is_contradictory_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ async def supervise(
 
 async def test_the_death_of_one_loop_stops_the_worker() -> None:
     async def dies(_: asyncio.Event) -> None:
-        raise RuntimeError("a secret payload")
+        raise ExceptionGroup("of a group", [RuntimeError("a secret payload")])
 
     code, observer = await supervise(a=until_stopped, b=dies)
     assert code is ExitCode.GAVE_UP
@@ -39,4 +39,5 @@ async def test_what_does_not_finish_in_the_grace_period_is_cut_off_and_named() -
     stop.set()
     code, observer = await supervise(stop=stop, grace_seconds=0.01, a=until_stopped, slow=hangs)
     assert code is ExitCode.GRACE_EXCEEDED
+    assert len(asyncio.all_tasks()) == 1
     assert observer.facts[-1] == WorkerStopped(name="w", unfinished=("slow",))
