@@ -3,11 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import uvloop
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
@@ -280,6 +281,31 @@ class TestBrokenLinks:
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(running, 20)
+
+
+@every_mode
+def test_a_socket_that_breaks_in_any_turn_of_the_loop_raises_nothing(
+    nats_url: str, names: str, mode: Mode
+) -> None:
+    async def break_in_turn(turn: int) -> None:
+        async with connected(nats_url) as connection:
+            publisher = await (created if turn == 0 else started)(connection, names, mode)
+            transport: Any = connection.client._transport
+            _in_turn(turn, transport._io_writer.transport.abort)
+            outcomes = await publisher.publish_batch([message(names) for _ in range(900)], timeout_seconds=2)
+            assert not any(isinstance(outcome, Rejected) for outcome in outcomes)
+
+    # the worker's loop raises, asyncio's not
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for turn in range(5):
+            runner.run(break_in_turn(turn))
+
+
+def _in_turn(turn: int, do: Callable[[], object]) -> None:
+    if turn:
+        asyncio.get_running_loop().call_soon(_in_turn, turn - 1, do)
+    else:
+        do()
 
 
 @pytest.mark.fault("S06")

@@ -15,6 +15,8 @@ def test_this_nats_py_calls_what_is_overridden() -> None:
     assert hasattr(Client, "_build_message")
     assert hasattr(Client, "_send_command")
     assert hasattr(Client, "_flush_pending")
+    assert hasattr(Client, "_flusher")
+    assert hasattr(Client, "_connect_command")
     assert "_parse_header_lines" in Client._process_headers.__code__.co_names
     assert {"MSG_RE", "HMSG_RE"} <= set(Parser.parse.__code__.co_names)
 

@@ -88,6 +88,15 @@ class ResilientClient(Client):
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 
+    async def _flusher(self) -> None:
+        """Connect again if a write finds the socket closed.
+
+        uvloop raises RuntimeError then, which ends nats-py's flusher, and after that each caller's write.
+        """
+        await super()._flusher()
+        if self.is_connected:
+            await self._process_op_err(ConnectionResetError("the socket is closed"))
+
     def _setup_nkeys_connect(self) -> None:
         path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
         login = FileCredentials(str(path), with_jwt=with_jwt)
