@@ -202,6 +202,8 @@ def _conflict(conflict: Conflicting) -> str:
 def _waiting(message: InboxRecord, found: Found) -> _Said:
     place = f"{message.stream} under sequence {message.stream_seq}"
     said = f"{message.attempts} attempts had no effect, the last: {message.last_error or 'no answer'}"
+    if not message.attempts:
+        said = f"no attempt counts: {message.last_error or 'none was made'}"
     held = [one for one in found.stored if (one.stream, one.seq) == (message.stream, message.stream_seq)]
     if not held and not found.not_checked:
         return [f"it is lost: {said}; it is no longer in {place}"], [

@@ -264,6 +264,8 @@ async def test_a_message_without_an_ending_waits_or_is_lost(world: World) -> Non
     world.stream.purge()
     lost = await world.ask(asked)
     assert lost.answer[0].startswith("it is lost: 3 attempts had no effect, the last: no answer")
+    waiting.attempts = 0
+    assert (await world.ask(asked)).answer[0].startswith("it is lost: no attempt counts: none was made;")
     assert f"inbox close {asked}" in lost.next_steps[0]
 
 
