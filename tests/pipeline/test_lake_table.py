@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.lake.current_files import groups_to_merge, path_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import write_files
@@ -236,6 +237,11 @@ def test_files_are_bounded_and_few_are_open(tmp_path: Path) -> None:
     assert {(tmp_path / "bronze" / file["path"]).stat().st_size for file in written} == {
         f["size"] for f in written
     }
+
+
+def test_a_merge_sorts_few_files_at_once_and_leaves_large_ones() -> None:
+    files = [{"path": str(number), "size_bytes": 30 * 2**20} for number in range(8)]
+    assert [[*map(path_of, group)] for group in groups_to_merge(files)] == [[*"012"], [*"345"], [*"67"]]
 
 
 def test_vacuum_removes_what_killed_runs_left_and_nothing_that_may_be_read(

@@ -6,7 +6,6 @@ write data twice nor omit data.
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,10 +25,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.dataframes import matching
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.lake.current_files import (
+    crowded_partitions,
+    files_of,
+    groups_to_merge,
+    path_of,
+    removal,
+    removals,
+)
 from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of, read_files
 from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES, FILE_BYTES_MAX, write_files
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, write_files
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
 """(column, operator, value), all of which must match; a value of None sets no condition."""
@@ -214,7 +221,7 @@ class LakeTable:
                 )
             with reachable(self.uri), suppress(CommitFailedError):
                 self._upgrade(table)
-                self._write(table, [*files.actions, *_removals(table, replaced)], watermarks, metadata)
+                self._write(table, [*files.actions, *removals(table, replaced)], watermarks, metadata)
                 return True
         raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again")
 
@@ -231,9 +238,9 @@ class LakeTable:
         touched = [path for path, count in counts.items() if count]
         if table and touched:
             kept = [file for path in touched for file in self._merged(table, [path], ~is_gone)]
-            removals = [_removal(file) for file in _files(table) if unquote(file["path"]) in touched]
+            old = [removal(file) for file in files_of(table) if path_of(file) in touched]
             try:
-                self._write(table, [*kept, *removals])
+                self._write(table, [*kept, *old])
             except CommitFailedError as error:
                 raise ConflictError(f"{self.uri}: another run changed the table: {error}") from error
         return sum(counts.values())
@@ -248,19 +255,16 @@ class LakeTable:
             The number of merged partitions.
         """
         table = self.open()
-        small = defaultdict[tuple[Any, ...], list[dict[str, Any]]](list)
-        for file in _files(table):
-            if file["size_bytes"] < FILE_BYTES_MAX // 2:
-                small[tuple(file.get("partition", {}).values())].append(file)
-        crowded = [files for files in small.values() if len(files) > files_max]
-        if table and crowded:
-            removals = [_removal(file, data_change=False) for files in crowded for file in files]
+        partitions = crowded_partitions(table, files_max)
+        if table and partitions:
+            groups = [group for files in partitions for group in groups_to_merge(files)]
+            old = [removal(file, data_change=False) for group in groups for file in group]
+            merged = [new for group in groups for new in self._merged(table, [*map(path_of, group)])]
             try:
-                merged = self._merged(table, [each.path for each in removals])
-                self._write(table, [*(replace(each, data_change=False) for each in merged), *removals])
+                self._write(table, [*(replace(each, data_change=False) for each in merged), *old])
             except CommitFailedError:
                 return 0
-        return len(crowded)
+        return len(partitions)
 
     def vacuum(self, hours: int) -> list[str]:
         """Delete files that no version of the last ``hours`` contains, including files of killed runs.
@@ -383,18 +387,3 @@ def _is_reached(table: DeltaTable, watermarks: Sequence[Watermark]) -> bool:
                 f"{watermark.after}: another run writes to this table; wait for it or stop it, then run again"
             )
     return False
-
-
-def _files(table: DeltaTable | None) -> list[dict[str, Any]]:
-    return list(pa.table(table.get_add_actions()).to_pylist()) if table else []
-
-
-def _removals(table: DeltaTable, partitions: Collection[Mapping[str, Any]]) -> list[RemoveAction]:
-    """List the files of the partitions, to be taken out; the log has their paths percent-encoded."""
-    wanted = {tuple(sorted(partition.items())) for partition in partitions}
-    files = _files(table if wanted else None)
-    return [_removal(file) for file in files if tuple(sorted(file["partition"].items())) in wanted]
-
-
-def _removal(file: Mapping[str, Any], *, data_change: bool = True) -> RemoveAction:
-    return RemoveAction(unquote(file["path"]), data_change, int(time.time() * 1000), file["size_bytes"])
