@@ -30,17 +30,6 @@ async def quick(site_with: SiteWith) -> AsyncIterator[Site]:
         yield made
 
 
-async def killed_in_a_call(made: Site) -> str:
-    """Send a message and kill the worker while its handler works; return the message's id."""
-    [message_id] = await made.send()
-    made.effects.script[message_id] = hang
-    async with made.worker(name="killed") as killed:
-        await made.handler.called(1, within=15)
-        await killed.killed()
-    del made.effects.script[message_id]
-    return message_id
-
-
 @pytest.mark.fault("N31")
 async def test_a_restart_under_a_waiting_pull_costs_no_more_than_the_pull(
     own_nats: EmbeddedNats, site_with: SiteWith
@@ -126,7 +115,12 @@ async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site) ->
         assert await worker.ended(within=30) == 3
     assert "streams apply" in worker.written
     await quick.apply_streams(**QUICK_CONSUMER)
-    lost = await killed_in_a_call(quick)
+    [lost] = await quick.send()
+    quick.effects.script[lost] = hang
+    async with quick.worker(name="killed") as killed:
+        await quick.handler.called(1, within=15)
+        await killed.killed()
+    del quick.effects.script[lost]
     await api(quick.broker, f"STREAM.DELETE.{stream}")
     await quick.apply_streams(**QUICK_CONSUMER)
     sent = await quick.send(3)

@@ -100,12 +100,11 @@ async def test_events_of_a_full_subject_keep_no_others_waiting(shared: Site) -> 
     await shared.change_stream(**limits)
     async with shared.worker() as worker:
         await worker.ready()
-        crowd = await shared.commit(CROWD, event_type="crowd.made")
+        await shared.commit(CROWD, event_type="crowd.made")
         others = [(await shared.commit(event_type=f"rare{number}.made"))[0] for number in range(5)]
         await eventually(shared.copies, until=set(others).issubset, what="events of other subjects go out")
         await shared.change_stream(max_msgs_per_subject=-1, discard_new_per_subject=False)
         await shared.published()
-    assert len(crowd) == CROWD
     await shared.audit()
 
 

@@ -42,8 +42,7 @@ def in_statement(table: str, event: str, when: str) -> Moment:
 async def in_publishing(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[None]]:
     site.to_broker.stall()
     await site.commit(5)
-    claimed = "SELECT count(*) FROM outbox_events WHERE state = 'CLAIMED'"
-    await eventually(lambda: site.database.fetchval(claimed))
+    await eventually(lambda: site.database.fetchval(LEFT))
     return healing(site)
 
 
@@ -71,7 +70,6 @@ async def in_burying(site: Site, _: AsyncExitStack) -> Callable[[], Awaitable[No
 
     site.handler.default = reject
     [message] = await site.send()
-
     await eventually(lambda: site.inbox_row(message), until=lambda row: row and row["dead_letter_begun_at"])
     return healing(site)
 
@@ -94,11 +92,6 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
-async def in_stream_or_pending(site: Site) -> bool:
-    unsent = "SELECT count(*) FROM outbox_events WHERE state NOT IN ('PENDING', 'PUBLISHED')"
-    return not await site.database.fetchval(unsent)
-
-
 @pytest.mark.fault("L02")
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_a_stop_in_the_middle_ends_what_is_in_hand_and_gives_back_the_rest(
@@ -112,7 +105,6 @@ async def test_a_stop_in_the_middle_ends_what_is_in_hand_and_gives_back_the_rest
             await worker.answers(503)
             await on_done()
             assert await worker.ended() == 0
-        assert await in_stream_or_pending(shared)
         assert not await shared.database.fetchval(LEFT)
     shared.handler.default = shared.effects.take
     async with shared.worker(name="next"):

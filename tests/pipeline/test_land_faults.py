@@ -1,6 +1,7 @@
 """What a stream lost is never skipped in silence; a run that ends in the middle loses and doubles nothing."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -17,12 +18,15 @@ import pytest
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import DataLossError
+from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.landing import Lake, copy_of, event, events_of, lake_at
 from tests.support.documents import commands
 from tests.support.jetstream import connected
 from tests.support.waiting import eventually
+from tests.unit.test_server_info import stream as stream_info
 
 EVENTS = 30_000
 BATCH = 12_000  # more than one process lands without Spark
@@ -73,6 +77,15 @@ async def test_what_retention_removed_is_named(lake: Lake, stream: Stream) -> No
     assert sorted(row["seq"] for row in lake.rows(BRONZE)) == [*range(1, 11), *range(16, 21)]
     await stream.purge()
     assert (await lake.land(stream.name)).rows == 0, "what was landed may be removed"
+
+
+def test_a_stream_that_is_made_again_or_restored_during_a_read_is_not_landed() -> None:
+    before = stream_info(messages=9, first_seq=1, last_seq=9)
+    changes = ({"created": "2026-11-01T12:00:00Z"}, "deleted and created"), ({"last_seq": 8}, "was restored")
+    for change, why in changes:
+        now, landed = dataclasses.replace(before, **change), StreamProgress(stream="S", created=0)
+        with pytest.raises(DataLossError, match=rf"{why} .* during the read"):
+            check_after_read(landed, before, now, range(1, 10), rows=9, on_loss=pytest.fail)
 
 
 async def test_a_stream_restored_to_an_older_state_is_found_also_after_another_stream_had_its_name(

@@ -230,9 +230,8 @@ async def test_a_dead_lettered_message_names_its_dead_letter(world: World) -> No
     found = await world.ask(message)
     assert found.answer == ("it is dead-lettered: REJECTED: 422",)
     assert found.next_steps == (f"{RUN} dlq redrive {seq} {WHY}",)
-    assert [step.text.partition(":")[0] for step in found.steps] == [
-        "received by durable", "noted as dead-lettered", f"stored as dead letter {seq}",
-    ]  # fmt: skip
+    assert found.steps[0].text.startswith("received by durable: ")
+    assert found.steps[-1].text == f"stored as dead letter {seq}: REJECTED"
 
 
 async def test_another_content_under_the_id_is_named_with_its_dead_letter(world: World) -> None:
