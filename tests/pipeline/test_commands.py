@@ -17,7 +17,7 @@ from sea_mq_worker.cli.pipeline import reconcile
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.reconcile import job
-from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, Reconciliation, Requeued, Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.sources import check_disk
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
@@ -175,6 +175,14 @@ def test_reconcile_ends_with_the_next_step_for_each_bad_verdict(
 
     assert ended.exit_code == exit_code
     assert ended.stdout.splitlines()[-len(last) :] == last
+
+
+def test_lost_events_of_the_archive_are_named_with_the_whole_command_that_sends_them_again() -> None:
+    done = Requeued(lost=3, replayed=1, capped=False, archived=["a"], archived_count=2, dry_run=False)
+    assert reconcile._requeue_text(done) == (
+        "put back 1 of 1 events; 2 are only in the archive: run `pipeline replay --reason TEXT --id a`"
+        " for these; --out lists the others"
+    )
 
 
 def test_a_comparison_that_the_disk_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

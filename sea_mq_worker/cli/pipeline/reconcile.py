@@ -225,7 +225,7 @@ def _requeue_text(done: "Requeued") -> str:
     else:
         text = f"put back {done.replayed} of {rows} events"
     if done.archived_count:
-        named = " ".join(f"--id {each}" for each in done.archived)
-        text += f"; {done.archived_count} are only in the archive: run `pipeline replay {named}`"
+        again = " ".join(["pipeline replay --reason TEXT", *(f"--id {each}" for each in done.archived)])
+        text += f"; {done.archived_count} are only in the archive: run `{again}`"
         text += "" if done.archived_count == len(done.archived) else " for these; --out lists the others"
     return text
