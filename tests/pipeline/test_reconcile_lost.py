@@ -179,7 +179,7 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
     nobody = str(uuid4())
     await store(world.connection, world.subject, headers={"ce-id": nobody})
     config = {"nats_url": nats_url, "context": "theirs", "database_url": their_database.dsn}
-    config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/theirs"
+    config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/others"
     receivers = [load_receiver(write_toml(tmp_path / "theirs.toml", **config))]
     result = await _reconciled(spark, world, lake=lake, receivers=receivers)
 
