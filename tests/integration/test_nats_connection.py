@@ -241,16 +241,20 @@ async def test_a_server_whose_version_cannot_be_read_is_taken_for_the_oldest(ver
         assert connection.server_version == (2, 10, 0)
 
 
-async def test_answers_that_were_denied_are_awaited_again_after_a_reconnect(tmp_path: Path) -> None:
+async def test_each_reconnect_tells_anew_whether_answers_are_denied(tmp_path: Path) -> None:
     user = {"user": "u", "password": "p"}
     denied = user | {"permissions": {"subscribe": {"deny": ["_INBOX.>"]}}}
     config: dict[str, Any] = {"authorization": {"users": [denied]}}
     async with EmbeddedNats(tmp_path, config=config) as server, connected(server.url, **user) as connection:
-        with pytest.raises(ContractError, match="lets no answer through"):
-            await api(connection, "INFO")
-        await server.stop()
-        config["authorization"] = {"users": [user]}
-        await server.start()
+        reported: list[str] = []
+        connection.listen(lambda event, _text: reported.append(event))
+        for connects in range(2):
+            await eventually(lambda n=connects: reported.count("reconnected") == n)  # type: ignore[misc]
+            with pytest.raises(ContractError, match="lets no answer through"):
+                await api(connection, "INFO")
+            await server.stop()
+            config["authorization"] = {"users": [user if connects else denied]}
+            await server.start()
         await eventually(lambda: connection.is_connected)
         assert await api(connection, "INFO")
 

@@ -173,6 +173,7 @@ class NatsConnection:
         return self.emit("denied", denied[1])
 
     async def on_disconnected(self) -> None:
+        self._replies_denied = False  # a reconnect tells it anew, before it is complete
         if not self._closing:
             self._watch()
             self.emit("disconnected", plain(self.last_error))
@@ -180,7 +181,6 @@ class NatsConnection:
     async def on_reconnected(self) -> None:
         self._watch(stop=True)
         self._refused_at = None
-        self._replies_denied = False
         self.emit("reconnected", "")
 
     async def on_closed(self) -> None:
