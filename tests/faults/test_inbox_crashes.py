@@ -163,12 +163,16 @@ async def test_a_message_that_kills_its_worker_each_time_ends_exhausted(site_wit
 async def test_in_flight_messages_whose_rows_a_failover_lost_are_recorded_again(site_with: SiteWith) -> None:
     """Promoted was a standby that lacked the last commits: the rows are gone, leases and all."""
     lost: set[str] = set()
+    one_at_a_time = asyncio.Lock()
 
     def lose_the_row_and(status: int) -> Behaviour:
         async def behave(call: Call, writer: asyncio.StreamWriter) -> None:
             if call.message_id not in lost:
                 lost.add(call.message_id)
-                await at.database.execute("DELETE FROM inbox_messages WHERE message_id = $1", call.message_id)
+                async with one_at_a_time:
+                    await at.database.execute(
+                        "DELETE FROM inbox_messages WHERE message_id = $1", call.message_id
+                    )
                 await answer(status)(call, writer)
             else:
                 await answer(409)(call, writer)

@@ -86,7 +86,8 @@ async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
     shown = await desk(place).event(uuid.UUID(event))
     assert shown is not None
     body = shown.body
-    assert (body.payload_cut, body.payload_bytes, body.payload_encoding) == (True, 200_012, "utf-8")
+    assert (body.payload_cut, body.payload_encoding) == (True, "utf-8")
+    assert body.payload_bytes > 200_000
     assert len(body.payload.encode()) <= 65_536
     assert await desk(place).event(uuid.uuid4()) is None
 
