@@ -11,7 +11,8 @@
 -- fragment: event_summary
 o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version, o.ordering_key, o.correlation_id,
 o.state, o.publish_attempts AS attempts, o.failures, o.created_at, o.occurred_at,
-LEAST(GREATEST(o.available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at, o.claimed_at, o.claimed_by, o.published_at, o.stream, o.stream_seq, o.publish_error AS last_error
+LEAST(GREATEST(o.available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at, o.claimed_at, o.claimed_by,
+o.published_at, o.stream, o.stream_seq, o.publish_error AS last_error
 
 -- fragment: event_fits
 o.state = ANY (:states::text[])

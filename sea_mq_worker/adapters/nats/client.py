@@ -133,8 +133,8 @@ class ResilientClient(Client):
     async def _attempt_reconnect(self) -> None:
         """Leave the old socket at once, because nats-py waits until its peer has taken all bytes.
 
-        What is not sent yet is dropped: their senders no longer wait, and a message that nats-py would send
-        after a long outage could be outside the deduplication window of a repeat.
+        Drop the unsent bytes too. Their senders no longer wait, and publish the events again. If nats-py sent
+        the bytes after a long outage, the stream could store both copies, outside its deduplication window.
         """
         self.abort()
         self._pending, self._pending_data_size = [], 0

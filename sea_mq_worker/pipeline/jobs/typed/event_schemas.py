@@ -164,8 +164,6 @@ def _kind(schema: Any) -> str | None:
     kind = kinds[0] if len(kinds) == 1 else None
     if kind == "string" and schema.get("format") == "date-time":
         return "date-time"
-    has_parts = {
-        "object": bool(schema.get("properties")),
-        "array": "items" in schema and "prefixItems" not in schema,
-    }
-    return kind if has_parts.get(kind or "", True) else None
+    has_no_columns = kind == "object" and not schema.get("properties")
+    has_no_one_type = kind == "array" and ("items" not in schema or "prefixItems" in schema)
+    return None if has_no_columns or has_no_one_type else kind
