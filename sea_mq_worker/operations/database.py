@@ -16,6 +16,7 @@ from sea_mq_worker.adapters.postgres.schema.partitions import (
     partition_outbox,
     partitioning_script,
 )
+from sea_mq_worker.adapters.postgres.schema.schema_owner import check_owner
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.settings import Settings
@@ -37,7 +38,11 @@ async def plan_migration(settings: Settings) -> MigrationPlan:
 async def enable_partitions(settings: Settings, *, actor: str, reason: str) -> bool:
     """Divide the outbox into daily partitions; False: it has partitions already."""
     return await partition_outbox(
-        settings.database_url.get_secret_value(), schema=settings.database_schema, actor=actor, reason=reason
+        settings.database_url.get_secret_value(),
+        schema=settings.database_schema,
+        context=settings.context,
+        actor=actor,
+        reason=reason,
     )
 
 
@@ -52,11 +57,12 @@ async def tables_pool(settings: Settings, *, purpose: str) -> AsyncIterator[asyn
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached.
-        ContractError: the schema has another version.
+        ContractError: the schema has another version, or belongs to another context.
     """
     pool = await open_pool(settings, purpose=purpose, hints=OPERATOR_HINTS)
     try:
         await check_version(pool)
+        await check_owner(pool, settings.context)
         yield pool
     finally:
         await pool.close()

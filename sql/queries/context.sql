@@ -2,7 +2,7 @@
 
 -- name: owner
 -- The owner; no row before the first worker.
-SELECT context FROM sea_mq_context;
+SELECT context, current_schema() AS schema FROM sea_mq_context;
 
 -- name: hidden
 -- Tables in which row security hides rows from this role.

@@ -329,6 +329,26 @@ async def test_a_missing_schema_says_migrate(world: World, postgres_server: Post
     assert "python -m sea_mq_worker migrate" in {finding["command"] for finding in found.json}
 
 
+async def test_tables_of_another_context_are_refused(world: World) -> None:
+    await world.streams()
+    dead, waiting = str(await add_event(world.pool, "DEAD")), str(await add_event(world.pool))
+    await world.pool.execute("INSERT INTO sea_mq_context (context) VALUES ('orders')")
+    for command in (
+        ("outbox", "replay", dead, *WHY),
+        ("outbox", "mark-dead", waiting, *WHY),
+        ("outbox", "discard", dead, *WHY),
+        ("inbox", "close", waiting, *WHY),
+        ("inbox", "resume", *WHY),
+        ("dlq", "purge", "1", *WHY),
+        ("prune", "--before", "0s", *WHY),
+        ("partitions", "enable", *WHY),
+        ("depth",),
+    ):
+        refused = await world.run(*command)
+        assert (refused.code, f"context orders, not to {world.name}" in refused.err) == (3, True)
+    assert await world.pool.fetchval("SELECT count(*) FROM operator_actions") == 0
+
+
 async def test_a_missing_stream_says_streams_apply(world: World) -> None:
     refused = await world.run("dlq", "list")
     assert (refused.code, "streams apply" in refused.err) == (3, True)

@@ -63,7 +63,7 @@ async def test_a_change_without_the_right_names_the_grant_and_changes_nothing(
     login = unique("page_")
     await place.database.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'p'")
     await place.database.execute(
-        f"GRANT SELECT ON sea_mq_migrations, outbox_events TO {login};"
+        f"GRANT SELECT ON sea_mq_migrations, sea_mq_context, outbox_events TO {login};"
         f"GRANT UPDATE (state, available_at) ON outbox_events TO {login}"
     )
     parts = urlsplit(database.dsn)

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.archive import outbox
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult, count
@@ -96,6 +97,12 @@ async def test_an_event_that_is_replayed_meanwhile_stays_and_a_second_archive_is
     assert (result.archived, result.deleted, result.stayed, len(refused)) == (3, 1, 2, 1)
     assert (await desk.table()).keys() == {replayed, changed}
     assert desk.kept().keys() == {replayed, changed, gone}
+
+
+async def test_tables_of_another_context_are_refused(desk: Desk) -> None:
+    await desk.pool.execute("INSERT INTO sea_mq_context (context) VALUES ('orders')")
+    with pytest.raises(ContractError, match="belong to the context orders"):
+        await desk.run()
 
 
 async def test_what_the_lake_does_not_hold_as_it_was_is_not_deleted(

@@ -7,6 +7,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, owner_session
+from sea_mq_worker.adapters.postgres.schema.schema_owner import check_owner
 from sea_mq_worker.domain.read_models import check_accountable
 from sea_mq_worker.domain.schema_records import Partition
 from sea_mq_worker.resources import resource_folder
@@ -40,17 +41,19 @@ def partitioning_script() -> str:
     return (resource_folder("sql") / "partitions.sql").read_text(encoding="utf-8")
 
 
-async def partition_outbox(dsn: str, *, schema: str, actor: str, reason: str) -> bool:
+async def partition_outbox(dsn: str, *, schema: str, context: str, actor: str, reason: str) -> bool:
     """Divide the outbox into partitions, in one transaction with the audit record; False: it has partitions.
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.
-        ContractError: the server is too old, the user does not own the tables, or something is in the way.
+        ContractError: the server is too old, the user does not own the tables, they are another context's, or
+            something is in the way.
     """
     check_accountable(actor, reason)
     sql = load_queries("partitions")
     async with owner_session(dsn, schema) as connection:
         await check_version(connection)
+        await check_owner(connection, context)
         async with connection.transaction():
             if await connection.fetchval(sql["exist"]):
                 return False

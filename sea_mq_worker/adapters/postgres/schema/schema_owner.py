@@ -12,24 +12,33 @@ from sea_mq_worker.domain.errors import ContractError
 
 
 async def claim_schema(database: Any, context: str) -> None:
-    """Claim the schema of ``database``, a connection or pool, for the context, unless it is another's.
+    """Claim the schema of ``database``, a connection or pool, for the context, unless it has an owner.
+
+    Raises:
+        ContractError: as ``check_owner``.
+    """
+    if not await check_owner(database, context):
+        with translated():
+            await database.fetch(load_queries("context")["take"], context)
+        await check_owner(database, context)
+
+
+async def check_owner(database: Any, context: str) -> bool:
+    """Return whether the schema of ``database`` belongs to the context; False: to none, before any worker.
 
     Raises:
         ContractError: the schema is another context's; the text names both, and the remedy.
     """
-    sql = load_queries("context")
     with translated():
-        owner = await database.fetchval(sql["owner"])
-        if owner is None:
-            await database.fetch(sql["take"], context)
-            owner = await database.fetchval(sql["owner"])
-        schema = await database.fetchval("SELECT current_schema()")
-    if owner != context:
+        found = await database.fetchrow(load_queries("context")["owner"])
+    if found and found["context"] != context:
+        schema = found["schema"]
         raise ContractError(
-            f"the tables in schema {schema} belong to the context {owner}, not to {context}; give each"
-            " a schema of its own (SEA_MQ_DATABASE_SCHEMA) or, if the context was renamed, write its new name"
-            f" into {schema}.sea_mq_context"
+            f"the tables in schema {schema} belong to the context {found['context']}, not to {context}: "
+            "correct SEA_MQ_CONTEXT, or give each context a schema of its own (SEA_MQ_DATABASE_SCHEMA); "
+            f"if the context was renamed, write its new name into {schema}.sea_mq_context"
         )
+    return found is not None
 
 
 async def check_rows_visible(database: Any) -> None:

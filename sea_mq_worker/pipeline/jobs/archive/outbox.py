@@ -23,6 +23,7 @@ from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     leaf_of,
 )
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.adapters.postgres.schema.schema_owner import check_owner
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import PipelineError
@@ -172,18 +173,20 @@ def deletion(settings: Settings, *, actor: str, reason: str) -> Iterator[Deletio
     Raises:
         PipelineError: another archive has the lock.
         StoreUnavailableError: PostgreSQL cannot be reached.
-        ContractError: PostgreSQL refuses the user, or its version is not supported.
+        ContractError: PostgreSQL refuses the user, its version is not supported, or the tables are another
+            context's.
     """
     with asyncio.Runner() as runner:
         pool = runner.run(open_pool(settings, purpose="archive"))
         try:
-            yield Deletion(runner, runner.run(_lock(pool)), actor, reason)
+            yield Deletion(runner, runner.run(_lock(pool, settings.context)), actor, reason)
         finally:
             pool.terminate()
 
 
-async def _lock(pool: asyncpg.Pool) -> asyncpg.Connection:
+async def _lock(pool: asyncpg.Pool, context: str) -> asyncpg.Connection:
     await check_version(pool)
+    await check_owner(pool, context)
     with translated():
         connection = await pool.acquire()
         if await connection.fetchval(_SQL["lock"]):
