@@ -126,12 +126,16 @@ async def _follow(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int)
 
 
 async def _show(steps: AsyncIterator[ReplayStep], total: int, *, before: int) -> int:
-    """Show a progress bar; return how many events were replayed by this run."""
+    """Show a progress bar, or report the first wait to a log; return how many events this run replayed."""
     replayed = done = 0
+    has_waited = False
     hidden = not sys.stderr.isatty()
     with typer.progressbar(length=total, label=_label(0), file=sys.stderr, hidden=hidden) as bar:
         async for step in steps:
             bar.label = _label(step.waiting)
+            if hidden and step.waiting and not has_waited:
+                typer.echo(bar.label, err=True)
+                has_waited = True
             bar.update(step.done - done)
             done, replayed = step.done, step.replayed - before
     return replayed

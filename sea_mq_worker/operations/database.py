@@ -77,7 +77,7 @@ async def operations(settings: Settings) -> AsyncIterator[Tables]:
 @asynccontextmanager
 async def replays(settings: Settings) -> AsyncIterator[PostgresReplays]:
     async with tables_pool(settings, purpose="operator") as pool:
-        yield PostgresReplays(pool=pool)
+        yield PostgresReplays(pool=pool, hold_dead_keys=settings.outbox_dead_key == "hold")
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ class ReplayTables(Protocol):
         ...
 
     async def not_taken(self, ids: Sequence[UUID]) -> Sequence[UUID]:
-        """Return the events that no worker has claimed yet, and that wait for no failing one of their key."""
+        """Return the events that no worker has claimed yet, without those held back by one of their key."""
         ...
 
     async def finish(self, replay: Replay) -> None:

@@ -26,6 +26,7 @@ class InMemoryReplays:
     """
 
     table: OutboxTable
+    hold_dead_keys: bool = False
     replays: dict[int, Replay] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
 
@@ -80,13 +81,15 @@ class InMemoryReplays:
 
     def _is_waiting(self, row: OutboxRow) -> bool:
         is_held_back = row.ordering_key is not None and any(
-            other.ordering_key == row.ordering_key
-            and other.seq < row.seq
-            and other.state in {EventState.PENDING, EventState.CLAIMED}
-            and other.error is not None
+            other.ordering_key == row.ordering_key and other.seq < row.seq and self._holds_back(other)
             for other in self.table.rows.values()
         )
         return row.state is EventState.PENDING and not row.attempts and not is_held_back
+
+    def _holds_back(self, row: OutboxRow) -> bool:
+        if row.state is EventState.DEAD:
+            return self.hold_dead_keys
+        return row.state is not EventState.PUBLISHED and row.error is not None
 
 
 def _is_left(row: OutboxRow, replay: Replay) -> bool:

@@ -64,15 +64,20 @@ WITH mine AS MATERIALIZED (
 SELECT EXISTS (SELECT FROM mine) AS is_mine, (SELECT count(*) FROM replayed) AS count;
 
 -- name: not_taken
--- Those of the given events that no worker has claimed yet. An event that waits for a failing event of its key is left
--- out, since it delays no other. Indexes: the primary key, idx_outbox_ordering.
+-- Those of the given events that no worker has claimed yet. An event that waits for a failing event of its key, or for
+-- a dead one that holds its key, is left out, since it delays no other.
+-- Indexes: the primary key, idx_outbox_ordering, idx_outbox_dead.
 SELECT o.id
   FROM outbox_events o
  WHERE o.id = ANY (:ids::uuid[]) AND o.state = 'PENDING' AND o.publish_attempts = 0
    AND NOT EXISTS (
        SELECT FROM outbox_events e
         WHERE e.is_open AND e.ordering_key IS NOT NULL AND e.ordering_key = o.ordering_key AND e.seq < o.seq
-          AND e.publish_error IS NOT NULL);
+          AND e.publish_error IS NOT NULL)
+   AND NOT (:hold_dead_keys::boolean AND EXISTS (
+       SELECT FROM outbox_events dead
+        WHERE NOT dead.is_open AND dead.published_at IS NULL
+          AND dead.ordering_key = o.ordering_key AND dead.seq < o.seq));
 
 -- name: finish_replay
 UPDATE operator_actions a

@@ -44,7 +44,10 @@ class PostgresWorld:
 
     @property
     def tables(self) -> ReplayTables:
-        return PostgresReplays(pool=self.pool)
+        return self.replays()
+
+    def replays(self, *, hold_dead_keys: bool = False) -> ReplayTables:
+        return PostgresReplays(pool=self.pool, hold_dead_keys=hold_dead_keys)
 
     async def event(self, state: str = "DEAD", *, error: str | None = None, **given: Any) -> UUID:
         return await add_event(self.pool, state, error=error, **given)
@@ -71,7 +74,10 @@ class MemoryWorld:
     def __init__(self) -> None:
         self.now = 1000.0
         self.table = OutboxTable(self.clock)
-        self.tables = InMemoryReplays(self.table)
+        self.tables = self.replays()
+
+    def replays(self, *, hold_dead_keys: bool = False) -> InMemoryReplays:
+        return InMemoryReplays(self.table, hold_dead_keys)
 
     def clock(self) -> float:
         """Return another time at each call, like a clock of microseconds."""
@@ -207,6 +213,15 @@ async def test_an_event_is_waited_for_until_it_is_claimed_or_one_before_it_in_it
     assert await waiting() == {head, behind}
     await world.fail(head)
     assert await waiting() == set()
+
+
+async def test_an_event_behind_a_dead_one_is_not_waited_for_if_that_holds_its_key(world: World) -> None:
+    await world.event(ordering_key="k")
+    behind, free = await world.event("PUBLISHED", ordering_key="k"), await world.event("PUBLISHED")
+    published = await chosen(world, OutboxFilter(states=(EventState.PUBLISHED,)))
+    await world.tables.put_back(await world.tables.begin(ALL, **WHO), published)
+    assert set(await world.tables.not_taken([behind, free])) == {behind, free}
+    assert list(await world.replays(hold_dead_keys=True).not_taken([behind, free])) == [free]
 
 
 async def test_only_a_replay_can_be_continued(world: World) -> None:

@@ -28,9 +28,10 @@ class PostgresReplays:
     See ``ports.operations.ReplayTables``. Each method raises what ``translated`` raises, too.
     """
 
-    def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``OPERATOR_HINTS``."""
+    def __init__(self, *, pool: asyncpg.Pool, hold_dead_keys: bool = False) -> None:
+        """Use a pool opened with ``OPERATOR_HINTS``; a DEAD event may hold back the later ones of its key."""
         self._pool = pool
+        self._hold_dead_keys = hold_dead_keys
         self._sql = load_named("replay")
 
     async def choose(
@@ -86,7 +87,8 @@ class PostgresReplays:
         return replace(replay, through=through, replayed=replay.replayed + row["count"])
 
     async def not_taken(self, ids: Sequence[UUID]) -> list[UUID]:
-        return [row["id"] for row in await fetch(self._pool, *self._sql["not_taken"].bind(ids=ids))]
+        not_taken = self._sql["not_taken"].bind(ids=ids, hold_dead_keys=self._hold_dead_keys)
+        return [row["id"] for row in await fetch(self._pool, *not_taken)]
 
     async def finish(self, replay: Replay) -> None:
         await fetch(self._pool, *self._sql["finish_replay"].bind(action=replay.id))
