@@ -19,8 +19,9 @@ from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read
-from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations, progress_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
+from sea_mq_worker.pipeline.lake.table import NO_FILES, LakeTable
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.landing import Lake, copy_of, event, events_of, lake_at
 from tests.support.documents import commands
@@ -86,6 +87,15 @@ def test_a_stream_that_is_made_again_or_restored_during_a_read_is_not_landed() -
         now, landed = dataclasses.replace(before, **change), StreamProgress(stream="S", created=0)
         with pytest.raises(DataLossError, match=rf"{why} .* during the read"):
             check_after_read(landed, before, now, range(1, 10), rows=9, on_loss=pytest.fail)
+
+
+def test_no_incarnation_is_forgotten_when_former_streams_return(tmp_path: Path) -> None:
+    bronze, seen = LakeTable(str(tmp_path), BRONZE), []
+    for created in (1, 2, 3, 2, 1, 3, 4, 1):
+        switch = progress_of(bronze, "S").recreated(created, incarnations(bronze, "S"))
+        bronze.commit(NO_FILES, *switch)
+        seen = [each for each in seen if each != created] + [created]
+        assert [each.created for each in incarnations(bronze, "S")] == seen
 
 
 async def test_a_stream_restored_to_an_older_state_is_found_also_after_another_stream_had_its_name(

@@ -218,7 +218,7 @@ def _to_lake(
         archive.commit(_files(archive, rows, "published_at", days_ago), Watermark("archive", 1))
     created = stream_state(world.settings, world.stream).created
     rows = messages.withColumnRenamed("created", "incarnation")
-    switched = StreamProgress(stream=world.stream, created=0).recreated(nanoseconds(created))
+    switched = StreamProgress(stream=world.stream, created=0).recreated(nanoseconds(created), ())
     bronze.commit(_files(bronze, rows, "time", days_ago), *switched)
 
 

@@ -7,6 +7,7 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import (
     StreamProgress,
+    incarnations,
     moment_text,
     nanoseconds,
     progress_of,
@@ -33,7 +34,7 @@ def current_progress(
     if progress.created != created:
         if progress.created:
             on_loss(_recreated_text(progress, state))
-        bronze.commit(NO_FILES, *progress.recreated(created))
+        bronze.commit(NO_FILES, *progress.recreated(created, incarnations(bronze, stream)))
         progress = progress_of(bronze, stream)  # a backup of a former stream of this name was landed before
     if restored := _restored(settings, bronze, progress, state):
         on_loss(restored)

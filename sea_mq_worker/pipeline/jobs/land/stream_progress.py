@@ -5,7 +5,7 @@ messages. Each such state of a stream is an incarnation. Its name is the stream'
 ``#n`` after the n-th restore.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,10 +64,18 @@ class StreamProgress:
             Watermark(restored, self.restores, after=self.restores),
         )
 
-    def recreated(self, created: int) -> tuple[Watermark, ...]:
-        """Return the watermarks of a commit that switches to a new stream with the same name."""
-        latest, _, before = _names(self.stream, created)
-        return Watermark(latest, created, after=self.created), Watermark(before, self.created)
+    def recreated(self, created: int, known: Iterable["StreamProgress"]) -> tuple[Watermark, ...]:
+        """Return the watermarks of a commit that switches to another stream with the same name.
+
+        If the stream is one of the ``known`` incarnations, its former place in the chain is closed.
+        """
+        before = {each.created: each.before for each in known}
+        moved = {each: before[created] for each, earlier in before.items() if earlier == created}
+        chain = (moved | {created: self.created}).items()
+        return (
+            Watermark(f"created {self.stream}", created, after=self.created),
+            *(Watermark(_names(self.stream, each)[2], earlier) for each, earlier in chain),
+        )
 
     def restored(self) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit that switches to a restored state of the same stream."""
