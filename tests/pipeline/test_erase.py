@@ -152,7 +152,7 @@ async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     await world.archive()
     gone, kept = await world.add("ada"), await world.add("bob")
     copy = copy_of(world.message(gone, "ada"))
-    dead_letter = replace(copy, headers={"Nats-Msg-Id": "another", "dlq-message-id": gone})
+    dead_letter = replace(copy, headers={"ce-id": "another", "dlq-message-id": gone.upper()})
     await world.stream.publish([copy, dead_letter])
     await world.land(event_schemas=of_ids(gone, world.lake.folder.parent))
     assert world.lake.count(SILVER) == 4
@@ -170,11 +170,11 @@ async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     assert (record["actor"], record["reason"], record["outcome"]) == ("ann", "asked by letter", "done")
 
     others = world.message(await world.add("eve"), "eve"), world.message(kept, "bob")
-    again = [world.message(gone, "ada"), *others]
-    await world.stream.publish(map(copy_of, again))
+    again = [*map(copy_of, (world.message(gone, "ada"), *others)), dead_letter]
+    await world.stream.publish(again)
     await world.land()
 
-    assert await world.places_of(gone) == [f"{world.stream.name}:7"]
+    assert await world.places_of(gone) == [f"{world.stream.name}:{seq}" for seq in (7, 10)]
     assert (world.lake.count(SILVER), world.lake.count(IDS)) == (2, 4)
 
 

@@ -214,7 +214,7 @@ def land_bronze_alone(lake: Lake, stream: str, rows: int) -> None:
     bronze, state = lake.table(BRONZE), stream_state(lake.settings, stream)
     place = current_progress(lake.settings, bronze, state, on_loss=pytest.fail)
     options = JetStreamOptions(stream=stream, created=state.created)
-    written = write_messages(str(lake.folder), options, place.incarnation, (), range(1, rows + 1))
+    written = write_messages(str(lake.folder), options, place.incarnation, frozenset(), range(1, rows + 1))
     files = bronze.files(pa.Table.from_batches(written, ENTRIES))
     bronze.commit(files, *place.landed_to(rows))
     with pytest.raises(ConflictError, match="another run writes to this table"):

@@ -24,7 +24,6 @@ from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.outbox import deletion
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
-    ID_HEADERS,
     EventChoice,
     Position,
     delete_old_versions,
@@ -32,7 +31,7 @@ from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
     find_rows,
 )
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
-from sea_mq_worker.pipeline.lake.erased_ids import id_hash, record_erased
+from sea_mq_worker.pipeline.lake.erased_ids import ID_HEADERS, id_hash, record_erased
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import check_lake
 from sea_mq_worker.pipeline.sources.jetstream.state import connected
@@ -154,8 +153,8 @@ async def _delete_messages(settings: Settings, found: FoundEvents) -> int:
                     raise
                 continue
             message = stored(answer["message"], stream=stream, consumer="", deliveries=0)
-            named = {value for name, value in message.headers.items() if name.lower() in ID_HEADERS}
-            if found.ids.intersection(named, map(str.lower, named)):
+            named = [value for name, value in message.headers.items() if name.lower() in ID_HEADERS]
+            if not found.ids.isdisjoint([*named, *map(str.lower, named)]):
                 await api(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})
                 deleted += 1
     return deleted

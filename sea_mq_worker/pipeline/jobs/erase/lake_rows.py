@@ -14,12 +14,10 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations
 from sea_mq_worker.pipeline.jobs.land.tasks import committed
 from sea_mq_worker.pipeline.jobs.typed.typed_tables import tables_of
+from sea_mq_worker.pipeline.lake.erased_ids import ID_HEADERS
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SCHEMAS, SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, reachable
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
-
-ID_HEADERS = ("nats-msg-id", "ce-id", "dlq-message-id")
-"""Lowercase names of the headers with the ID of a message, or of the message that became a dead letter."""
 
 _WRITING_HOURS_MAX = 1
 """A file that no version contains may be one that a run is writing, until it is this old."""

@@ -168,7 +168,7 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
 
 
 def write_messages(
-    lake: str, options: JetStreamOptions, incarnation: str, erased: Collection[str], sequences: range
+    lake: str, options: JetStreamOptions, incarnation: str, erased: frozenset[str], sequences: range
 ) -> Iterator[pa.RecordBatch]:
     """Write bronze, silver and the index of IDs from messages of a stream; yield the entry of each file.
 
