@@ -249,11 +249,15 @@ async def test_a_run_that_is_killed_or_fails_between_commits_is_completed_by_the
     await world.stream.publish([world.message(foreign, "ada", partition_key=KEY)])
     ids = [archived, str(foreign), await world.add("ada", ordering_key=KEY)]
     other = await world.add("ada", partition_key="k")
+    dead_letter = replace(world.message(ids[2], "ada"), headers={"dlq-message-id": ids[2]})
+    await world.stream.publish([dead_letter])
     await world.land()
 
     await end_run(world, "inbox_messages")
     assert await world.pool.fetchval("SELECT count(*) FROM inbox_messages") == 4
     await end_run(world, "inbox_messages", without_files_of="bronze")
+    await add_message(world.pool, message_id=ids[2], processed=True)
+    await end_run(world, "inbox_messages", without_files_of="silver")
     await end_run(world, "outbox_events")
     assert await world.pool.fetchval("SELECT count(*) FROM outbox_events") == 2
     assert (world.lake.count(BRONZE), world.lake.count(SILVER)) == (1, 1)

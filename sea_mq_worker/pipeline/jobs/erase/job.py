@@ -66,12 +66,14 @@ class FoundEvents:
     Attributes:
         ids: message IDs.
         positions: places of their copies in the lake.
+        header_positions: those that only headers in bronze name, because silver has another message ID there.
         copies: (stream, sequence) of copies that the streams may still contain.
         result: the result of a dry run.
     """
 
     ids: frozenset[str]
     positions: frozenset[Position]
+    header_positions: frozenset[Position]
     copies: frozenset[tuple[str, int]]
     result: EraseResult
 
@@ -105,14 +107,14 @@ async def _find(settings: Settings, lake: str, choice: EventChoice) -> FoundEven
         chosen = (_uuids(choice.ids), kind, identity, choice.key)
         events = await fetch_with_long_timeout(pool, _SQL["events"], *chosen)
         of_table = [row["id"] for row in events]
-        ids, positions, counts = await asyncio.to_thread(find_rows, lake, choice, of_table)
+        ids, positions, in_headers, counts = await asyncio.to_thread(find_rows, lake, choice, of_table)
         messages = await fetch(pool, _SQL["messages"], _uuids(ids))
     _check_finished([row["id"] for row in (*events, *messages) if row["is_open"]])
     copies = {(row["stream"], row["stream_seq"]) for row in (*events, *messages) if row["stream_seq"]}
     copies |= {(position.stream, position.seq) for position in positions}
     rows = {"outbox": len(events), "inbox": len(messages), **counts}
     result = EraseResult(events=len(ids), rows=rows, dry_run=True)
-    return FoundEvents(ids, positions, frozenset(copies), result)
+    return FoundEvents(ids, positions, in_headers, frozenset(copies), result)
 
 
 async def _erase(
@@ -127,8 +129,11 @@ async def _erase(
         await asyncio.to_thread(record_erased, lake, ids)
         deleted = await _delete_messages(settings, found) if streams else 0
         rows = {"inbox": await _delete_rows(pool, "delete_messages", ids, action)}
+        # After bronze, these places could no longer be found.
+        first = await asyncio.to_thread(delete_rows, lake, SILVER, ids, found.header_positions)
         for schema in (*tables_of(lake), BRONZE, IDS, SILVER):
             rows[schema.name] = await asyncio.to_thread(delete_rows, lake, schema, ids, found.positions)
+        rows[SILVER.name] += first
         rows["outbox"] = await _delete_rows(pool, "delete_events", ids, action)
         rows[ARCHIVE.name] = await asyncio.to_thread(delete_rows, lake, ARCHIVE, ids, found.positions)
         unused = await asyncio.to_thread(delete_old_versions, lake)

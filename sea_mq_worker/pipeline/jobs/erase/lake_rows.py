@@ -53,11 +53,12 @@ class Position(NamedTuple):
 
 def find_rows(
     lake: str, choice: EventChoice, ids: Iterable[str]
-) -> tuple[frozenset[str], frozenset[Position], dict[str, int]]:
+) -> tuple[frozenset[str], frozenset[Position], frozenset[Position], dict[str, int]]:
     """Find the rows of the choice and of further message IDs; read the headers of all messages for it.
 
     Returns:
-        All message IDs, the places of all copies, and the number of rows by table.
+        All message IDs, the places of all copies, those places that only headers name, and the number of rows
+        by table.
 
     Raises:
         PipelineError: the lake cannot be read, or silver lacks messages of bronze.
@@ -81,9 +82,10 @@ def find_rows(
     is_named = f"{_is_in('value', known)} OR {_is_in('lower(value)', known)}"
     is_copy = f"{_is_in('name', ID_HEADERS)} AND ({is_named})"
     copies = _select(lake, BRONZE, position, is_copy, source=_HEADERS)
-    positions = frozenset(Position(**row) for row in (*copies, *silver))
+    in_headers, own = (frozenset(Position(**row) for row in rows) for rows in (copies, silver))
+    positions = own | in_headers
     counts = {"bronze": len(positions), "archive": len(archived), "silver": len(silver)}
-    return known, positions, counts
+    return known, positions, in_headers - own, counts
 
 
 def delete_rows(lake: str, schema: TableSchema, ids: Collection[str], positions: Collection[Position]) -> int:
