@@ -186,6 +186,25 @@ async def test_a_connection_closes_after_its_last_bytes_are_sent(nats_url: str) 
         await connection.close()
 
 
+async def test_a_freeze_does_not_count_as_a_reconnect_that_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[str] = []
+    connection = NatsConnection(lambda event, _text: reported.append(event))
+    loop, passed = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed)
+    await connection.on_disconnected()
+    passed += 3600
+    await asyncio.sleep(0.01)
+    assert reported == ["disconnected"]
+    while not connection.closed_for_good.is_set():
+        passed += 11
+        await asyncio.sleep(0.01)
+    assert reported == ["disconnected", "connection_closed"]
+    assert passed < 3600 + 70
+
+
 async def test_closing_during_a_reconnect_does_not_cancel_the_caller(nats_url: str) -> None:
     async with connected(nats_url) as connection:
         await connection.client.force_reconnect()

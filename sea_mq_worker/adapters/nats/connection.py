@@ -11,6 +11,7 @@ import json
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeAlias, cast
 
 import nats.errors
@@ -27,7 +28,7 @@ _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
 _CLOSE_SECONDS_MAX = 2.0
-_RECONNECT_SILENCE_SECONDS_MAX = 60.0
+_WATCH_STEPS, _WATCH_STEP_SECONDS = 6, 10.0
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 Listener: TypeAlias = Callable[[str, str], None]
@@ -187,19 +188,21 @@ class NatsConnection:
         if not self._closing:
             self._mark_closed(plain(self.client.last_error or self.last_error))
 
-    def _watch(self, *, stop: bool = False) -> None:
+    def _watch(self, *, stop: bool = False, steps: int = _WATCH_STEPS) -> None:
         """Restart or stop the watchdog of a lost connection.
 
-        Each failed reconnect reports an error; 60 s without one mean that nats-py's task has died.
+        Each failed reconnect reports an error; 60 s without one mean that nats-py's task has died. They are
+        waited for in steps, of which a freeze of this process ends only one.
         """
         if self._reconnect_watchdog:
             self._reconnect_watchdog.cancel()
             self._reconnect_watchdog = None
-        if not stop:
+        if not steps:
+            self._mark_closed("reconnecting has stopped")
+        elif not stop:
             loop = asyncio.get_running_loop()
-            self._reconnect_watchdog = loop.call_later(
-                _RECONNECT_SILENCE_SECONDS_MAX, self._mark_closed, "reconnecting has stopped"
-            )
+            step = partial(self._watch, steps=steps - 1)
+            self._reconnect_watchdog = loop.call_later(_WATCH_STEP_SECONDS, step)
 
     def _mark_closed(self, reason: str) -> None:
         self._watch(stop=True)
