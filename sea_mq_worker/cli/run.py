@@ -1,5 +1,6 @@
 """``run``: run the worker."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -56,12 +57,11 @@ def run(*, until_empty: UntilEmptyOption = False) -> None:
     from sea_mq_worker.domain.errors import WorkerError
     from sea_mq_worker.settings import SettingsError
 
-    codes: list[int] = []
-
     async def main() -> None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-        codes.append(await run_worker(settings, stop, until_empty=until_empty))
+        code = await run_worker(settings, stop, until_empty=until_empty)
+        os._exit(code)  # closing the loop waits for name lookups, and opens descriptors
 
     try:
         uvloop.run(main())
@@ -69,8 +69,3 @@ def run(*, until_empty: UntilEmptyOption = False) -> None:
         abort(str(error), EXIT_USAGE)
     except WorkerError as error:
         abort(str(error), EXIT_FAILED)
-    except (OSError, RuntimeError):
-        if not codes:
-            raise
-        # The worker has ended. uvloop opens descriptors to close its loop, and there may be none to spare.
-    raise typer.Exit(codes[0])

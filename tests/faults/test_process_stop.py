@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -12,7 +13,15 @@ from tests.support.handlers import Call, answer, hang
 from tests.support.hold import held
 from tests.support.site import Site
 from tests.support.waiting import eventually
+from tests.support.worker import running
 
+BESIDE_A_SILENT_RESOLVER = """
+import threading
+from sea_mq_worker.__main__ import main
+threading.Thread(target=threading.Event().wait).start()
+main()
+"""
+"""The thread of a name lookup can no more be ended than this one."""
 GRACE_SECONDS = 0.5
 BUSY_MACHINE_SECONDS = 5.0
 """What other processes may add to a time."""
@@ -175,6 +184,13 @@ async def test_a_stop_during_the_start_waits_for_no_silent_database(
         worker.send(signal.SIGTERM)
         assert await worker.ended(within=30) == code, worker.written
         assert time.monotonic() - began < GRACE_SECONDS + 1 + BUSY_MACHINE_SECONDS
+
+
+async def test_a_stop_waits_for_no_silent_resolver(shared: Site) -> None:
+    program = (sys.executable, "-c", BESIDE_A_SILENT_RESOLVER)
+    async with running(shared.target, shared.folder / "worker.log", program=program) as worker:
+        await worker.ready()
+        await worker.stopped()
 
 
 @pytest.mark.fault("L04")
