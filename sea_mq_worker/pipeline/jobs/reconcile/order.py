@@ -31,30 +31,25 @@ class JudgeOrder:
     def __call__(self, batches: Batches) -> Batches:
         """Yield the events with a finding."""
         for events in unpack(batches).values():
-            is_moved = np.zeros(events.num_rows, bool)
-            is_moved[self._moved(events)] = True
-            findings = events["findings"].to_numpy() | is_moved * Verdict.OUT_OF_ORDER.bit
-            judged = events.set_column(
-                events.schema.get_field_index("findings"), "findings", pa.array(findings, pa.int32())
-            )
+            findings = events["findings"].to_numpy().copy()
+            findings[self._moved(events)] |= Verdict.OUT_OF_ORDER.bit
+            place = events.schema.get_field_index("findings")
+            judged = events.set_column(place, "findings", pa.array(findings))
             bad = judged.filter(pa.array(findings > 0)).select(TROUBLE.names)
             yield from bad.cast(TROUBLE).to_batches()
 
-    def _moved(self, events: pa.Table) -> list[int]:
+    def _moved(self, events: pa.Table) -> Column:
         keys = events["ordering_key"].combine_chunks().dictionary_encode().indices.to_numpy()
-        order = np.lexsort((events["seq"].to_numpy(), keys))
-        keys, positions = keys[order], events["position"].to_numpy()[order]
-        falls = (keys[1:] == keys[:-1]) & (positions[1:] < positions[:-1])
-        moved: list[int] = []
-        for key in np.unique(keys[1:][falls]):
-            start, end = np.searchsorted(keys, [key, key + 1])
-            # An event in order relative to every event of its key needs no joint comparison.
-            rows = order[start:end][_conflicts(positions[start:end])]
-            chosen = events.take(pa.array(rows))
-            rows = rows[
-                ~explained(self.replays, chosen, micros(chosen["created_at"]), micros(chosen["time"]))
-            ]
-            moved += rows[outside_longest_run(events["position"].to_numpy()[rows].tolist())].tolist()
+        inserted = np.lexsort((events["seq"].to_numpy(), keys))
+        # A rank by key and position, so that events of different keys never conflict.
+        ranks = np.argsort(np.lexsort((events["position"].to_numpy(), keys)))
+        stored = ranks[inserted]
+        # An event in order relative to every event of its key needs no joint comparison.
+        overtakes = np.minimum.accumulate(stored[::-1])[::-1] < stored
+        rows = inserted[overtakes | (np.maximum.accumulate(stored) > stored)]
+        chosen = events.take(pa.array(rows))
+        rows = rows[~explained(self.replays, chosen, micros(chosen["created_at"]), micros(chosen["time"]))]
+        moved: Column = rows[outside_longest_run(ranks[rows].tolist())]
         return moved
 
 
@@ -74,10 +69,3 @@ def outside_longest_run(positions: Sequence[int]) -> list[int]:
         run.add(index)
         index = before[index]
     return [index for index in range(len(positions)) if index not in run]
-
-
-def _conflicts(positions: Column) -> Column:
-    """Whether an earlier event has a higher position, or a later one a lower."""
-    return (np.maximum.accumulate(positions) > positions) | (
-        np.minimum.accumulate(positions[::-1])[::-1] < positions
-    )
