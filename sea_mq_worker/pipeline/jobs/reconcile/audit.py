@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Column
-from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 from sea_mq_worker.pipeline.snapshot import Snapshot
 
 _SKEW = 5e6
@@ -67,12 +66,6 @@ class Audit:
     inbox_pruned_before: datetime | None = None
     archived_before: datetime | None = None
     erased: frozenset[str] = frozenset()
-
-    def has_erased(self, ids: pa.ChunkedArray) -> Column:
-        """Whether each ID was erased."""
-        if not self.erased:
-            return np.zeros(len(ids), bool)
-        return np.fromiter((id_hash(each) in self.erased for each in ids.to_pylist()), bool, len(ids))
 
 
 def read_audit(moment: Snapshot) -> Audit:

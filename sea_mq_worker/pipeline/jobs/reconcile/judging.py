@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, explained, is_in, micros, micros_of
-from sea_mq_worker.pipeline.jobs.reconcile.broker import may_drop_any, may_drop_oldest
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, Batches, Column, pack, unpack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
@@ -85,22 +84,26 @@ class Judge:
     buckets: int
 
     @property
+    def own(self) -> StreamInfo:
+        """This service's stream."""
+        return next(iter(self.streams.values()))
+
+    @property
     def hops(self) -> list[str]:
         """Source and target of each hop, the hop from the outbox first."""
-        inboxes = ((one.stream, inbox.context, one.name) for inbox in self.inboxes for one in inbox.consumers)
-        return [
-            f"outbox -> {next(iter(self.streams))}",
-            *(f"{from_} -> {to} {name}" for from_, to, name in inboxes),
-        ]
+        received = ((inbox, consumer) for inbox in self.inboxes for consumer in inbox.consumers)
+        inboxes = (f"{one.stream} -> {inbox.context} {one.name}" for inbox, one in received)
+        return [f"outbox -> {self.own.name}", *inboxes]
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield rows with the schema ``FOUND``."""
         tables = unpack(batches)
-        rows = Rows(tables, next(iter(self.streams)), since=self.wanted.since, until=self.wanted.until)
-        found = [FOUND.empty_table()]
-        for name, table in tables.items():
-            found.append(pa.table({"counted": ["rows"], "source": [name], "rows": [len(table)]}))
-        first = rows.first(rows.is_own)
+        rows = Rows(tables, self.own.name, since=self.wanted.since, until=self.wanted.until)
+        found = [
+            pa.table({"counted": ["rows"], "source": [name], "rows": [len(table)]})
+            for name, table in tables.items()
+        ]
+        first = rows.first_own
         is_keyed = (first >= 0) & flags(rows.event["ordering_key"].is_valid())
         for number, hop in enumerate(self._hops(rows)):
             found += _counted(number, hop)
@@ -112,54 +115,56 @@ class Judge:
                 found.append(pa.Table.from_batches([pack("keys", keyed, "ordering_key", self.buckets)]))
                 is_bad &= ~is_keyed
             found.append(_trouble(rows, number, hop, is_bad))
-        together = pa.concat_tables(found, promote_options="default")
+        together = pa.concat_tables(found, promote_options="permissive")
         yield from together.select(FOUND.names).cast(FOUND).to_batches()
 
     def _hops(self, rows: Rows) -> Iterator[_Hop]:
-        event, own = rows.event, next(iter(self.streams.values()))
-        # A part of the time has only a part of the events, so other IDs of the stream cannot be judged.
-        is_part = bool(self.wanted.since or self.wanted.until)
-        is_judged = rows.is_known if is_part else np.full(rows.count, True)
-        verdict = self._outbox_verdict(rows, own)
-        first = rows.first(rows.is_own)
-        seconds = (at(rows.time, first) - micros(event["occurred_at"])) / 1e6
+        verdict, event = self._outbox_verdict(rows), rows.event
+        seconds = (at(rows.time, rows.first_own) - micros(event["occurred_at"])) / 1e6
         differs = [rows.differs(name, event[name]) for name in ("content", "header_hash")]
         is_altered = rows.any(rows.is_own & np.any(differs, axis=0))
         findings = verdict | self._is_duplicated(rows) * Verdict.DUPLICATED.bit
-        yield self._hop(is_judged & (rows.is_known | (first >= 0)), findings, is_altered, seconds)
+        is_there = rows.is_known | (rows.first_own >= 0)
+        yield self._hop(rows.is_judged & is_there, findings, is_altered, seconds)
         for number, inbox in enumerate(self.inboxes):
             received = rows.received(number)
             for consumer in inbox.consumers:
-                covered = _covers(consumer, rows.copies["subject"], rows.seq, rows.time)
-                covered &= rows.is_in(consumer.stream)
-                copy = rows.first(covered)
-                is_expected = copy >= 0
-                if consumer.stream == own.name:
-                    sent_at = micros(pc.coalesce(event["published_at"], event["created_at"]))
-                    is_missing = _covers(consumer, event["sent_as"], numbers(event["stream_seq"]), sent_at)
-                    is_expected = is_judged & (is_expected | ((first < 0) & is_missing))
-                findings = self._inbox_verdict(
-                    rows, inbox, consumer, received=received, verdict=verdict, first=copy
-                )
-                taken = rows.first(covered & (rows.seq == numbers(received["stream_seq"])[rows.who]))
-                copy = np.where(taken < 0, copy, taken)
-                seconds = (micros(received["processed_at"]) - at(rows.time, copy)) / 1e6
-                is_other = rows.differs("content", received["content_hash"])
-                is_altered = rows.any(covered & is_other) & ~rows.any(covered & ~is_other)
-                yield self._hop(is_expected, findings, is_altered, seconds)
+                yield self._inbox_hop(rows, inbox, consumer, received, verdict)
+
+    def _inbox_hop(
+        self, rows: Rows, inbox: Inbox, consumer: ConsumerInfo, received: pa.Table, verdict: Column
+    ) -> _Hop:
+        covered = _covers(consumer, rows.copies["subject"], rows.seq, rows.time)
+        covered &= rows.is_in(consumer.stream)
+        copy = rows.first(covered)
+        is_expected = copy >= 0
+        if consumer.stream == self.own.name:
+            event = rows.event
+            sent_at = micros(pc.coalesce(event["published_at"], event["created_at"]))
+            is_missing = _covers(consumer, event["sent_as"], numbers(event["stream_seq"]), sent_at)
+            is_expected = rows.is_judged & (is_expected | ((rows.first_own < 0) & is_missing))
+        findings = self._inbox_verdict(rows, inbox, consumer, received, copy)
+        # An event without a copy keeps the reason, unless the inbox has its end.
+        is_open = ~np.isin(findings, [Verdict.DELIVERED.bit, Verdict.DEAD.bit])
+        findings = np.where((copy < 0) & is_open, verdict, findings)
+        taken = rows.first(covered & (rows.seq == numbers(received["stream_seq"])[rows.who]))
+        seconds = (micros(received["processed_at"]) - at(rows.time, np.where(taken < 0, copy, taken))) / 1e6
+        is_other = rows.differs("content", received["content_hash"])
+        is_altered = rows.any(covered & is_other) & ~rows.any(covered & ~is_other)
+        return self._hop(is_expected, findings, is_altered, seconds)
 
     def _hop(self, is_judged: Column, findings: Column, is_altered: Column, seconds: Column) -> _Hop:
         is_late = seconds > (np.inf if self.wanted.late_seconds is None else self.wanted.late_seconds)
         findings = findings | is_altered * Verdict.ALTERED.bit | is_late * Verdict.LATE.bit
         return _Hop(is_judged, findings, seconds)
 
-    def _outbox_verdict(self, rows: Rows, own: StreamInfo) -> Column:
+    def _outbox_verdict(self, rows: Rows) -> Column:
         # Events acknowledged before the first inbox was read have their message below the last sequence.
-        asked_at, audit, first = micros_of(self.inboxes[0].at), self.audit, rows.first(rows.is_own)
+        asked_at, audit, first = micros_of(self.inboxes[0].at), self.audit, rows.first_own
         state, published = rows.event["state"], micros(rows.event["published_at"])
         removed = (audit.outbox_pruned_before, None if self.wanted.lake else audit.archived_before)
         removed_before = micros_of(max((limit for limit in removed if limit), default=None)) + _CLOCK
-        is_removed = (at(rows.time, first) < removed_before) | audit.has_erased(rows.event["id"])
+        is_removed = (at(rows.time, first) < removed_before) | rows.has_hash(audit.erased)
         return _case(
             (~rows.is_known & is_removed, Verdict.PRUNED),
             (~rows.is_known, Verdict.UNEXPECTED),
@@ -167,7 +172,7 @@ class Judge:
             (is_in(state, ["DEAD"]), Verdict.DEAD),
             (first >= 0, Verdict.DELIVERED),
             (published >= asked_at - self.wanted.grace_seconds * 1e6, Verdict.PENDING),
-            (_is_expired(rows.event, own, asked_at), Verdict.EXPIRED),
+            (_is_expired(rows.event, self.own, asked_at), Verdict.EXPIRED),
             otherwise=Verdict.MISSING_IN_STREAM,
         )
 
@@ -182,14 +187,7 @@ class Judge:
         return found
 
     def _inbox_verdict(
-        self,
-        rows: Rows,
-        inbox: Inbox,
-        consumer: ConsumerInfo,
-        *,
-        received: pa.Table,
-        verdict: Column,
-        first: Column,
+        self, rows: Rows, inbox: Inbox, consumer: ConsumerInfo, received: pa.Table, first: Column
     ) -> Column:
         asked_at, time, position = micros_of(inbox.at), at(rows.time, first), at(rows.position, first)
         is_absent = flags(received["id"].is_null())
@@ -198,14 +196,11 @@ class Judge:
         is_young = time > asked_at - self.wanted.grace_seconds * 1e6
         has_left = position < self.streams[consumer.stream].first_seq
         is_removed = time < micros_of(inbox.audit.inbox_pruned_before) + _CLOCK
-        is_removed |= inbox.audit.has_erased(rows.event["id"])
+        is_removed |= rows.has_hash(inbox.audit.erased)
         created = micros_of(datetime.fromisoformat(consumer.created))
-        # An event without a copy keeps the reason.
-        kept = (Verdict.MISSING_IN_STREAM, Verdict.PENDING, Verdict.DEAD, Verdict.EXPIRED)
         return _case(
             (flags(received["processed_at"].is_valid()), Verdict.DELIVERED),
             (flags(received["dead_lettered_at"].is_valid()), Verdict.DEAD),
-            *(((first < 0) & (verdict == each.bit), each) for each in kept),
             (is_unsettled | is_held | is_young, Verdict.PENDING),
             # A consumer never received the messages that had left the stream before its creation.
             (is_absent & has_left & (time < created), Verdict.EXPIRED),
@@ -228,9 +223,12 @@ def _is_expired(event: pa.Table, state: StreamInfo, asked_at: float) -> Column:
         expired |= published < read_at - state.max_age_seconds * 1e6 + _CLOCK
     created, sequence = micros_of(datetime.fromisoformat(state.created)), numbers(event["stream_seq"])
     had = (published >= created - _CLOCK) & ~(sequence > state.last_seq)
-    if may_drop_any(state.config):
-        expired |= had
-    if may_drop_oldest(state.config):
+    config = state.config
+    is_replaced = config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject")
+    if is_replaced or config.get("retention", "limits") != "limits" or config.get("allow_msg_ttl"):
+        expired |= had  # the stream may have kept older messages
+    is_limited = any(config.get(name, -1) > 0 for name in ("max_msgs", "max_bytes"))
+    if is_limited and config.get("discard", "old") == "old":
         is_before_first = published < micros_of(state.first_time)
         expired |= had & np.where(np.isnan(sequence), is_before_first, sequence < state.first_seq)
     return expired
@@ -281,7 +279,6 @@ def _counted(number: int, hop: _Hop) -> Iterator[pa.Table]:
     longest = seconds.max(initial=-np.inf)
     rounded[seconds == longest] = longest
     values, counts = np.unique(rounded, return_counts=True)
-    ids = np.array([np.nan]), np.array([np.count_nonzero(hop.is_judged)])
-    for what, figures, rows in (("ids", *ids), ("latency", values, counts)):
-        columns = {"seconds": figures, "rows": rows, "counted": [what] * len(rows)}
-        yield pa.table(columns | {"hop": pa.repeat(pa.scalar(number, pa.int32()), len(rows))})
+    yield pa.table({"counted": ["ids"], "hop": [number], "rows": [np.count_nonzero(hop.is_judged)]})
+    latency = {"counted": pa.repeat("latency", len(values)), "hop": pa.repeat(number, len(values))}
+    yield pa.table(latency | {"seconds": values, "rows": counts})

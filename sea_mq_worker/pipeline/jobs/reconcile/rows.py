@@ -3,8 +3,9 @@
 Times are microseconds since 1970. A missing time or number is NaN, so every comparison with it is false.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from sea_mq_worker.pipeline.jobs.reconcile.audit import is_in, micros, micros_of
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Column
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
+from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 
 INBOX = "inbox {}"
 """Name of the source of an inbox, by its number."""
@@ -24,6 +26,8 @@ class Rows:
     Attributes:
         event: the event of each ID; null except for ``id`` where there is none. Of several events with one
             ID the table's is used, else the one published last.
+        is_judged: whether each ID can be judged: a part of the time has only a part of the events, so an ID
+            without an event cannot.
         copies: the messages of all IDs, by ID, stream and position; ``who`` is the place of each one's ID.
     """
 
@@ -44,6 +48,7 @@ class Rows:
         row[places[: len(events)]] = np.arange(len(events))
         self.event = events.take(pa.array(row, mask=row < 0)).set_column(0, "id", encoded.dictionary)
         self.is_known = flags(self.event["state"].is_valid())
+        self.is_judged = self.is_known | (since is None and until is None)
 
         who, position = places[len(events) :], copies["position"].to_numpy()
         stream = copies["stream"].combine_chunks().dictionary_encode().indices.to_numpy()
@@ -56,6 +61,7 @@ class Rows:
         self.who, self.position = who[order], position[order]
         self.seq, self.time = self.copies["seq"].to_numpy(), micros(self.copies["time"])
         self.is_own = self.is_in(own)
+        self.first_own = self.first(self.is_own)
 
     def received(self, inbox: int) -> pa.Table:
         """Return the row of each ID in an inbox; null where there is none."""
@@ -65,6 +71,14 @@ class Rows:
     def is_in(self, stream: str) -> Column:
         """Whether each copy is in a stream."""
         return is_in(self.copies["stream"], [stream])
+
+    def has_hash(self, hashes: Collection[str]) -> Column:
+        """Whether the hash of each ID, see ``id_hash``, is one of these."""
+        return is_in(self._hashes, hashes) if hashes else np.full(self.count, False)
+
+    @cached_property
+    def _hashes(self) -> pa.Array:
+        return pa.array(map(id_hash, self.event["id"].to_pylist()), pa.string())
 
     def differs(self, column: str, expected: pa.ChunkedArray) -> Column:
         """Whether a column of each copy differs from the value expected for its ID; not if that is null."""

@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo, consumer_info, stream_info
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.executor_settings import access_options, config_of
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.audit import read_audit
-from sea_mq_worker.pipeline.jobs.reconcile.broker import query_consumers, query_stream
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches, Part, read_parts
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     EVENT_COLUMNS,
@@ -34,13 +34,14 @@ from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver, ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.lake import schemas
-from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of
+from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, snapshot, source_options
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
+from sea_mq_worker.pipeline.sources.jetstream.state import query_nats, stored_message, stream_state
 from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import ConsumerSettings, Settings
 
 _INCARNATION = 1 << 48
 """Offset between incarnations: positions are sequences, each incarnation after the previous one."""
@@ -85,13 +86,13 @@ def read_sources(
     for each in (Receiver(None, settings), *wanted.receivers):
         theirs, is_own = each.settings, each.config is None
         consumers = [one for one in theirs.consumers if is_own or one.stream == settings.stream]
-        progress = query_consumers(theirs, consumers)
+        progress = _query_consumers(theirs, consumers)
         moment = held.enter_context(snapshot(theirs))
         with config_of(each.config):
             parts += _inbox(INBOX.format(len(inboxes)), moment, since)
         inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment)))
     names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
-    before = {name: query_stream(settings, name, since) for name in dict.fromkeys(names)}
+    before = {name: _query_stream(settings, name, since) for name in dict.fromkeys(names)}
     messages = sum(min(state.messages, state.last_seq - first + 1) for state, first in before.values())
     check_disk(spark, messages)
     moment = held.enter_context(snapshot(settings))
@@ -110,6 +111,31 @@ def read_sources(
     without_secrets = replace(wanted, receivers=())
     judge = Judge(without_secrets, inboxes, streams, audit=read_audit(moment), buckets=buckets)
     return judge, streamed.unionAll(read_parts(spark, parts, buckets)), streamed
+
+
+def _query_consumers(settings: Settings, consumers: Sequence[ConsumerSettings]) -> list[ConsumerInfo]:
+    async def query(connection: NatsConnection) -> list[ConsumerInfo]:
+        return [await consumer_info(connection, one.stream, one.durable) for one in consumers]
+
+    return query_nats(settings, query) if consumers else []
+
+
+def _query_stream(settings: Settings, name: str, since: datetime | None) -> tuple[StreamInfo, int]:
+    """Return a stream's state, and the sequence of the first message stored at a time or later."""
+
+    async def query(connection: NatsConnection) -> tuple[StreamInfo, int]:
+        state = await stream_info(connection, name)
+        low, high = state.first_seq, state.last_seq + 1
+        while since and low < high:  # times increase with sequences
+            middle = (low + high) // 2
+            found = await stored_message(connection, name, {"seq": middle, "next_by_subj": ">"})
+            if found is None or datetime.fromisoformat(found["time"]) >= since:
+                high = middle
+            else:
+                low = int(found["seq"]) + 1
+        return state, low
+
+    return query_nats(settings, query)
 
 
 def _inbox(source: str, moment: Snapshot, since: datetime | None) -> list[Part]:
@@ -144,7 +170,7 @@ def _after(settings: Settings, before: StreamInfo) -> StreamInfo:
 
     Messages that retention removes during the read are missing without an error.
     """
-    after, _ = query_stream(settings, before.name, None)
+    after = stream_state(settings, before.name)
     if after.created != before.created or after.last_seq < before.last_seq:
         raise DataLossError(
             f"stream {before.name} was recreated or restored during the read: run reconcile again when the "
@@ -165,9 +191,8 @@ def _lake(
         *[("published_at", ">=", first), ("created_at", ">=", first), ("created_at", "<", end)],
     ]
     columns = {name: pc.field(name) for name in EVENT_COLUMNS} | {"state": pc.scalar("PUBLISHED")}
-    part = partial(
-        Part, "archive", represent=EventFingerprints(settings.context, settings.source, in_table=False)
-    )
+    represent = EventFingerprints(settings.context, settings.source, in_table=False)
+    part = partial(Part, "archive", represent=represent)
     yield from _files(part, LakeTable(wanted.lake, schemas.ARCHIVE), conditions, columns)
     for stream in streams.values():
         yield from _landed(stream, LakeTable(wanted.lake, schemas.BRONZE), since)
@@ -220,8 +245,7 @@ def _given(conditions: Conditions) -> Conditions:
 def _read_file(
     table: LakeTable, path: str, columns: Mapping[str, pc.Expression], matching: pc.Expression
 ) -> Batches:
-    files = dataset_of(table.uri, table.table_schema, [path])
-    yield from files.to_batches(columns=dict(columns), filter=matching, batch_size=BATCH_ROWS)
+    yield from table.dataset([path]).to_batches(columns=dict(columns), filter=matching, batch_size=BATCH_ROWS)
 
 
 def check_disk(spark: SparkSession, messages: int) -> None:
