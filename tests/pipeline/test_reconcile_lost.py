@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -207,28 +207,37 @@ async def their_database(
 
 
 def _to_lake(
-    spark: SparkSession, world: World, lake: str, *, landed: int, days_ago: Sequence[int] = (0,)
+    spark: SparkSession,
+    world: World,
+    lake: str,
+    *,
+    landed: int,
+    days_ago: Sequence[int] = (0,),
+    early: int = 0,
 ) -> None:
-    """Archive all rows, and land the first messages, once for each day as if that day had been today."""
+    """Archive all rows, and land the first messages, once for each day as if that day had been today.
+
+    ``early``: days by which the clock was behind when the events were published.
+    """
     options = {"stream": world.stream, "endSeq": str(landed), **access_options()}
     messages = spark.read.format("jetstream").options(**options).load()
     archive, bronze = LakeTable(lake, ARCHIVE), LakeTable(lake, BRONZE)
     with snapshot(world.settings) as held:
         rows = read_outbox(spark, held).withColumns({"batch": F.lit(1), "context": F.lit(world.context)})
-        archive.commit(_files(archive, rows, "published_at", days_ago), Watermark("archive", 1))
+        days = [{"created_at": each, "published_at": each + early} for each in days_ago]
+        archive.commit(_files(archive, rows, days), Watermark("archive", 1))
     created = stream_state(world.settings, world.stream).created
     rows = messages.withColumnRenamed("created", "incarnation")
     switched = StreamProgress(stream=world.stream, created=0).recreated(nanoseconds(created), ())
-    bronze.commit(_files(bronze, rows, "time", days_ago), *switched)
+    bronze.commit(_files(bronze, rows, [{"time": each} for each in days_ago]), *switched)
 
 
-def _files(table: LakeTable, rows: DataFrame, time: str, days_ago: Sequence[int]) -> Files:
-    """Write the rows once for each day into files of their own."""
-    written = [
-        table.write(rows.withColumn(time, moment).withColumn("date", F.to_date(moment)))
-        for days in days_ago
-        for moment in [F.col(time) - F.lit(timedelta(days=days))]
-    ]
+def _files(table: LakeTable, rows: DataFrame, earlier: Sequence[Mapping[str, int]]) -> Files:
+    """Write the rows several times, with times some days earlier, the last one the partition's."""
+    written = []
+    for days in earlier:
+        times = {name: F.col(name) - F.lit(timedelta(days=each)) for name, each in days.items()}
+        written.append(table.write(rows.withColumns(times).withColumn("date", F.to_date([*days][-1]))))
     return Files(
         tuple(each for files in written for each in files.actions), sum(files.rows for files in written)
     )
@@ -245,13 +254,13 @@ async def test_since_reads_only_the_files_of_its_time(
         return found
 
     await world.publish(5)
-    await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
+    await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80), early=2)
     await world.stored.purge()
     monkeypatch.setattr(LakeTable, "entries", spy)
     result = await _reconciled(spark, world, lake=lake, since=datetime.now(UTC) - timedelta(days=1))
 
-    today = f"date={datetime.now(UTC).date()}"
-    assert {path.split("/")[1] for path in read} == {today}
+    dates = {f"date={datetime.now(UTC).date() - timedelta(days=days)}" for days in (0, 2)}
+    assert {path.split("/")[1] for path in read} == dates
     assert (result.rows["archive"], result.rows[f"bronze {world.stream}"]) == (5, 5)
     assert result.hops[0].verdicts == {Verdict.DELIVERED: 5}
 

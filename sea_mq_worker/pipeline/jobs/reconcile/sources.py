@@ -184,12 +184,8 @@ def _lake(
 ) -> Iterator[Part]:
     if wanted.lake is None:
         return
-    first, end = wanted.since, wanted.until
-    # An event is published after its creation, so older files are not read.
-    conditions: Conditions = [
-        *[("context", "=", settings.context), ("date", ">=", first and first.date())],
-        *[("published_at", ">=", first), ("created_at", ">=", first), ("created_at", "<", end)],
-    ]
+    created = [("created_at", ">=", wanted.since), ("created_at", "<", wanted.until)]
+    conditions = [("context", "=", settings.context), *created]
     columns = {name: pc.field(name) for name in EVENT_COLUMNS} | {"state": pc.scalar("PUBLISHED")}
     represent = EventFingerprints(settings.context, settings.source, in_table=False)
     part = partial(Part, "archive", represent=represent)
