@@ -40,11 +40,14 @@ def main() -> None:
 
 
 def _leave_unwritten(error: OSError) -> NoReturn:
-    """Report output that the disk did not take; Python would try to write the rest again at its end."""
+    """Report output that the disk did not take; Python would try to write the rest again at its end.
+
+    The exit code stays that of a wrong usage if its report is the output.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with suppress(OSError):
         sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
-    raise SystemExit(_EXIT_FAILED) from None
+    raise SystemExit(getattr(error.__context__, "exit_code", _EXIT_FAILED)) from None
 
 
 def _prepare_standard_streams() -> None:

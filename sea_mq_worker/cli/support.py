@@ -4,7 +4,7 @@ import json as json_
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from uuid import UUID
@@ -29,8 +29,9 @@ _T = TypeVar("_T")
 
 
 def abort(text: str, code: int) -> NoReturn:
-    """Print the error, one line for each problem, and exit with ``code``."""
-    echo_safe(*text.split("\n"), err=True)
+    """Print the error, one line for each problem, and exit with ``code``, even if stderr is full."""
+    with suppress(OSError):
+        echo_safe(*text.split("\n"), err=True)
     raise typer.Exit(code)
 
 
@@ -63,7 +64,12 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
     """Run an operator's command and translate its errors into exit codes."""
     import asyncio
 
-    from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
+    from sea_mq_worker.domain.errors import (
+        ContractError,
+        UnavailableError,
+        UnstorableValueError,
+        WorkerError,
+    )
     from sea_mq_worker.settings import SettingsError
 
     settings = settings_for(*needs)
@@ -75,6 +81,8 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
         return asyncio.run(main())
     except SettingsError as error:
         abort(str(error), EXIT_USAGE)
+    except UnstorableValueError as error:
+        abort(f"{error}; correct the options", EXIT_USAGE)
     except ContractError as error:
         abort(str(error), EXIT_CONTRACT)
     except UnavailableError as error:

@@ -55,6 +55,10 @@ class RowsRefusedError(ContractError):
     """
 
 
+class UnstorableValueError(RowsRefusedError):
+    """A value that PostgreSQL cannot hold: it is not UTF-8, or out of range."""
+
+
 class InvalidEventError(WorkerError):
     """An outbox row that can never be published as it is (INVALID_OUTBOX); other rows are not affected."""
 

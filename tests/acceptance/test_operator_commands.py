@@ -166,6 +166,7 @@ async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) 
         (("--aggregate", "", *WHY), "expected TYPE or TYPE/ID"),
         (("--aggregate", "order/", *WHY), "expected TYPE or TYPE/ID"),
         (("--error", "", *WHY), "must not be blank"),
+        (("--state", "DEAD", "--cap", str(2**63), *WHY), "out of range; correct the options"),
     ],
 )
 async def test_a_replay_that_is_not_clear_is_refused(

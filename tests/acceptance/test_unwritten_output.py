@@ -12,11 +12,13 @@ HELP = ("outbox", "--help")
 FULL = "the output cannot be written: No space left on device\n"
 
 
-def run(*command: str, stdout: int) -> tuple[int, str]:
-    """Run a command with this descriptor as its standard output; return its exit code and its errors."""
+def run(
+    *command: str, stdout: int = subprocess.DEVNULL, stderr: int = subprocess.PIPE
+) -> tuple[int, str | None]:
+    """Run a command with this descriptor as its output; return its exit code and its errors."""
     done = subprocess.run(
         [sys.executable, "-m", "sea_mq_worker", *command],
-        stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        stdout=stdout, stderr=stderr, text=True, check=False, timeout=60,
     )  # fmt: skip
     return done.returncode, done.stderr
 
@@ -25,6 +27,12 @@ def run(*command: str, stdout: int) -> tuple[int, str]:
 def test_a_full_disk_is_named_in_one_line(command: tuple[str, ...]) -> None:
     with Path("/dev/full").open("wb") as full:
         assert run(*command, stdout=full.fileno()) == (1, FULL)
+
+
+@pytest.mark.parametrize("wrong", [("audit", "--limit", "many"), ("outbox", "replay")])
+def test_an_error_that_a_full_disk_does_not_take_keeps_its_exit_code(wrong: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        assert run(*wrong, stderr=full.fileno()) == (2, None)
 
 
 def test_a_reader_that_has_gone_is_no_news() -> None:

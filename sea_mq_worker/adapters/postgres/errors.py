@@ -16,6 +16,7 @@ from sea_mq_worker.domain.errors import (
     StatementTooLongError,
     StoreTooSlowError,
     StoreUnavailableError,
+    UnstorableValueError,
     WorkerError,
 )
 
@@ -120,7 +121,7 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
         kind = TableMissingError if state == _TABLE_MISSING else ContractError
         return kind(f"PostgreSQL: {text}: {fix}")
     if str(error).startswith(_NEVER_SENT):
-        return RowsRefusedError("PostgreSQL cannot hold a value: it is not UTF-8, or out of range")
+        return UnstorableValueError("PostgreSQL cannot hold a value: it is not UTF-8, or out of range")
     if state.startswith(_ROWS):
         return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_FIX_ROW}")
     if state.startswith(_OWN_MISTAKES):
