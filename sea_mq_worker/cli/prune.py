@@ -86,42 +86,52 @@ def prune(*, request: PruneRequest, json: JsonOption = False) -> None:
     """Delete rows finished before a time: published events, processed or closed messages; keep all others.
 
     A message has its effect again if it is delivered after its row was deleted. So prune keeps the rows of
-    messages that a consumed stream still holds. A partition whose events may all be deleted is dropped. If
-    interrupted, run the same command again.
+    messages that a consumed stream still holds; while NATS does not answer, it prunes only the outbox and
+    exits with 1. A partition whose events may all be deleted is dropped. If interrupted, run the same command
+    again.
     """
-    results = run_command(lambda settings: _prune(settings, request), needs=("database_url",))
-    print_results = _print_counts if request.dry_run else _print_pruned
-    print_results(request.before, results, json=json)
+    results: dict[PrunedTable, Any] = {}
+    try:
+        run_command(lambda settings: _prune(settings, request, results), needs=("database_url",))
+    finally:
+        print_results = _print_counts if request.dry_run else _print_pruned
+        if results:
+            print_results(request.before, results, json=json)
 
 
-async def _prune(settings: "Settings", request: PruneRequest) -> Mapping[PrunedTable, Any]:
-    """Return the result of each table: of a dry run a ``Prunable``, otherwise a ``PruneResult``."""
+async def _prune(settings: "Settings", request: PruneRequest, results: dict[PrunedTable, Any]) -> None:
+    """Add the result of each table to ``results``: of a dry run a ``Prunable``, else a ``PruneResult``."""
     from sea_mq_worker.operations.database import operations
 
     sides = [request.side] if request.side else list(PrunedTable)
-    until = dict.fromkeys(sides, request.before)
-    if PrunedTable.INBOX in until and settings.consumers and not request.deliverable:
-        until[PrunedTable.INBOX] = await _undeliverable_until(settings, request.before)
-    results: dict[PrunedTable, Any] = {}
+    keeps_deliverable = PrunedTable.INBOX in sides and settings.consumers and not request.deliverable
+    if keeps_deliverable and not settings.nats_url.get_secret_value():
+        abort(
+            "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "
+            "--deliverable prunes without it",
+            EXIT_USAGE,
+        )
     async with operations(settings) as tables:
         for side in sides:
+            until = request.before
+            if side is PrunedTable.INBOX and keeps_deliverable:
+                until = await _undeliverable_until(settings, request.before)
             with _progress(side) as report:
                 if request.dry_run:
                     is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
                     results[side] = await tables.pruning.count(
-                        side, until[side], should_continue=is_in_time, on_progress=report
+                        side, until, should_continue=is_in_time, on_progress=report
                     )
                 else:
                     results[side] = await tables.prune(
                         side,
-                        until[side],
+                        until,
                         actor=request.actor,
                         reason=request.reason,
                         cap=request.cap,
                         on_progress=report,
                         on_partition=_print_partition,
                     )
-    return results
 
 
 def _is_before(end: float) -> bool:
@@ -173,12 +183,6 @@ async def _undeliverable_until(settings: "Settings", before: datetime) -> dateti
     """Return ``before``, or the earlier time since when a consumed stream holds messages."""
     from sea_mq_worker.operations.consumed_streams import oldest_deliverable
 
-    if not settings.nats_url.get_secret_value():
-        abort(
-            "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "
-            "--deliverable prunes without it",
-            EXIT_USAGE,
-        )
     kept = await oldest_deliverable(settings)
     if kept is None or before <= kept.since:
         return before

@@ -272,7 +272,7 @@ async def test_prune_names_the_partitions_that_it_drops(world: World) -> None:
 
 
 @pytest.mark.fault("N38")
-async def test_prune_keeps_what_a_stream_can_still_deliver(world: World) -> None:
+async def test_prune_keeps_what_a_stream_can_still_deliver(world: World, unused_tcp_port: int) -> None:
     upstream = f"{world.name}v"
     env = {"SEA_MQ_CONSUMERS": f"{upstream.upper()}_EVENTS/durable"}
     await create_stream(world.connection, f"{upstream.upper()}_EVENTS", f"{upstream}.event.>")
@@ -293,6 +293,11 @@ async def test_prune_keeps_what_a_stream_can_still_deliver(world: World) -> None
     unknown = await world.run("prune", "--before", "0s", *WHY, **env, SEA_MQ_NATS_URL="")
     assert (unknown.code, "SEA_MQ_NATS_URL" in unknown.err) == (2, True)
     assert await world.pool.fetchval("SELECT count(*) FROM outbox_events") == 1
+    away = await world.run(
+        "prune", "--before", "0s", *WHY, **env, SEA_MQ_NATS_URL=f"nats://127.0.0.1:{unused_tcp_port}"
+    )
+    assert (away.code, away.out, "no server answers" in away.err) == (1, "outbox: deleted 1\n", True)
+    assert await world.state_of(young) == "PROCESSED"
     assert (await prune("--deliverable")).out == "inbox: deleted 1\n"
 
 
