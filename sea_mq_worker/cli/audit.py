@@ -7,6 +7,7 @@ import typer
 from sea_mq_worker.cli.arguments import LimitOption, SinceOption, UntilOption
 from sea_mq_worker.cli.support import JsonOption, print_page, query_database
 from sea_mq_worker.domain.filters import AuditFilter
+from sea_mq_worker.domain.read_models import ActionName
 
 _COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "selection")
 
@@ -14,14 +15,7 @@ _COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "sel
 def audit(
     *,
     actor: Annotated[str | None, typer.Option("--actor", help="Part of the actor's name.")] = None,
-    action: Annotated[
-        str | None,
-        typer.Option(
-            "--action",
-            help="Kind of change: replay, mark_dead, discard, redrive, purge, close, resume, prune_outbox,"
-            " prune_inbox or partition_outbox.",
-        ),
-    ] = None,
+    action: Annotated[ActionName | None, typer.Option("--action", help="Kind of change.")] = None,
     since: SinceOption = None,
     until: UntilOption = None,
     after: Annotated[

@@ -28,6 +28,7 @@ from sea_mq_worker.cli.support import (
     print_result,
     query_database,
 )
+from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.filters import InboxFilter
 from sea_mq_worker.domain.read_models import READ_MAX, InboxState
 
@@ -60,6 +61,13 @@ class Resumed:
     event_type: str
 
 
+def _known_reason(text: str | None) -> str | None:
+    known = [*Reason, "CLOSED"]
+    if text is not None and text not in known:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(known)}")
+    return text
+
+
 @app.command("list")
 def list_(
     *,
@@ -70,7 +78,10 @@ def list_(
     consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None,
     subject: Annotated[str | None, typer.Option(help="Exact subject.")] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Reason of the dead letter; CLOSED: closed by an operator.")
+        str | None,
+        typer.Option(
+            help="Reason of the dead letter; CLOSED: closed by an operator.", callback=_known_reason
+        ),
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,

@@ -5,7 +5,7 @@ from datetime import datetime
 from uuid import UUID
 
 from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import InboxState
+from sea_mq_worker.domain.read_models import ActionName, InboxState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class AuditFilter:
     """
 
     actor_like: str | None = None
-    action: str | None = None
+    action: ActionName | None = None
     since: datetime | None = None
     until: datetime | None = None
     before_id: int | None = None

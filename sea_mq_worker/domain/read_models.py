@@ -10,6 +10,21 @@ from uuid import UUID
 ActionOutcome: TypeAlias = Literal["done", "refused", "failed"]
 """How an operator's action ended."""
 
+ActionName: TypeAlias = Literal[
+    "archive",
+    "close",
+    "discard",
+    "erase",
+    "mark_dead",
+    "partition_outbox",
+    "prune_inbox",
+    "prune_outbox",
+    "purge",
+    "redrive",
+    "replay",
+    "resume",
+]
+
 
 READ_MAX = 20_000
 """Cap on rows that a page reads by default: PostgreSQL reads them in some hundredths of a second."""

@@ -233,6 +233,16 @@ async def test_the_audit_is_listed_by_actor_action_and_time(world: World) -> Non
     assert await listed("--until", "1h") == []
 
 
+@pytest.mark.parametrize(
+    "misspelt", [("audit", "--action", "prune"), ("inbox", "list", "--reason", "closed")]
+)
+async def test_an_unknown_action_or_reason_is_refused_with_the_known_ones(
+    world: World, misspelt: tuple[str, ...]
+) -> None:
+    refused = await world.run(*misspelt)
+    assert (refused.code, "is not one of" in refused.err) == (2, True)
+
+
 async def test_prune_deletes_what_is_finished_and_old_on_the_side_asked_for(world: World) -> None:
     old = datetime.now(UTC) - timedelta(days=40)
     await add_message(world.pool, received_at=old, processed=True)
