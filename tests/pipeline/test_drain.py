@@ -38,7 +38,7 @@ async def test_all_tasks_publish_one_backlog(
 
     settings = write_settings(file, monkeypatch, **values)
     left = await asyncio.to_thread(drain, spark, settings, tasks=2)
-    other = write_settings(file, monkeypatch, **values | {"context": "other"})
+    other = write_settings(file, monkeypatch, **values | {"stream": "NONE"})
     with pytest.raises(ContractError, match="a publisher ended with exit code 3"), translated():
         await asyncio.to_thread(drain, spark, other, tasks=1)
 
