@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import StructType
 
 _T = TypeVar("_T")
@@ -43,13 +43,12 @@ def in_tasks(
     return spark.range(0, len(parts), 1, tasks).mapInArrow(run, schema)
 
 
-def read_source(spark: SparkSession, source: DataSource) -> DataFrame:
+def read_all(spark: SparkSession, reader: DataSourceReader, schema: StructType | str) -> DataFrame:
     """Return the rows of a data source, as ``spark.read`` does.
 
     To plan ``spark.read``, Spark starts one Python process after another, which takes seconds.
     """
-    reader = source.reader(StructType())
-    return in_tasks(spark, reader.read, reader.partitions(), source.schema())
+    return in_tasks(spark, reader.read, reader.partitions(), schema)
 
 
 def matching(rows: DataFrame, conditions: Sequence[tuple[str, str, Any]]) -> DataFrame:

@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.executor_settings import environment
 from sea_mq_worker.pipeline.java import java_home
 from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.pipeline.spark_errors import translated
@@ -166,7 +165,7 @@ def _started(
         with held():  # a signal during the start would leave a JVM without an owner
             given = _SHELL | {"spark.app.name": name} | ({"spark.master": master} if master else {})
             submitted = SparkConf(loadDefaults=False).setAll([*(given | {**conf}).items()])
-            with environment(_java_environment(folder, java_options)):
+            with _environment(_java_environment(folder, java_options)):
                 gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
             java: subprocess.Popen[bytes] | None = gateway.proc  # None: spark-submit owns it
             if java:
@@ -196,6 +195,19 @@ def _java_environment(folder: Path, java_options: str) -> dict[str, str]:
         "JAVA_HOME": str(java_home(folder / "java", ARCHIVE)),
         "SPARK_SUBMIT_OPTS": f"{options} {java_options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
     }
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the block."""
+    before = os.environ.copy()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name)
+        os.environ.update(before)
 
 
 def _properties(properties: SparkConf, folder: Path) -> SparkConf:

@@ -1,28 +1,29 @@
 """A PostgreSQL snapshot of outbox and inbox, shared by all tasks that read them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LEAVES, PageRange, leaf_of
-from sea_mq_worker.pipeline.dataframes import read_source
-from sea_mq_worker.pipeline.executor_settings import access_options
-from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
-from sea_mq_worker.pipeline.sources.tables.source import (
-    PAGES_PER_PARTITION,
-    InboxSource,
-    OutboxSource,
-    literal,
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
+    LEAVES,
+    LeafPartition,
+    PageRange,
+    leaf_of,
+    ranges,
 )
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.pipeline.dataframes import read_all
+from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
+from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource, TableReader, literal
+from sea_mq_worker.settings import Settings, config_file
 
 Condition: TypeAlias = tuple[str, Literal["=", "<", "<=", ">", ">=", "in"], Any]
 """Column, operator and value (for ``in`` a sequence of values); a value of None sets no condition."""
+
+PAGES_PER_PARTITION = 16384
 
 _LOCK_MILLISECONDS = 10_000
 _LOCK = "LOCK TABLE outbox_events, inbox_messages IN ACCESS SHARE MODE"
@@ -37,10 +38,12 @@ class Snapshot:
     Attributes:
         id: the exported snapshot's ID, which tasks import.
         at: the server's time when the snapshot was taken.
+        config: path of the tasks' settings file; None: settings from each node's environment.
     """
 
     id: str
     at: datetime
+    config: str | None
     _cursor: Cursor
 
     def rows(self, statement: str, *args: object) -> list[dict[str, Any]]:
@@ -55,8 +58,8 @@ class Snapshot:
 
 
 @contextmanager
-def snapshot(settings: Settings) -> Iterator[Snapshot]:
-    """Hold a snapshot of the tables.
+def snapshot(settings: Settings, *, config: str | None = None) -> Iterator[Snapshot]:
+    """Hold a snapshot of the tables; ``config`` is the path of the settings file, by default this process's.
 
     Spark reads when an action needs rows, and may read them again, so leave the block after the last action.
     The server keeps old row versions in the meantime, so leave the block soon. The snapshot needs a direct
@@ -72,20 +75,22 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         cursor.execute(_LOCK)
         cursor.execute(_EXPORT)
         identity, at = cursor.fetchone()
-        yield Snapshot(identity, at, cursor)
+        yield Snapshot(identity, at, config or config_file(), cursor)
 
 
 def read_outbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
-    """Return events of the snapshot, to be held until the last action; options as of ``source_options``."""
-    return _read(spark, held, OutboxSource, options)
+    """Return events of the snapshot, to be held until the last action; options as of ``table_reader``."""
+    reader = table_reader(held, OutboxSource, **options)
+    return read_all(spark, reader, reader.ddl)
 
 
 def read_inbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:
     """Return messages of the snapshot; otherwise the same as ``read_outbox``."""
-    return _read(spark, held, InboxSource, options)
+    reader = table_reader(held, InboxSource, **options)
+    return read_all(spark, reader, reader.ddl)
 
 
-def source_options(
+def table_reader(
     held: Snapshot,
     source: type[OutboxSource | InboxSource],
     *,
@@ -93,8 +98,8 @@ def source_options(
     where: Sequence[Condition] = (),
     pages: PageRange | None = None,
     pages_per_partition: int = PAGES_PER_PARTITION,
-) -> dict[str, str]:
-    """Return the options of a data source for a read of the snapshot.
+) -> TableReader:
+    """Return a reader of the snapshot.
 
     Args:
         held: the snapshot.
@@ -106,24 +111,22 @@ def source_options(
         pages_per_partition: number of pages per Spark task; 0: one task reads all, which is faster where an
             index finds few rows.
     """
-    options = {**access_options(), "snapshot": held.id}
-    if columns is not None:
-        options["columns"] = ",".join(columns)
-    if conditions := [_sql(*condition) for condition in where if condition[2] is not None]:
-        options["where"] = " AND ".join(conditions)
-    if pages_per_partition:
+    parts: list[PageRange | None] = [None]
+    if pages:
+        parts = [*ranges(LeafPartition(pages.leaf, pages.end), pages_per_partition, first=pages.first)]
+    elif pages_per_partition:
         # The snapshot holds a lock, so no leaf is dropped; a page or leaf added later has no rows in it.
-        leaves = [] if pages else map(leaf_of, held.rows(LEAVES, source.table))
-        parts = [pages] if pages else [PageRange(leaf.name, 0, leaf.pages) for leaf in leaves]
-        options["pages"] = json.dumps([astuple(part) for part in parts])
-        options["pagesPerPartition"] = str(pages_per_partition)
-    return options
-
-
-def _read(
-    spark: SparkSession, held: Snapshot, source: type[OutboxSource | InboxSource], options: dict[str, Any]
-) -> DataFrame:
-    return read_source(spark, source(source_options(held, source, **options)))
+        leaves = map(leaf_of, held.rows(LEAVES, source.table))
+        parts = [part for leaf in leaves for part in ranges(leaf, pages_per_partition)]
+    conditions = [_sql(*condition) for condition in where if condition[2] is not None]
+    return TableReader(
+        table=source.table,
+        columns=source.columns(columns),
+        where=" AND ".join(conditions) or "true",
+        config=held.config,
+        snapshot=held.id,
+        ranges=parts,
+    )
 
 
 def _sql(column: str, operator: str, value: Any) -> str:

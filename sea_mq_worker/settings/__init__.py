@@ -30,18 +30,24 @@ class SettingsError(Exception):
     """Settings are wrong, missing or contradictory; the text has one line per key and names the key."""
 
 
-def load_settings(*, needs: Collection[str] = ()) -> Settings:
+def config_file() -> str | None:
+    """Return the path of this process's settings file; None: there is none."""
+    return os.environ.get(CONFIG_VARIABLE) or None
+
+
+def load_settings(*, needs: Collection[str] = (), config: str | None = None) -> Settings:
     """Read and check the settings. A key's earlier name works, with a FutureWarning.
 
     Args:
         needs: keys that the command requires.
+        config: path of the settings file; by default this process's.
 
     Raises:
         SettingsError: names every key that is wrong or missing.
     """
     _refuse_unknown_variables()
     try:
-        settings = Settings.model_validate(_renamed(_file()) | _renamed(_environment()))
+        settings = Settings.model_validate(_renamed(_file(config)) | _renamed(_environment()))
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     check_settings(settings, needs=needs)
@@ -76,8 +82,8 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     return entries | {key: value for key, value in given.items() if key not in RENAMED}
 
 
-def _file() -> dict[str, Any]:
-    path = os.environ.get(CONFIG_VARIABLE)
+def _file(given: str | None) -> dict[str, Any]:
+    path = given or config_file()
     if not path:
         return {}
     try:

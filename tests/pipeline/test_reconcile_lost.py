@@ -28,7 +28,6 @@ from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.pipeline import session
-from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
@@ -39,7 +38,7 @@ from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
-from sea_mq_worker.settings import Settings, SettingsError
+from sea_mq_worker.settings import Settings, SettingsError, config_file
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world
 from tests.support.jetstream import connected, store
 from tests.support.pipeline_settings import write_toml
@@ -219,7 +218,7 @@ def _to_lake(
 
     ``early``: days by which the clock was behind when the events were published.
     """
-    options = {"stream": world.stream, "endSeq": str(landed), **access_options()}
+    options = {"stream": world.stream, "endSeq": str(landed), "config": str(config_file())}
     messages = spark.read.format("jetstream").options(**options).load()
     archive, bronze = LakeTable(lake, ARCHIVE), LakeTable(lake, BRONZE)
     with snapshot(world.settings) as held:

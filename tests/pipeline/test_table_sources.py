@@ -183,12 +183,11 @@ async def test_reading_after_the_snapshot_has_gone_is_refused(
     assert not [text for text in shown if secret in text]
 
 
-async def test_a_read_that_loses_its_connection_fails(
-    settings: Settings, pool: asyncpg.Pool, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("settings")
+async def test_a_read_that_loses_its_connection_fails(pool: asyncpg.Pool) -> None:
     for _ in range(6):
         await add_event(pool, payload=json.dumps("x" * 10_000_000))
-    reader = TableReader("outbox_events", {"payload": "string"}, {"config": str(tmp_path / "settings.toml")})
+    reader = TableReader(table="outbox_events", columns={"payload": "string"})
     batches = reader.read(InputPartition(None))
     next(batches)
     await pool.execute(

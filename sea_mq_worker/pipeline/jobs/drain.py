@@ -6,7 +6,7 @@ one core. Spark stops a task by SIGKILL: other workers then take over its claims
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 import pyarrow as pa
@@ -17,9 +17,8 @@ from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.bootstrap.worker.backlog import BacklogCounts, count_backlog
 from sea_mq_worker.bootstrap.worker.run import run_worker
 from sea_mq_worker.domain.errors import ContractError, WorkerError
-from sea_mq_worker.pipeline.executor_settings import access_options, executor_settings
 from sea_mq_worker.pipeline.session import described, parallelism
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import Settings, config_file, load_settings
 
 
 def drain(spark: SparkSession, settings: Settings, *, tasks: int | None = None) -> BacklogCounts:
@@ -36,13 +35,13 @@ def drain(spark: SparkSession, settings: Settings, *, tasks: int | None = None) 
     count = tasks or parallelism(spark)
     found = asyncio.run(count_backlog(settings))
     with described(spark, f"drain {found.due} events"):
-        spark.range(0, count, 1, count).mapInArrow(partial(_publish, access_options()), "id bigint").collect()
+        spark.range(0, count, 1, count).mapInArrow(partial(_publish, config_file()), "id bigint").collect()
     return asyncio.run(count_backlog(settings, since=found.at))
 
 
-def _publish(access: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _publish(config: str | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a publisher in a task, for ``DataFrame.mapInArrow``; pass the task's input on."""
-    settings = executor_settings(access, needs=("database_url", "nats_url"))
+    settings = load_settings(needs=("database_url", "nats_url"), config=config)
     settings = settings.model_copy(update={"log_level": "warning"})
     code = uvloop.run(run_worker(settings, asyncio.Event(), until_empty=True))
     if code > ExitCode.FAILED:

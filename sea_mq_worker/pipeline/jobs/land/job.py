@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
-from sea_mq_worker.pipeline.executor_settings import access_options
 from sea_mq_worker.pipeline.job_run import lake_datasets, lineage, stream_datasets
 from sea_mq_worker.pipeline.jobs.land import gold
 from sea_mq_worker.pipeline.jobs.land.event_columns import to_bronze, to_silver
@@ -262,13 +261,13 @@ class _LandRun:
     ) -> tuple[StreamProgress, int]:
         """Land a range of sequences; return the progress and the number of messages."""
         stream, count, last = progress.stream, len(sequences), sequences.stop - 1
-        size, access = max(-(-count // THREADS), ROWS_IN_PROCESS), {}
+        size = max(-(-count // THREADS), ROWS_IN_PROCESS)
         if self.spark and count > ROWS_IN_PROCESS:
             fair = -(-count // parallelism(self.spark))
-            size, access = min(max(fair, ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX), access_options()
+            size = min(max(fair, ROWS_IN_PROCESS), _ROWS_PER_TASK_MAX)
         tasks = [sequences[at : at + size] for at in range(0, count, size)]
         # Loss is checked afterwards.
-        options = JetStreamOptions(stream=stream, created=state.created, fail_on_data_loss=False, **access)
+        options = JetStreamOptions(stream=stream, created=state.created, fail_on_data_loss=False)
         lake = self.bronze.lake
         write = partial(write_messages, lake, options, progress.incarnation, erased_hashes(lake))
         description = f"land {stream} {sequences.start}-{last}: bronze and silver"

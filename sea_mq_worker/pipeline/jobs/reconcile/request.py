@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from sea_mq_worker.pipeline.executor_settings import config_of
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError, load_settings
 
 
@@ -76,5 +75,4 @@ def load_receiver(path: Path) -> Receiver:
             f"settings; put this service's settings into a file and set {CONFIG_VARIABLE} to its path"
         )
     config = str(path.resolve())
-    with config_of(config):
-        return Receiver(config, load_settings(needs=("database_url", "nats_url")))
+    return Receiver(config, load_settings(needs=("database_url", "nats_url"), config=config))

@@ -14,12 +14,10 @@ import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo, consumer_info, stream_info
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.executor_settings import access_options, config_of
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.audit import read_audit
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches, Part, read_parts
@@ -37,10 +35,11 @@ from sea_mq_worker.pipeline.lake import schemas
 from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
 from sea_mq_worker.pipeline.session import described
-from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, snapshot, source_options
-from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
+from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, snapshot, table_reader
+from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
 from sea_mq_worker.pipeline.sources.jetstream.state import query_nats, stored_message, stream_state
-from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource
+from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource, TableReader
 from sea_mq_worker.settings import ConsumerSettings, Settings
 
 _INCARNATION = 1 << 48
@@ -87,9 +86,8 @@ def read_sources(
         theirs, is_own = each.settings, each.config is None
         consumers = [one for one in theirs.consumers if is_own or one.stream == settings.stream]
         progress = _query_consumers(theirs, consumers)
-        moment = held.enter_context(snapshot(theirs))
-        with config_of(each.config):
-            parts += _inbox(INBOX.format(len(inboxes)), moment, since)
+        moment = held.enter_context(snapshot(theirs, config=each.config))
+        parts += _inbox(INBOX.format(len(inboxes)), moment, since)
         inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment)))
     names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
     before = {name: _query_stream(settings, name, since) for name in dict.fromkeys(names)}
@@ -140,28 +138,25 @@ def _query_stream(settings: Settings, name: str, since: datetime | None) -> tupl
 
 def _inbox(source: str, moment: Snapshot, since: datetime | None) -> list[Part]:
     columns = ("message_id", *RECEIVED.names[1:])
-    options = source_options(moment, InboxSource, columns=columns, where=[("received_at", ">=", since)])
-    return _table(source, InboxSource(options), received)
+    reader = table_reader(moment, InboxSource, columns=columns, where=[("received_at", ">=", since)])
+    return _table(source, reader, received)
 
 
 def _outbox(settings: Settings, moment: Snapshot, wanted: ReconcileRequest) -> list[Part]:
     created: list[Condition] = [("created_at", ">=", wanted.since), ("created_at", "<", wanted.until)]
-    options = source_options(moment, OutboxSource, columns=EVENT_COLUMNS, where=created)
+    reader = table_reader(moment, OutboxSource, columns=EVENT_COLUMNS, where=created)
     represent = EventFingerprints(settings.context, settings.source, in_table=True)
-    return _table("outbox", OutboxSource(options), represent)
+    return _table("outbox", reader, represent)
 
 
-def _table(
-    source: str, table: InboxSource | OutboxSource, represent: Callable[[Batches], Batches]
-) -> list[Part]:
-    reader = table.reader(None)
+def _table(source: str, reader: TableReader, represent: Callable[[Batches], Batches]) -> list[Part]:
     return [Part(source, partial(reader.read, pages), represent) for pages in reader.partitions()]
 
 
 def _stream(state: StreamInfo, first: int) -> list[Part]:
-    options = {"stream": state.name, "startSeq": str(max(first, 1)), "endSeq": str(state.last_seq)}
-    source = JetStreamSource({**options, "failOnDataLoss": "false", **access_options()})
-    reader, represent = source.reader(StructType()), MessageFingerprints(state.name)
+    first, last = max(first, 1), state.last_seq
+    options = JetStreamOptions(stream=state.name, start_seq=first, end_seq=last, fail_on_data_loss=False)
+    reader, represent = JetStreamReader(options), MessageFingerprints(state.name)
     return [Part(state.name, partial(reader.read, range_), represent) for range_ in reader.partitions()]
 
 

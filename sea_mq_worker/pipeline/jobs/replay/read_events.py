@@ -18,8 +18,7 @@ from sea_mq_worker.pipeline.jobs.replay.store import RESTORED, Action
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.lake.table import LakeTable
-from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_outbox
-from sea_mq_worker.pipeline.sources.tables.source import PAGES_PER_PARTITION
+from sea_mq_worker.pipeline.snapshot import PAGES_PER_PARTITION, Condition, Snapshot, read_outbox
 
 _LOCATION = ("id", "batch", "date")
 """Columns whose ranges locate archived events among the archive's files."""

@@ -13,18 +13,20 @@ from importlib.resources import files
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.pipeline.dataframes import deduplicate_by, read_source
-from sea_mq_worker.pipeline.executor_settings import access_options
+from sea_mq_worker.pipeline.dataframes import deduplicate_by, read_all
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.report.figures import ATTEMPTS_MAX, GROUPS_MAX, Period, figures
 from sea_mq_worker.pipeline.jobs.report.model import AGES, BacklogCount, Report
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, read_outbox, snapshot
-from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
+from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
+from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
 from sea_mq_worker.settings import Settings
 
 _COUNTED = files(__package__).joinpath("figures.sql").read_text(encoding="utf-8")
@@ -132,7 +134,7 @@ def _messages(spark: SparkSession, held: Snapshot, period: Period) -> DataFrame:
 def _letters(spark: SparkSession, held: Snapshot, period: Period, stream: str | None) -> DataFrame:
     """Return dead letters of a stream, or of the inbox: reason, subject, time."""
     if stream:
-        rows = read_source(spark, JetStreamSource({"stream": stream, **access_options()}))
+        rows = read_all(spark, JetStreamReader(JetStreamOptions(stream=stream)), from_arrow_schema(SCHEMA))
         return rows.select(
             _header("Dlq-Reason").alias("reason"), _header("Dlq-Original-Subject").alias("subject"), "time"
         )

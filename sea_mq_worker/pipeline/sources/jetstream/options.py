@@ -7,8 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.settings import Settings, config_file, load_settings
 
 _OR_CONTINUE = "or set the option failOnDataLoss=false to continue with the messages that remain"
 
@@ -38,7 +37,7 @@ class JetStreamOptions(BaseModel):
     rows_per_partition: PositiveInt = 50_000
     fail_on_data_loss: bool = True
     max_msgs_per_trigger: PositiveInt | None = None
-    config: str | None = None
+    config: str | None = Field(default_factory=config_file)
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Self:
@@ -49,9 +48,8 @@ class JetStreamOptions(BaseModel):
         """
         fields = {name.replace("_", ""): name for name in cls.model_fields}
         try:
-            return cls.model_validate(
-                {fields.get(name.lower(), name): value for name, value in given.items()}
-            )
+            named = {fields.get(name.lower(), name): value for name, value in given.items()}
+            return cls.model_validate({"config": None, **named})
         except ValidationError as error:
             wrong = error.errors(include_input=False)[0]
             raise PipelineError(f"jetstream: option {wrong['loc'][0]}: {wrong['msg']}") from None
@@ -62,7 +60,7 @@ class JetStreamOptions(BaseModel):
         Raises:
             SettingsError: a setting is missing or wrong in this process.
         """
-        return executor_settings({CONFIG: self.config} if self.config else {}, needs=("nats_url",))
+        return load_settings(needs=("nats_url",), config=self.config)
 
     def first_seq(self, state: StreamInfo) -> int | None:
         """Return the first sequence to read; None: the stream's first message, whichever that is."""

@@ -1,17 +1,16 @@
 """Spark data sources ``outbox`` and ``inbox``: the worker's tables in PostgreSQL, read as Arrow.
 
 One task reads all rows by one statement, since two statements would see different states; each action of
-Spark reads the table again. With the options ``snapshot`` and ``pages``, tasks read ranges of the table's
-pages in parallel, all from that snapshot. Transactions are read-only. Times outside the years 2 to 9998, also
-infinity, become the first or last time of these years.
+Spark reads the table again. Transactions are read-only. Times outside the years 2 to 9998, also infinity,
+become the first or last time of these years.
 
-Options: ``columns``, comma-separated; ``where``, a SQL condition; ``snapshot``; ``pages``, a JSON list of
-leaf, first and end; ``pagesPerPartition``; ``config``, a settings file. Server, user and schema come from the
-settings where a task runs.
+Options: ``columns``, comma-separated; ``where``, a SQL condition; ``config``, a settings file. Server, user
+and schema come from the settings where a task runs. Query plans, event logs and Spark's web pages show the
+options, so none contains a secret.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -20,11 +19,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import LeafPartition, PageRange, ranges
+from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.executor_settings import CONFIG, executor_settings
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected
+from sea_mq_worker.settings import load_settings
 
 FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
 """The earliest time that is read exactly: Python has no earlier one in every time zone."""
@@ -32,9 +31,7 @@ FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 """The latest time that is read exactly."""
 
-PAGES_PER_PARTITION = 16384
-
-_OPTIONS = frozenset({"columns", "where", "snapshot", "pagesperpartition", "pages", CONFIG})
+_OPTIONS = frozenset({"columns", "where", "config"})
 _OUTBOX = (
     "id string, aggregate_type string, aggregate_id string, event_type string, event_version int, "
     "payload string, payload_bytes int, occurred_at timestamp, correlation_id string, causation_id string, "
@@ -52,27 +49,25 @@ _INBOX = (
 _EXPRESSIONS = {"payload_bytes": "octet_length(payload::text)"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableReader(DataSourceReader):
-    """Reads the rows that the options choose; a partition is a PageRange, or None for all."""
+    """Reads columns, given with their types in Spark's DDL; tasks read one of ``ranges`` each."""
 
-    def __init__(self, table: str, columns: Mapping[str, str], options: Mapping[str, str]) -> None:
-        """Read columns, given with their types in Spark's DDL."""
-        self._table = table
-        self._selected = ", ".join(_selected(*column) for column in columns.items())
-        self._where = options.get("where", "true")
-        self._snapshot = options.get("snapshot", "")
-        self._pages = json.loads(options.get("pages", "[]"))
-        self._pages_per_partition = int(options.get("pagesPerPartition", PAGES_PER_PARTITION))
-        self._access = {CONFIG: options[CONFIG]} if CONFIG in options else {}
+    table: str
+    columns: Mapping[str, str]
+    where: str = "true"
+    config: str | None = None
+    snapshot: str = ""
+    ranges: Sequence[PageRange | None] = (None,)
+
+    @property
+    def ddl(self) -> str:
+        """The columns in Spark's DDL."""
+        return ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
 
     def partitions(self) -> list[InputPartition]:
-        """Divide the pages."""
-        found = [
-            InputPartition(part)
-            for leaf, first, end in self._pages
-            for part in ranges(LeafPartition(leaf, end), self._pages_per_partition, first=first)
-        ]
-        return found or [InputPartition(None)]
+        """Return a partition for each range of pages."""
+        return [*map(InputPartition, self.ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range of pages.
@@ -80,11 +75,11 @@ class TableReader(DataSourceReader):
         Raises:
             StoreUnavailableError: the connection was lost, or the server ended the statement.
         """
-        settings = executor_settings(self._access, needs=("database_url",))
+        settings = load_settings(needs=("database_url",), config=self.config)
         with connected(settings, purpose="pipeline read") as cursor:
             cursor.execute(ONE_MOMENT)
-            if self._snapshot:
-                cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
+            if self.snapshot:
+                cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(self.snapshot)}")
             cursor.execute(self._statement(settings.database_schema, partition.value))
             try:
                 yield from cursor.fetch_record_batch()
@@ -93,11 +88,12 @@ class TableReader(DataSourceReader):
                 raise StoreUnavailableError(f"PostgreSQL ended a read early: {reason}") from None
 
     def _statement(self, schema: str, pages: PageRange | None) -> str:
-        statement = f"SELECT {self._selected} FROM "  # noqa: S608 - names of this module, and the user's condition
+        selected = ", ".join(_selected(*column) for column in self.columns.items())
+        statement = f"SELECT {selected} FROM "  # noqa: S608 - names of this module, and the user's condition
         if pages is None:
-            return f"{statement}{quoted_schema(schema)}.{self._table} WHERE {self._where}"
+            return f"{statement}{quoted_schema(schema)}.{self.table} WHERE {self.where}"
         within = f"ctid >= '({pages.first},0)'::tid AND ctid < '({pages.end},0)'::tid"
-        return f"{statement}{pages.leaf} WHERE ({self._where}) AND {within}"
+        return f"{statement}{pages.leaf} WHERE ({self.where}) AND {within}"
 
 
 class _TableSource(DataSource):
@@ -110,30 +106,33 @@ class _TableSource(DataSource):
         """Return the format's name."""
         return cls.format_name
 
+    @classmethod
+    def columns(cls, names: Sequence[str] | None) -> dict[str, str]:
+        """Return the types of columns, by default of all, in Spark's DDL.
+
+        Raises:
+            PipelineError: there is no such column.
+        """
+        kinds = dict(column.split() for column in cls.ddl.split(", "))
+        if unknown := [name for name in names or () if name not in kinds]:
+            raise PipelineError(f"{cls.table} has no column {unknown[0]!r}")
+        return {name: kinds[name] for name in names or kinds}
+
     def schema(self) -> str:
         """Return the columns that the options choose."""
-        return ", ".join(f"{name} {kind}" for name, kind in self._columns().items())
+        return self.reader(None).ddl
 
     def reader(self, schema: StructType | None) -> TableReader:
         """Return the reader; a schema given by the caller is refused."""
-        columns = self._columns()
+        given = {name.lower(): value for name, value in self.options.items()}
+        if unknown := sorted(given.keys() - _OPTIONS):
+            raise PipelineError(f"{self.table}: unknown option {unknown[0]!r}")
+        names = given.get("columns")
+        columns = self.columns(names and [name.strip() for name in names.split(",")])
         if schema and schema.names != list(columns):
             raise ValueError("choose columns by the option 'columns', not by a schema")
-        return TableReader(self.table, columns, self.options)
-
-    def _columns(self) -> dict[str, str]:
-        """Return the chosen columns with their types in Spark's DDL.
-
-        Raises:
-            PipelineError: an option is unknown, or a column.
-        """
-        if unknown := sorted({name.lower() for name in self.options} - _OPTIONS):
-            raise PipelineError(f"{self.table}: unknown option {unknown[0]!r}")
-        kinds = dict(column.split() for column in self.ddl.split(", "))
-        chosen = [name.strip() for name in self.options.get("columns", ",".join(kinds)).split(",")]
-        if unknown := [name for name in chosen if name not in kinds]:
-            raise PipelineError(f"{self.table} has no column {unknown[0]!r}")
-        return {name: kinds[name] for name in chosen}
+        where, config = given.get("where", "true"), given.get("config")
+        return TableReader(table=self.table, columns=columns, where=where, config=config)
 
 
 class OutboxSource(_TableSource):
