@@ -1,6 +1,7 @@
 """Messages that the server gave up: by advisory, by sweep, and those that are gone."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -124,10 +125,13 @@ async def test_a_paused_consumer_is_reported_once(world: World) -> None:
 
 async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World) -> None:
     subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.durable"
-    for body in (b"{", b"[]", json.dumps({"stream": world.stream}).encode()):
+    named = {"stream": world.stream, "consumer": "durable", "stream_seq": 1, "deliveries": 1}
+    wrong = [{"stream": [1]}, *({"stream_seq": seq} for seq in (0, 2**64, math.inf, "1"))]
+    bodies = [b"{", b"[]", b"[" * 100_000, *(json.dumps(named | one).encode() for one in wrong)]
+    for body in bodies:
         await store(world.connection, subject, body)
     assert list(await world.exhausted().fetch()) == []
-    assert [event for event, _ in world.reported] == ["advisory_unreadable"] * 3
+    assert [event for event, _ in world.reported] == ["advisory_unreadable"] * len(bodies)
     assert await world.pending_advisories() == 0
 
 

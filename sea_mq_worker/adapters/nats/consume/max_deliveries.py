@@ -18,6 +18,8 @@ from sea_mq_worker.domain.messages import InboundMessage
 
 _BATCH = 50
 _FOREIGN_DELAY_SECONDS = 300.0
+_COUNTS = range(1, 2**63)
+"""Sequences and deliveries that a server can count; a sequence beyond them is an error of its API."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -94,17 +96,12 @@ class NatsExhaustedMessages:
         await self._advisories.close()
 
     async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
-        try:
-            parsed = json.loads(advisory.payload)
-            name, seq, deliveries = (
-                (parsed["stream"], parsed["consumer"]),
-                int(parsed["stream_seq"]),
-                int(parsed["deliveries"]),
-            )
-        except (ValueError, TypeError, KeyError):
+        named = _read(advisory.payload)
+        if named is None:
             self.on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
             await self._advisories.ack(advisory)
             return []
+        name, seq, deliveries = named
         if name not in self._accounted:
             await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
             return []
@@ -166,3 +163,18 @@ class NatsExhaustedMessages:
             self._paused.add(name)
         elif not info.is_paused:
             self._paused.discard(name)
+
+
+def _read(advisory: bytes) -> tuple[tuple[str, str], int, int] | None:
+    """Return stream and durable, sequence and deliveries of an advisory; None: it is no advisory.
+
+    Other contexts publish into the stream of advisories, too.
+    """
+    try:
+        parsed = json.loads(advisory)
+    except (ValueError, RecursionError):
+        return None
+    match parsed:
+        case {"stream": str(stream), "consumer": str(name), "stream_seq": int(seq), "deliveries": int(count)}:
+            return ((stream, name), seq, count) if seq in _COUNTS and count in _COUNTS else None
+    return None
