@@ -139,12 +139,13 @@ class DeadEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxDetail(OutboxSummary):
-    """An event with its content; payload, headers and metadata are JSON texts."""
+    """An event with its content; payload, headers and metadata are JSON texts, cut on request."""
 
     causation_id: UUID | None
     partition_key: str | None
     first_attempt_at: datetime | None
     payload: str
+    payload_bytes: int
     headers: str | None
     metadata: str | None
 

@@ -9,7 +9,9 @@
 -- primary key (list_..._by_id), if ids contain their time (UUIDv7).
 
 -- fragment: event_summary
-o.id, o.seq, o.aggregate_type, o.aggregate_id, o.event_type, o.event_version, o.ordering_key, o.correlation_id,
+-- Names are cut: an event with longer ones can never be published, and a page of them could fill a worker's memory.
+o.id, o.seq, left(o.aggregate_type, 65536) AS aggregate_type, left(o.aggregate_id, 65536) AS aggregate_id,
+left(o.event_type, 1024) AS event_type, o.event_version, o.ordering_key, o.correlation_id,
 o.state, o.publish_attempts AS attempts, o.failures, o.created_at, o.occurred_at,
 LEAST(GREATEST(o.available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at, o.claimed_at, o.claimed_by,
 o.published_at, o.stream, o.stream_seq, o.publish_error AS last_error
@@ -89,9 +91,10 @@ SELECT o.id
  LIMIT :limit::bigint;
 
 -- name: show_outbox
--- All columns of one event. Index: the primary key.
-SELECT :event_summary, o.causation_id, o.partition_key, o.first_attempt_at,
-       o.payload::text AS payload, o.headers::text AS headers, o.metadata::text AS metadata
+-- All columns of one event, with at most :content_max characters of each text. Index: the primary key.
+SELECT :event_summary, o.causation_id, left(o.partition_key, :content_max::int) AS partition_key, o.first_attempt_at,
+       left(o.payload::text, :content_max::int) AS payload, octet_length(o.payload::text) AS payload_bytes,
+       left(o.headers::text, :content_max::int) AS headers, left(o.metadata::text, :content_max::int) AS metadata
   FROM outbox_events o
  WHERE o.id = :id::uuid;
 

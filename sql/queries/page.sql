@@ -25,7 +25,7 @@ SELECT 'workers', NULL, count(*)
 -- Index: idx_outbox_dead.
 -- $1 event type, $2 part of the error, $3 seq below, $4 limit of rows, $5 limit; null means any.
 SELECT *
-  FROM (SELECT o.id, o.seq, o.event_type, o.ordering_key, o.failures, o.created_at, o.publish_error AS last_error
+  FROM (SELECT o.id, o.seq, left(o.event_type, 1024) AS event_type, o.ordering_key, o.failures, o.created_at, o.publish_error AS last_error
           FROM outbox_events o
          WHERE NOT o.is_open AND o.published_at IS NULL
            AND ($1::text IS NULL OR o.event_type = $1)

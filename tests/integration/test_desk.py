@@ -1,6 +1,7 @@
 """The page's desk on real servers: one question at a time, bounded, and clear about missing rights."""
 
 import asyncio
+import tracemalloc
 import uuid
 from dataclasses import replace
 from typing import Any, cast
@@ -24,6 +25,8 @@ from tests.page.stage import add_dead_event
 from tests.support.jetstream import store
 from tests.support.servers import Database, PostgresAddress, unique
 from tests.support.site import Site
+
+MEGABYTE = 2**20
 
 
 def desk(place: Site, *, database_url: str = "") -> WorkerOperatorApi:
@@ -82,12 +85,18 @@ async def test_a_change_without_the_right_names_the_grant_and_changes_nothing(
 
 
 async def test_an_endless_payload_is_shown_up_to_a_bound(place: Site) -> None:
-    event = await add_dead_event(place.database, event_type="no subject", text="ä" * 100_000)
+    event = await add_dead_event(place.database, event_type="x" * MEGABYTE, text="ä" * 8 * MEGABYTE)
+    tracemalloc.start()
     shown = await desk(place).event(uuid.UUID(event))
+    [listed] = (await desk(place).dead_events(event_type="", error="", below=None)).items
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 4 * MEGABYTE
     assert shown is not None
+    assert len(cast("str", shown.fields["event_type"])) == len(listed.event_type) == 1024
     body = shown.body
     assert (body.payload_cut, body.payload_encoding) == (True, "utf-8")
-    assert body.payload_bytes > 200_000
+    assert body.payload_bytes > 16 * MEGABYTE
     assert len(body.payload.encode()) <= 65_536
     assert await desk(place).event(uuid.uuid4()) is None
 

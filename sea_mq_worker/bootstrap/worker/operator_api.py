@@ -115,8 +115,8 @@ class WorkerOperatorApi:
     @_request
     async def event(self, id_: UUID) -> RecordDetail | None:
         async with operations(self._settings) as tables:
-            found = await tables.show_outbox(id_)
-        return _detail(found, found.payload.encode()) if found else None
+            found = await tables.show_outbox(id_, content_max=_SHOWN_BYTES_MAX)
+        return _detail(found, found.payload.encode(), found.payload_bytes) if found else None
 
     @_request
     async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
@@ -133,7 +133,7 @@ class WorkerOperatorApi:
     async def dead_letter(self, seq: int) -> RecordDetail:
         async with dead_letters(self._settings) as letters:
             found = await letters.show(seq)
-        return _detail(found, found.payload)
+        return _detail(found, found.payload, len(found.payload))
 
     @_request
     async def actions(self) -> ItemPage[OperatorAction]:
@@ -195,19 +195,21 @@ def _on_page(actor: str) -> str:
     return f"{actor} (page)"
 
 
-def _detail(record: OutboxDetail | DeadLetterEntry, payload: bytes) -> RecordDetail:
+def _detail(record: OutboxDetail | DeadLetterEntry, payload: bytes, size: int) -> RecordDetail:
     """Return a record with its payload as text, or in base64 if it is no text, up to 64 KiB."""
     cut = payload[:_SHOWN_BYTES_MAX]
     try:
-        text = cut.decode(errors="strict" if cut == payload else "ignore")
+        text = cut.decode(errors="strict" if len(cut) == size else "ignore")
         encoding = "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(cut).decode(), "base64"
     body = Body(
         payload=text,
         payload_encoding=encoding,
-        payload_bytes=len(payload),
-        payload_cut=len(cut) < len(payload),
+        payload_bytes=size,
+        payload_cut=len(cut) < size,
     )
-    fields = {name: value for name, value in asdict(record).items() if name != "payload"}
+    fields = {
+        name: value for name, value in asdict(record).items() if name not in {"payload", "payload_bytes"}
+    }
     return RecordDetail(fields=fields, body=body)

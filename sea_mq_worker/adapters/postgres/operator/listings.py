@@ -18,6 +18,9 @@ from sea_mq_worker.domain.uuid7 import is_uuid7, min_id_at, timestamp_of
 _OF_A_KEY_MAX = 2000
 """Cap on the IDs that are read for a key; a key with more events fills a page quickly without them."""
 
+_TEXT_MAX = 2**31 - 1
+"""Characters of a text: as many as PostgreSQL can count."""
+
 RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
 
 
@@ -79,9 +82,14 @@ class PostgresLists:
         """Return the events of a page, without a limit of rows to read."""
         return (await self.outbox_page(which, read_max=None)).rows
 
-    async def show_outbox(self, event_id: UUID) -> OutboxDetail | None:
-        """Return all columns of an event; None: there is no such event."""
-        rows = await fetch(self._pool, *self._lists["show_outbox"].bind(id=event_id))
+    async def show_outbox(self, event_id: UUID, *, content_max: int = _TEXT_MAX) -> OutboxDetail | None:
+        """Return all columns of an event; None: there is no such event.
+
+        ``content_max``: most characters of payload, headers and metadata each; a few hundred stored bytes can
+        be a text of a gigabyte.
+        """
+        shown = self._lists["show_outbox"].bind(id=event_id, content_max=content_max)
+        rows = await fetch(self._pool, *shown)
         return OutboxDetail(**rows[0]) if rows else None
 
     async def list_inbox(self, which: InboxFilter) -> Sequence[InboxRecord]:
@@ -111,7 +119,7 @@ class PostgresLists:
         return _build_page(rows, kind, time_of=time_of, limit=which.limit, read_max=read_max)
 
     async def _is_there(self, kind: _Listed[RowT], id_: UUID) -> bool:
-        shown = self.show_outbox(id_) if kind.side == "outbox" else self.show_inbox(id_)
+        shown = self.show_outbox(id_, content_max=0) if kind.side == "outbox" else self.show_inbox(id_)
         return await shown is not None
 
     async def _by_key_index(self, which: OutboxFilter) -> OutboxFilter:
