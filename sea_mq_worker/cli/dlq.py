@@ -45,7 +45,7 @@ def list_(
 ) -> None:
     """List dead letters, oldest first, without their content."""
     which = letters.filter(reason, after_seq=after)
-    found = [entry.summary() for entry in read_dead_letters(lambda stream: stream.list(which, limit=limit))]
+    found = read_dead_letters(lambda stream: stream.list(which, limit=limit))
     more = found[-1].seq if len(found) == limit else None
     print_page(found, _COLUMNS, json=json, empty="no dead letters", more=more)
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, DeadLetterSummary
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import (
@@ -165,8 +165,8 @@ class DeadLetterStore(Protocol):
 
     async def list(
         self, which: DeadLetterFilter = ..., *, limit: int = ..., read_max: int | None = ...
-    ) -> Sequence[DeadLetterEntry]:
-        """List dead letters, oldest first; read at most ``read_max`` (None: no limit).
+    ) -> Sequence[DeadLetterSummary]:
+        """List dead letters without their content, oldest first; read at most ``read_max`` (None: no limit).
 
         Raises:
             ContractError: the stream is missing, or reading it is forbidden.

@@ -6,7 +6,12 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, parse_dead_letter
+from sea_mq_worker.domain.dead_letter_records import (
+    DeadLetterEntry,
+    DeadLetterFilter,
+    DeadLetterSummary,
+    parse_dead_letter,
+)
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.read_models import ActionOutcome, OperatorAction, Redrive, check_accountable
@@ -31,9 +36,9 @@ class InMemoryDeadLetters:
 
     async def list(
         self, which: DeadLetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
-    ) -> Sequence[DeadLetterEntry]:
+    ) -> Sequence[DeadLetterSummary]:
         """List dead letters, oldest first."""
-        return [entry async for entry in self.walk(which, limit=limit, read_max=read_max)]
+        return [entry.summary() async for entry in self.walk(which, limit=limit, read_max=read_max)]
 
     async def walk(
         self, which: DeadLetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None

@@ -125,6 +125,7 @@ async def test_a_list_is_filtered_and_bounded_and_skips_what_was_removed(world: 
     async def listed(which: DeadLetterFilter = EVERY, **bounds: int) -> list[int]:
         return [entry.seq for entry in await dead_letters.list(which, **bounds)]
 
+    assert (await dead_letters.list(limit=1)) == [letters[0].summary()]
     assert await listed() == [1, 2, 4, 5]
     assert await listed(limit=2) == await listed(read_max=2) == [1, 2]
     assert await listed(DeadLetterFilter(reason="EXHAUSTED")) == [1, 5]

@@ -123,7 +123,7 @@ class WorkerOperatorApi:
         which = DeadLetterFilter(reason=reason or None, after_seq=after)
         async with dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
-        return ItemPage(items=[entry.summary() for entry in found[:_PAGE]], more=len(found) > _PAGE)
+        return ItemPage(items=found[:_PAGE], more=len(found) > _PAGE)
 
     @_request
     async def dead_letter_groups(self) -> ItemPage[DeadLetterCount]:

@@ -6,11 +6,18 @@ from collections.abc import AsyncIterator
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.server_info import stream_info
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, parse_dead_letter
+from sea_mq_worker.domain.dead_letter_records import (
+    DeadLetterEntry,
+    DeadLetterFilter,
+    DeadLetterSummary,
+    parse_dead_letter,
+)
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.messages import InboundMessage
 
 _AT_ONCE_MAX = 64
+_BYTES_AT_ONCE_MAX = 8 * 1024 * 1024
+"""Cap on the bodies of letters that are read at once, if all are as large as the server allows."""
 _ALL = DeadLetterFilter()
 
 
@@ -26,8 +33,8 @@ class NatsDeadLetters:
 
     async def list(
         self, which: DeadLetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
-    ) -> list[DeadLetterEntry]:
-        return [entry async for entry in self.walk(which, limit=limit, read_max=read_max)]
+    ) -> list[DeadLetterSummary]:
+        return [entry.summary() async for entry in self.walk(which, limit=limit, read_max=read_max)]
 
     async def walk(
         self, which: DeadLetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
@@ -72,10 +79,11 @@ class NatsDeadLetters:
 
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
         """Yield the entries after a sequence, skipping gaps of removed messages; read ever more at once."""
+        most = min(_AT_ONCE_MAX, max(1, _BYTES_AT_ONCE_MAX // self._connection.client.max_payload))
         at_once = 1
         while message := await self._next(seq):
             yield parse_dead_letter(message)
-            seq, at_once = message.seq, min(2 * at_once, _AT_ONCE_MAX)
+            seq, at_once = message.seq, min(2 * at_once, most)
             places = range(seq + 1, seq + at_once)
             several = (read_back(self._connection, self._stream, "", place) for place in places)
             for found in await asyncio.gather(*several):
