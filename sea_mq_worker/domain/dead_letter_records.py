@@ -8,6 +8,9 @@ from sea_mq_worker.domain.dead_letters import original_headers
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.subjects import event_type_of
 
+_DIGITS_MAX = 18
+"""Digits of a number that fits 64 bits; Python parses no number of thousands of digits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterSummary:
@@ -94,7 +97,7 @@ def parse_dead_letter(message: InboundMessage) -> DeadLetterEntry:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
