@@ -26,10 +26,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.current_files import groups_to_merge, path_of
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
-from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
-from sea_mq_worker.pipeline.lake.write_files import write_files
+from sea_mq_worker.pipeline.lake.table import (
+    NO_FILES,
+    ConflictError,
+    Files,
+    LakeTable,
+    Watermark,
+)
+from sea_mq_worker.pipeline.lake.write_files import groups_to_merge, write_files
 from tests.support.waiting import answered
 
 STEPS = 12
@@ -176,9 +181,11 @@ def test_names_of_any_sort_come_back_as_they_were(spark: SparkSession, tmp_path:
     }
     assert {r["stream"] for r in table.read(spark, [("stream", "=", streams[1])]).collect()} == {streams[1]}
     assert opened(table).to_pyarrow_table().num_rows == 45
-    replaced = [{"stream": s, "date": date(1970, 1, 1)} for s in streams[1:]]
+    replaced = [path for path in table.paths() if "plain" not in path]
     table.commit(NO_FILES, Watermark("land", 9), replaced=replaced)
     assert {r["stream"] for r in table.read(spark).collect()} == {"plain"}
+    with pytest.raises(ConflictError, match="another run replaced"):
+        table.commit(NO_FILES, Watermark("land", 10), replaced=replaced)
 
 
 def test_skipping_files_loses_no_row(spark: SparkSession, tmp_path: Path) -> None:
@@ -240,8 +247,13 @@ def test_files_are_bounded_and_few_are_open(tmp_path: Path) -> None:
 
 
 def test_a_merge_sorts_few_files_at_once_and_leaves_large_ones() -> None:
-    files = [{"path": str(number), "size_bytes": 30 * 2**20} for number in range(8)]
-    assert [[*map(path_of, group)] for group in groups_to_merge(files)] == [[*"012"], [*"345"], [*"67"]]
+    files = [
+        {"path": f"{day}{number}", "size_bytes": size * 2**20, "partition.date": day}
+        for day, sizes in {"a": [30] * 8 + [64], "b": [1] * 7}.items()
+        for number, size in enumerate(sizes)
+    ]
+    assert [*groups_to_merge(files, 8).values()] == []
+    assert [*groups_to_merge(files, 7).values()] == [["a0", "a1", "a2"], ["a3", "a4"], ["a5", "a6"], ["a7"]]
 
 
 def test_vacuum_removes_what_killed_runs_left_and_nothing_that_may_be_read(

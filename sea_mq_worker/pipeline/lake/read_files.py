@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
-from sea_mq_worker.pipeline.lake.storage import filesystem, is_local
+from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, reachable
 
 BATCH_ROWS = 20_000
 _TASKS_MAX = 64
@@ -31,6 +32,25 @@ def dataset_of(uri: str, table_schema: TableSchema, paths: Sequence[str]) -> pad
         format="parquet",
         partitioning=pads.HivePartitioning(by, segment_encoding="uri"),
     )
+
+
+def read_batches(
+    uri: str,
+    table_schema: TableSchema,
+    paths: Sequence[str],
+    columns: Sequence[str] | None,
+    matching: pc.Expression | None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the matching rows of the files, with some columns or all.
+
+    Raises:
+        PipelineError: a file cannot be read.
+    """
+    with reachable(uri):
+        files = dataset_of(uri, table_schema, paths)
+        yield from files.to_batches(
+            columns=columns and [*columns], filter=matching, batch_size=BATCH_ROWS, fragment_readahead=1
+        )
 
 
 def read_files(
@@ -54,8 +74,7 @@ def read_files(
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                dataset = dataset_of(uri, table_schema, batch.column("path").to_pylist())
-                yield from dataset.to_batches(columns=list(columns), batch_size=BATCH_ROWS)
+                yield from read_batches(uri, table_schema, batch.column("path").to_pylist(), columns, None)
 
         frames.append(tasks.mapInArrow(read, from_arrow_schema(wanted)))
     return reduce(DataFrame.unionAll, frames)

@@ -43,15 +43,15 @@ def filesystem(uri: str) -> pafs.FileSystem:
     """Return the table's folder as a file system, its paths relative to the table.
 
     Raises:
-        PipelineError: the folder cannot be created.
+        PipelineError: the folder cannot be created, or the object store is unknown.
     """
-    if is_local(uri):
-        with reachable(uri):
+    with reachable(uri):
+        if is_local(uri):
             Path(uri).mkdir(parents=True, exist_ok=True)
-        return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
-    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - only for object stores
+            return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - only for object stores
 
-    return pafs.PyFileSystem(DeltaStorageHandler(uri))
+        return pafs.PyFileSystem(DeltaStorageHandler(uri))
 
 
 def check_space(lake: str, size_bytes: int) -> None:
@@ -62,8 +62,9 @@ def check_space(lake: str, size_bytes: int) -> None:
     """
     uri = table_uri(lake, "")
     if is_local(uri):
-        folder = next(each for each in (Path(uri), *Path(uri).parents) if each.exists())
-        free = shutil.disk_usage(folder).free
+        with reachable(uri):
+            folder = next(each for each in (Path(uri), *Path(uri).parents) if each.exists())
+            free = shutil.disk_usage(folder).free
         if free < size_bytes:
             raise PipelineError(
                 f"{lake}: has {free >> 20:,} MiB of free space, {size_bytes >> 20:,} MiB are needed:"

@@ -6,16 +6,16 @@ write data twice nor omit data.
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -25,18 +25,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.dataframes import matching
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake.current_files import (
-    crowded_partitions,
-    files_of,
-    groups_to_merge,
-    path_of,
-    removal,
-    removals,
-)
-from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of, read_files
+from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of, read_batches, read_files
 from sea_mq_worker.pipeline.lake.schemas import SCHEMAS, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, make_durable, reachable, table_uri
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES, write_files
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, groups_to_merge, write_files
 
 Conditions: TypeAlias = Sequence[tuple[str, str, Any]]
 """(column, operator, value), all of which must match; a value of None sets no condition."""
@@ -125,7 +117,12 @@ class LakeTable:
     def watermarks(self) -> Callable[[str], int]:
         """Return a function that returns a watermark of the current version by its name; 0: there is none."""
         table = self.open()
-        return lambda name: (table.transaction_version(name) if table else None) or 0
+
+        def value(name: str) -> int:
+            with reachable(self.uri):
+                return (table.transaction_version(name) if table else None) or 0
+
+        return value
 
     def sync(self) -> None:
         """Sync the last commit to disk, in case its writer was killed before it did so.
@@ -140,13 +137,7 @@ class LakeTable:
     def read(
         self, spark: SparkSession, conditions: Conditions = (), *, columns: Sequence[str] = ()
     ) -> DataFrame:
-        """Return the matching rows, and skip files without them by partition and ``ranged`` columns.
-
-        Args:
-            spark: the session.
-            conditions: conditions on any columns.
-            columns: the columns to return; default: all.
-        """
+        """Return the matching rows, and skip files without them by partition and ``ranged`` columns."""
         wanted = columns or self.table_schema.schema.names
         conditions = [each for each in conditions if each[2] is not None]
         needed = list(dict.fromkeys([*wanted, *(name for name, _, _ in conditions)]))
@@ -155,12 +146,16 @@ class LakeTable:
 
     def peek(self, conditions: Conditions, columns: Sequence[str]) -> pa.Table:
         """Return the matching rows, read in this process."""
-        expression = pq.filters_to_expression(list(conditions)) if conditions else None
-        return self.dataset(self.paths(conditions)).to_table(columns=list(columns), filter=expression)
+        matching = pq.filters_to_expression(list(conditions)) if conditions else None
+        return self.load(self.paths(conditions), columns, matching)
 
-    def dataset(self, paths: Sequence[str]) -> pads.Dataset:
-        """Return files of the table, committed or not, by their paths below the table's address."""
-        return dataset_of(self.uri, self.table_schema, paths)
+    def load(
+        self, paths: Sequence[str], columns: Sequence[str] = (), matching: pc.Expression | None = None
+    ) -> pa.Table:
+        """Return the matching rows of files, committed or not; by default with all columns."""
+        chosen = self.table_schema.chosen(columns) if columns else self.table_schema.schema
+        batches = read_batches(self.uri, self.table_schema, paths, chosen.names, matching)
+        return pa.Table.from_batches(batches, chosen)
 
     def write(self, frame: DataFrame) -> Files:
         """Write the frame's rows into new files by Spark's tasks; ``commit`` adds them to the table.
@@ -192,7 +187,8 @@ class LakeTable:
         files: Files,
         *watermarks: Watermark,
         metadata: Mapping[str, str] | None = None,
-        replaced: Collection[Mapping[str, Any]] = (),
+        replaced: Collection[str] = (),
+        data_change: bool = True,
     ) -> bool:
         """Add the files to the table atomically.
 
@@ -201,27 +197,40 @@ class LakeTable:
             watermarks: the writer's progress.
             metadata: facts about the commit for the table's history, such as ``sea_mq.job``,
                 ``sea_mq.stream`` and ``sea_mq.range``; ``sea_mq.version`` is added.
-            replaced: partitions, as values by partition column, whose earlier files are removed.
+            replaced: paths of current files that are removed.
+            data_change: false if the files have the rows of the replaced ones.
 
         Returns:
             False, without a change, if the first watermark has already reached its value.
 
         Raises:
-            ConflictError: another run changed a watermark, or a watermark does not have the value ``after``.
+            ConflictError: another run changed a watermark or replaced a file, or a watermark does not have
+                the value ``after``.
         """
+        by = self.table_schema.partition_by
+        added = [replace(each, data_change=data_change) for each in files.actions]
+        properties = CommitProperties(
+            app_transactions=[Transaction(each.name, each.value) for each in watermarks],
+            custom_metadata={"sea_mq.version": _VERSION, **(metadata or {})},
+            max_commit_retries=0,
+        )
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _PAUSE_SECONDS)
             table = self.open() or self._create()
-            # Every attempt looks at the watermarks of the very version that it builds upon.
-            if _is_reached(table, watermarks):
-                if not attempt:
-                    return False
-                raise ConflictError(
-                    f"{self.uri}: another run committed {watermarks[0].name!r} at the same time"
-                )
             with reachable(self.uri), suppress(CommitFailedError):
+                # Every attempt looks at the watermarks and files of the very version that it builds upon.
+                if _is_reached(table, watermarks):
+                    if not attempt:
+                        return False
+                    raise ConflictError(
+                        f"{self.uri}: another run committed {watermarks[0].name!r} at the same time"
+                    )
+                removed = _removals(table, replaced, data_change=data_change)
                 self._upgrade(table)
-                self._write(table, [*files.actions, *removals(table, replaced)], watermarks, metadata)
+                table.create_write_transaction(
+                    [*added, *removed], "append", table.schema(), [*by], commit_properties=properties
+                )
+                self._sync(table.version() + 1)
                 return True
         raise ConflictError(f"{self.uri}: other runs kept committing before this one; run again")
 
@@ -231,40 +240,35 @@ class LakeTable:
         delta-rs itself would write texts in a type by which pyarrow, and so DuckDB, cannot filter.
 
         Raises:
-            ConflictError: another run changed the table in the meantime.
+            ConflictError: another run replaced a file in the meantime.
         """
-        table, is_gone = self.open(), pq.filters_to_expression(list(conditions))
-        counts = {path: self.dataset([path]).count_rows(filter=is_gone) for path in self.paths(conditions)}
-        touched = [path for path, count in counts.items() if count]
-        if table and touched:
-            kept = [file for path in touched for file in self._merged(table, [path], ~is_gone)]
-            old = [removal(file) for file in files_of(table) if path_of(file) in touched]
-            try:
-                self._write(table, [*kept, *old])
-            except CommitFailedError as error:
-                raise ConflictError(f"{self.uri}: another run changed the table: {error}") from error
+        is_gone = pq.filters_to_expression(list(conditions))
+        with reachable(self.uri):
+            counts = {
+                path: dataset_of(self.uri, self.table_schema, [path]).count_rows(filter=is_gone)
+                for path in self.paths(conditions)
+            }
+        if touched := [path for path, count in counts.items() if count]:
+            self.commit(self._merged([[path] for path in touched], ~is_gone), replaced=touched)
         return sum(counts.values())
 
     def compact(self, files_max: int) -> int:
         """Merge the files of each partition that has more than ``files_max`` small files.
 
         Readers and writers are not affected: the old files stay until ``vacuum``, and a merge that conflicts
-        with a commit is skipped until the next call.
+        with another one is skipped until the next call.
 
         Returns:
             The number of merged partitions.
         """
-        table = self.open()
-        partitions = crowded_partitions(table, files_max)
-        if table and partitions:
-            groups = [group for files in partitions for group in groups_to_merge(files)]
-            old = [removal(file, data_change=False) for group in groups for file in group]
-            merged = [new for group in groups for new in self._merged(table, [*map(path_of, group)])]
+        groups = groups_to_merge(self.entries().to_pylist(), files_max)
+        if groups:
             try:
-                self._write(table, [*(replace(each, data_change=False) for each in merged), *old])
-            except CommitFailedError:
+                replaced = [*chain.from_iterable(groups.values())]
+                self.commit(self._merged(groups.values()), replaced=replaced, data_change=False)
+            except ConflictError:
                 return 0
-        return len(partitions)
+        return len({partition for partition, _ in groups})
 
     def vacuum(self, hours: int) -> list[str]:
         """Delete files that no version of the last ``hours`` contains, including files of killed runs.
@@ -281,19 +285,21 @@ class LakeTable:
             return table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
     def entries(self, conditions: Conditions = ()) -> pa.Table:
-        """Return path, rows, partition and statistics of each current file that may have matching rows.
+        """Return the current files that may have matching rows.
 
-        The columns are ``path``, ``rows`` and such as ``partition.date``, ``min.seq``, ``max.seq``.
+        The columns are ``path``, ``size_bytes``, ``rows``, and such as ``partition.date``, ``min.seq``,
+        ``max.seq``.
         """
         table, paths = self.open(), self.paths(conditions)
-        names = ["path", "rows", *(f"partition.{name}" for name in self.table_schema.partition_by)]
+        names = [f"partition.{name}" for name in self.table_schema.partition_by]
         names += [f"{end}.{name}" for name in self.table_schema.ranged for end in ("min", "max")]
+        names += ["path", "size_bytes", "rows"]
         if table is None:
             return pa.table({name: pa.nulls(0) for name in names})
         entries = pa.table(table.get_add_actions(flatten=True)).rename_columns({"num_records": "rows"})
         decoded = pa.array([unquote(path) for path in entries["path"].to_pylist()], pa.string())
-        entries = entries.set_column(0, "path", decoded).select(names)
-        return entries.filter(pc.is_in(decoded, pa.array(paths, pa.string())))
+        wanted = pc.is_in(decoded, pa.array(paths, pa.string()))
+        return entries.set_column(0, "path", decoded).select(names).filter(wanted)
 
     def paths(self, conditions: Conditions = ()) -> list[str]:
         """Return the current files that may have matching rows, by their paths below the table's address."""
@@ -304,38 +310,20 @@ class LakeTable:
         # Below the table's address a file is named as it is, while the address itself is percent-encoded.
         return ["/".join(uri.split("/")[-len(by) - 1 :]) for uri in pruned]
 
-    def _merged(
-        self, table: DeltaTable, paths: Sequence[str], matching: pc.Expression | None = None
-    ) -> tuple[AddAction, ...]:
+    def _merged(self, groups: Iterable[Sequence[str]], matching: pc.Expression | None = None) -> Files:
+        """Write the matching rows of each group of files into new ones."""
+        table = self.open()
         # The table may have columns that only older files have.
-        table_schema = replace(self.table_schema, schema=pa.schema(table.schema()))
-        batches = dataset_of(self.uri, table_schema, paths).to_batches(
-            batch_size=BATCH_ROWS, fragment_readahead=1, filter=matching
-        )
-        if by := table_schema.sort_by:
-            rows = pa.Table.from_batches(batches, table_schema.schema)
-            batches = iter(rows.sort_by([(name, "ascending") for name in by]).to_batches(BATCH_ROWS))
-        entries = write_files(self.lake, ((table_schema, batch) for batch in batches))
-        return self.files(pa.Table.from_batches(entries, ENTRIES)).actions
-
-    def _write(
-        self,
-        table: DeltaTable,
-        actions: list[AddAction | RemoveAction],
-        watermarks: Sequence[Watermark] = (),
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        """Commit the version after the table's, if no other run has committed one."""
-        properties = CommitProperties(
-            app_transactions=[Transaction(each.name, each.value) for each in watermarks],
-            custom_metadata={"sea_mq.version": _VERSION, **(metadata or {})},
-            max_commit_retries=0,
-        )
-        by = list(self.table_schema.partition_by)
-        table.create_write_transaction(
-            actions, "append", table.schema(), partition_by=by, commit_properties=properties
-        )
-        self._sync(table.version() + 1)
+        schema = pa.schema(table.schema()) if table else self.table_schema.schema
+        table_schema = replace(self.table_schema, schema=schema)
+        entries: list[pa.RecordBatch] = []
+        for paths in groups:
+            batches = read_batches(self.uri, table_schema, paths, None, matching)
+            if by := table_schema.sort_by:
+                rows = pa.Table.from_batches(batches, schema)
+                batches = iter(rows.sort_by([(name, "ascending") for name in by]).to_batches(BATCH_ROWS))
+            entries += write_files(self.lake, ((table_schema, batch) for batch in batches))
+        return self.files(pa.Table.from_batches(entries, ENTRIES))
 
     def _create(self) -> DeltaTable:
         properties = {
@@ -369,12 +357,27 @@ class LakeTable:
         make_durable(self.uri, f"_delta_log/{version:020}.json")
 
 
+def _removals(table: DeltaTable, paths: Collection[str], *, data_change: bool) -> list[RemoveAction]:
+    """Return the removal of files.
+
+    Raises:
+        ConflictError: the table's version no longer has one of them.
+    """
+    files = pa.table(table.get_add_actions()).to_pylist() if paths else []
+    sizes, now = {unquote(file["path"]): file["size_bytes"] for file in files}, int(time.time() * 1000)
+    if gone := set(paths).difference(sizes):
+        raise ConflictError(f"{table.table_uri}: another run replaced {min(gone)}; run again")
+    return [RemoveAction(path, data_change, now, sizes[path]) for path in paths]
+
+
 def _is_reached(table: DeltaTable, watermarks: Sequence[Watermark]) -> bool:
     """Return whether the first watermark has already reached its value.
 
     Raises:
         ConflictError: a watermark has neither the value ``value`` nor the value ``after``.
     """
+    if not watermarks:
+        return False
     current = {watermark.name: table.transaction_version(watermark.name) for watermark in watermarks}
     first = watermarks[0]
     reached = current[first.name]

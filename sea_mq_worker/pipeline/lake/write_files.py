@@ -2,8 +2,10 @@
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
+from itertools import accumulate
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -24,6 +26,7 @@ ENTRIES = pa.schema(
 )
 """Columns of the entries for a table's log, one per file; ``stats`` and ``partitions`` are JSON."""
 
+_SMALL_BYTES = FILE_BYTES_MAX // 2
 _COMPRESSION = "zstd"
 _GROUP_BYTES = 16 * 2**20
 _GROUP_ROWS = 100_000
@@ -65,6 +68,25 @@ def write_files(
         yield from (file.close() for file in files.values())
 
 
+def groups_to_merge(
+    files: Iterable[Mapping[str, Any]], files_max: int
+) -> Mapping[tuple[tuple[Any, ...], int], list[str]]:
+    """Group the paths of small files by partition and number, where a partition has more than ``files_max``.
+
+    A group becomes a file of a good size; it is sorted in memory, where all files would not fit.
+    """
+    partitions, groups = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list), defaultdict(list)
+    for file in files:
+        if file["size_bytes"] < _SMALL_BYTES:
+            partition = tuple(value for name, value in file.items() if name.startswith("partition."))
+            partitions[partition].append(file)
+    for partition, small in partitions.items():
+        begins = accumulate((file["size_bytes"] for file in small), initial=0)
+        for begin, file in zip(begins, small if len(small) > files_max else (), strict=False):
+            groups[partition, begin // _SMALL_BYTES].append(file["path"])
+    return groups
+
+
 class _File:
     def __init__(
         self, uri: str, store: pafs.FileSystem, table_schema: TableSchema, values: Sequence[Any]
@@ -72,11 +94,12 @@ class _File:
         self._uri, self._table_schema = uri, table_schema
         self._partitions = dict(zip(table_schema.partition_by, map(_text, values), strict=True))
         folder = "".join(f"{name}={_folder(text)}/" for name, text in self._partitions.items())
-        if folder:
-            store.create_dir(folder.rstrip("/"), recursive=True)
         self._path = f"{folder}part-{uuid.uuid4()}.zstd.parquet"
-        self._sink = store.open_output_stream(self._path)
-        self._writer = pq.ParquetWriter(self._sink, table_schema.file_schema, compression=_COMPRESSION)
+        with reachable(uri):
+            if folder:
+                store.create_dir(folder.rstrip("/"), recursive=True)
+            self._sink = store.open_output_stream(self._path)
+            self._writer = pq.ParquetWriter(self._sink, table_schema.file_schema, compression=_COMPRESSION)
         self._rows = 0
         self._ranges: dict[str, tuple[Any, Any]] = {}
         self._nulls = dict.fromkeys(table_schema.ranged, 0)

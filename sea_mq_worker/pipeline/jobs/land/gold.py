@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +23,7 @@ from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import write_files
 
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
+_COUNTED = ["event_type", "occurred_at", "published_at", "bytes"]
 _BY = ["event_type", "minute"]
 _PERCENTILES = (50, 95, 99)
 
@@ -55,12 +55,12 @@ def refresh(
         partitions, rows = _partitions(silver, gold, due)
         count = partial(_count_again, silver, gold, late_seconds)
         entries = run_tasks(spark, "land: gold", count, partitions, rows=rows)
-        touched = [{"context": each.context, "date": each.date} for each in partitions]
+        replaced = [path for each in partitions for path in each.gold]
         watermarks = [Watermark(each.name, seqs.stop, after=seqs.start) for each, seqs in due.items()]
         serial = here(SERIAL)
         watermarks.append(Watermark(SERIAL, serial + 1, after=serial))
-        gold.commit(gold.files(entries), *watermarks, metadata={"sea_mq.job": "land"}, replaced=touched)
-        return len(touched)
+        gold.commit(gold.files(entries), *watermarks, metadata={"sea_mq.job": "land"}, replaced=replaced)
+        return len(partitions)
 
     return committed(attempt)
 
@@ -93,23 +93,18 @@ def _count_again(
     silver: LakeTable, gold: LakeTable, late_seconds: float, partition: _Partition
 ) -> Iterator[pa.RecordBatch]:
     """Write gold with the minutes of a partition, counted again, and with all its other minutes."""
-    minute = pc.field("minute")
-    others = gold.dataset(partition.gold).to_table(
-        filter=(minute < partition.first) | (minute >= partition.behind)
-    )
-    tables = chain([others], _minutes(silver, late_seconds, partition))
-    return write_files(gold.lake, ((GOLD, batch) for table in tables for batch in table.to_batches()))
 
+    def rows() -> Iterator[pa.RecordBatch]:
+        minute, stored, start = pc.field("minute"), pc.field("published_at"), partition.first
+        others = (minute < partition.first) | (minute >= partition.behind)
+        yield from gold.load(partition.gold, matching=others).to_batches()
+        while start < partition.behind:  # an hour at a time, to bound memory
+            behind = min(partition.behind, start + _HOUR)
+            events = silver.load(partition.silver, _COUNTED, (stored >= start) & (stored < behind))
+            yield from _counted(events, late_seconds, partition).to_batches()
+            start = behind
 
-def _minutes(silver: LakeTable, late_seconds: float, partition: _Partition) -> Iterator[pa.Table]:
-    events = silver.dataset(partition.silver)
-    columns = ["event_type", "occurred_at", "published_at", "bytes"]
-    start = partition.first
-    while start < partition.behind:  # an hour at a time, to bound memory
-        behind = min(partition.behind, start + _HOUR)
-        within = (pc.field("published_at") >= start) & (pc.field("published_at") < behind)
-        yield _counted(events.to_table(columns=columns, filter=within), late_seconds, partition)
-        start = behind
+    return write_files(gold.lake, ((GOLD, batch) for batch in rows()))
 
 
 def _counted(events: pa.Table, late_seconds: float, partition: _Partition) -> pa.Table:

@@ -25,7 +25,7 @@ from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
 from sea_mq_worker.pipeline.lake.erased_ids import erased_hashes, without_erased
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
-from sea_mq_worker.pipeline.lake.storage import check_space, reachable
+from sea_mq_worker.pipeline.lake.storage import check_space
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.lake.write_files import TableRows, write_files
 from sea_mq_worker.pipeline.session import job_session, parallelism
@@ -149,7 +149,7 @@ def land(
     bronze = LakeTable(lake, BRONZE)
     silver = Silver(session, lake, rows_max=given.batch_rows, dedupe_days=given.dedupe_days)
     reads, writes = stream_datasets(settings, streams), lake_datasets(lake, BRONZE, SILVER, GOLD)
-    with lineage("land", settings, reads=reads, writes=writes), reachable(bronze.lake):
+    with lineage("land", settings, reads=reads, writes=writes):
         run = _LandRun(session, settings, bronze, silver, given, on_progress, is_stopping)
         return run.all(list(dict.fromkeys(streams)))
 

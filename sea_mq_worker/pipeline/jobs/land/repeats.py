@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from sea_mq_worker.pipeline.jobs.land.event_columns import UUID
 from sea_mq_worker.pipeline.jobs.land.tasks import run_tasks
 from sea_mq_worker.pipeline.lake.schemas import IDS
-from sea_mq_worker.pipeline.lake.storage import filesystem
+from sea_mq_worker.pipeline.lake.storage import filesystem, reachable
 from sea_mq_worker.pipeline.lake.table import LakeTable
 
 _KEY = ["high", "low"]
@@ -88,7 +88,7 @@ def _is_in_silver(found: pa.Table, reached: Callable[[str], int]) -> pa.Array:
 def _rows_with_keys(uri: str, high: np.ndarray, path: str) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file of the index whose upper bits are among ``high``, which is sorted."""
     wanted = pa.array(high)
-    with filesystem(uri).open_input_file(path) as source:
+    with reachable(uri), filesystem(uri).open_input_file(path) as source:
         file = pq.ParquetFile(source)
         groups = []
         for group in range(file.num_row_groups):

@@ -14,7 +14,7 @@ from sea_mq_worker.pipeline.jobs.land.repeats import find_repeats, to_ids
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import committed, rewrite
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, IDS, SILVER
-from sea_mq_worker.pipeline.lake.storage import filesystem
+from sea_mq_worker.pipeline.lake.storage import filesystem, reachable
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import TableRows
 
@@ -66,7 +66,7 @@ class Silver:
         reached = self._silver.watermarks()
         ids, files = self._ids.files(entries), self._silver.files(entries)
         columns = ["high", "low", "seq", "published_at"]
-        keys = self._ids.dataset(ids.paths).to_table(columns=columns)
+        keys = self._ids.load(ids.paths, columns)
         repeats = find_repeats(self._spark, self._ids, keys, reached, self._dedupe_days)
         replaced: set[str] = set()
         if len(repeats):
@@ -82,9 +82,9 @@ class Silver:
         watermarks = Watermark(progress.name, upto, after=after), Watermark(SERIAL, serial + 1, after=serial)
         if not self._silver.commit(files, *watermarks, metadata=metadata):
             return 0
-        store = filesystem(self._silver.uri)
-        for path in replaced:
-            store.delete_file(path)
+        with reachable(self._silver.uri):
+            for path in replaced:
+                filesystem(self._silver.uri).delete_file(path)
         return files.rows
 
 

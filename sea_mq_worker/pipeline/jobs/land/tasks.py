@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sea_mq_worker.pipeline.dataframes import in_tasks
+from sea_mq_worker.pipeline.lake.read_files import read_batches
 from sea_mq_worker.pipeline.lake.table import ConflictError, LakeTable
 from sea_mq_worker.pipeline.lake.write_files import ENTRIES, TableRows, write_files
 from sea_mq_worker.pipeline.session import described
@@ -77,7 +78,7 @@ def rewrite(
     """
 
     def write(path: str) -> Iterator[pa.RecordBatch]:
-        found = table.dataset([path]).to_batches(filter=matching)
+        found = read_batches(table.uri, table.table_schema, [path], None, matching)
         return write_files(table.lake, (rows for batch in found if batch.num_rows for rows in make(batch)))
 
     return run_tasks(

@@ -32,7 +32,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver, ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.lake import schemas
-from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS
+from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, snapshot, table_reader
@@ -236,7 +236,8 @@ def _given(conditions: Conditions) -> Conditions:
 def _read_file(
     table: LakeTable, path: str, columns: Mapping[str, pc.Expression], matching: pc.Expression
 ) -> Batches:
-    yield from table.dataset([path]).to_batches(columns=dict(columns), filter=matching, batch_size=BATCH_ROWS)
+    files = dataset_of(table.uri, table.table_schema, [path])
+    yield from files.to_batches(columns=dict(columns), filter=matching, batch_size=BATCH_ROWS)
 
 
 def check_disk(spark: SparkSession, messages: int) -> None:
