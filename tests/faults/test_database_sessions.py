@@ -17,19 +17,14 @@ from tests.support.processes import frozen
 from tests.support.rows import opened
 from tests.support.servers import PostgresAddress, database_connection
 from tests.support.site import Site, SiteWith
-from tests.support.waiting import eventually
 
 SESSIONS = (
     "FROM pg_stat_activity WHERE application_name LIKE 'sea_mq_worker%' AND datname = current_database()"
 )
 END = f"SELECT pg_terminate_backend(pid) {SESSIONS}"
-LISTENING = (
-    f"SELECT count(*) {SESSIONS} AND application_name = 'sea_mq_worker wakeup' AND query ~ 'LISTEN|advisory'"
-)
 IN_TRANSACTION = (
     f"SELECT max(clock_timestamp() - state_change) > '1 s' {SESSIONS} AND state LIKE 'idle in tr%'"
 )
-RELY_ON_WAKING = 60.0
 
 
 @pytest.mark.fault("D10")
@@ -47,20 +42,6 @@ async def test_no_session_waits_in_a_transaction_for_the_broker(
                 await asyncio.sleep(0.05)
         await made.quiet()
         await made.audit()
-
-
-@pytest.mark.fault("D11")
-async def test_a_commit_wakes_the_worker_soon_after_its_listener_was_ended(shared: Site) -> None:
-    """Polling alone would take RELY_ON_WAKING, and covers what is committed in between."""
-    async with shared.worker(outbox_poll_seconds=RELY_ON_WAKING) as worker:
-        await worker.ready()
-        await eventually(lambda: shared.database.fetchval(LISTENING))
-        await shared.database.execute(f"{END} AND application_name = 'sea_mq_worker wakeup'")
-        await shared.commit()
-        await eventually(lambda: shared.database.fetchval(LISTENING))
-        await shared.commit()
-        await shared.published(within=RELY_ON_WAKING / 2)
-    await shared.audit()
 
 
 @pytest.fixture

@@ -196,6 +196,7 @@ async def test_an_open_transaction_of_a_producer_slows_the_wait_but_does_not_blo
                 await one.lane(False).wait(timeout_seconds=0.05)
 
 
+@pytest.mark.fault("D11")
 async def test_it_listens_again_after_its_connection_was_ended(
     database: Database, producer: asyncpg.Pool
 ) -> None:
