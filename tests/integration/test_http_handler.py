@@ -11,6 +11,7 @@ import pytest
 
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, NotDelivered, Poison, Retry
+from tests.support.clocks import pass_time
 from tests.support.handlers import (
     Behaviour,
     Call,
@@ -134,13 +135,17 @@ SLOW_ANSWERS = {
 @pytest.mark.clause("POL-047-007")
 @pytest.mark.parametrize("slow", SLOW_ANSWERS.values(), ids=SLOW_ANSWERS.keys())
 async def test_one_deadline_covers_the_whole_answer(
-    server: HandlerServer, make: MakeHandler, slow: Behaviour
+    server: HandlerServer, make: MakeHandler, monkeypatch: pytest.MonkeyPatch, slow: Behaviour
 ) -> None:
     """The slot is free again afterwards, and its connection is not used again."""
     server.script[REQUEST.message_id] = slow
-    handler = make(timeout_seconds=0.3, concurrency=1)
-    result = await handler.handle(REQUEST)
-    assert result == Retry("the handler gave no whole answer within 0.3 s", answered=False)
+    handler = make(timeout_seconds=60.0, concurrency=1)
+    call = asyncio.create_task(handler.handle(REQUEST))
+    await server.called(1)
+    await pass_time(monkeypatch, seconds=50)
+    assert not call.done()
+    await pass_time(monkeypatch, seconds=20)
+    assert call.result() == Retry("the handler gave no whole answer within 60 s", answered=False)
     assert await handler.handle(REQUEST._replace(message_id="another")) == Accepted(200)
     assert [call.connection for call in server.calls] == [1, 2]
 

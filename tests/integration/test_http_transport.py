@@ -13,6 +13,7 @@ import pytest
 from sea_mq_worker.adapters.http.client.connection import Connection
 from sea_mq_worker.adapters.http.client.pool import ConnectionPool
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport
+from tests.support.clocks import pass_time
 from tests.support.handlers import Call, HandlerServer, answer, hang, in_turn
 from tests.support.waiting import eventually
 
@@ -78,22 +79,26 @@ async def test_a_connection_that_was_idle_for_too_long_is_not_used(
     await eventually(lambda: server.open_connections == 1)
 
 
-async def test_each_request_on_a_connection_has_its_own_deadline(server: HandlerServer) -> None:
+async def test_each_request_on_a_connection_has_its_own_deadline(
+    server: HandlerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = asyncio.get_running_loop()
-    first_deadline = loop.time() + 0.1
 
     async def answer_later(call: Call, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(first_deadline + 0.1 - loop.time())
+        await pass_time(monkeypatch, seconds=70)
         await answer(200)(call, writer)
 
     server.default = in_turn(answer(200), answer_later, hang)
     port = httpx2.URL(server.url).port
     _, connection = await loop.create_connection(lambda: Connection(body_bytes_max=0), "127.0.0.1", port)
     request = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
-    assert (await connection.exchange([request], first_deadline)).status == 200
     assert (await connection.exchange([request], loop.time() + 60)).status == 200
+    assert (await connection.exchange([request], loop.time() + 120)).status == 200
+    last = asyncio.create_task(connection.exchange([request], loop.time() + 60))
+    await server.called(3)
+    await pass_time(monkeypatch, seconds=70)
     with pytest.raises(httpx2.ReadTimeout):
-        await connection.exchange([request], loop.time() + 0.1)
+        last.result()
 
 
 async def test_a_peer_that_vanishes_in_a_call_is_noticed_before_the_deadline(server: HandlerServer) -> None:

@@ -1,8 +1,6 @@
-"""Processes whose clock is wrong, without rights over the machine's: Python's own view of it is shifted.
+"""Clocks that tests move: the time of day of Python processes, and the time of the running event loop."""
 
-Only the time of day is; what is monotonic goes on as it is.
-"""
-
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -43,7 +41,16 @@ _datetime.datetime = datetime
 
 
 def shift_clock(monkeypatch: pytest.MonkeyPatch, folder: Path, *, seconds: float) -> None:
-    """Shift the clock of every Python process that is started from now on."""
+    """Shift the time of day in every Python process that is started from now on."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(_SITE.format(seconds=seconds))
     monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+async def pass_time(monkeypatch: pytest.MonkeyPatch, *, seconds: int) -> None:
+    """Let the running loop's clock go on by a second in each of its rounds."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    for passed in range(1, seconds + 1):
+        monkeypatch.setattr(loop, "time", lambda passed=passed: now() + passed)
+        await asyncio.sleep(0)
