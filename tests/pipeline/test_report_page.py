@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.report.findings import findings
 from sea_mq_worker.pipeline.jobs.report.formatting import duration, share, size, step
-from sea_mq_worker.pipeline.jobs.report.model import Bin, Shares
+from sea_mq_worker.pipeline.jobs.report.model import Bin, Shares, StreamBin
 from sea_mq_worker.pipeline.jobs.report.page import is_replaceable, page, write_page
 from sea_mq_worker.pipeline.jobs.report.timelines import Timelines
 from tests.support.browser import PROGRAM, chromium
-from tests.support.reports import HOSTILE, busy_report, empty_report, hostile_report
+from tests.support.reports import HOSTILE, SINCE, busy_report, empty_report, hostile_report
 
 
 class Elements(HTMLParser):
@@ -64,6 +65,7 @@ def test_every_part_is_there_with_a_table_behind_each_plot(hostile: str) -> None
     assert len(plots) == [tag for tag, _ in elements.found].count("details") == 6
     assert all(plot["aria-label"] for plot in plots)
     assert hostile.index('id="verdict"') < hostile.index('id="throughput"')
+    assert elements.texts.count("20 or more") == 1
 
 
 def test_text_from_events_is_shown_and_is_never_markup(hostile: str) -> None:
@@ -129,6 +131,27 @@ def test_a_plot_of_durations_has_lines_above_and_below_all_values(
     levels = timeline.levels()
     assert [levels[0][1], levels[-1][1]] == labels
     assert [levels[0][0], levels[-1][0]] == [100, 0]
+
+
+def test_labels_of_a_plot_stay_apart_from_a_millisecond_to_a_thousand_years() -> None:
+    report = hostile_report()
+    wide = [replace(each, p50=0.001, longest=3e10) for each in report.latencies]
+    timeline = Timelines(replace(report, latencies=wide)).latency("Latency", "inbox")
+    assert timeline is not None
+    depths = [depth for depth, _ in timeline.levels()]
+    assert min(lower - upper for lower, upper in pairwise(depths)) > 8
+
+
+def test_each_line_of_a_plot_has_a_colour_of_its_own() -> None:
+    report = busy_report()
+    bins = [StreamBin(at=SINCE, context=f"context {n}", count=n) for n in range(1, 11)]
+    lines = {}
+    for count in (6, 7):
+        timeline = Timelines(report).groups("", "messages", bins[-count:], "context")
+        assert timeline is not None
+        lines[count] = [line.name for line in timeline.lines]
+    assert lines[6] == [f"context {n}" for n in range(5, 11)]
+    assert lines[7] == ["others", *(f"context {n}" for n in range(6, 11))]
 
 
 def test_the_summary_lists_problems_the_worst_first() -> None:

@@ -71,7 +71,7 @@ def hostile_report() -> Report:
             for way in ("outbox", "inbox")
             for at in times
         ],
-        attempts=[Attempts(way="outbox", attempts=n, count=7 - n) for n in range(1, 5)],
+        attempts=[Attempts(way="outbox", attempts=n, count=27 - n) for n in (1, 2, 20)],
         dead=[Dead(reason=HOSTILE, event_type=HOSTILE, count=3)],
         dead_letters=[DeadLetters(reason=HOSTILE, subject=HOSTILE, count=2, latest=SINCE)],
         dead_letter_count=2,

@@ -25,9 +25,6 @@ from sea_mq_worker.pipeline.jobs.report.model import (
     Way,
 )
 
-ATTEMPTS_MAX = 20
-"""Events with more attempts count as having this number."""
-
 GROUPS_MAX = 200
 """Most groups of a kind, except those by time."""
 

@@ -19,8 +19,8 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.pipeline.dataframes import deduplicate_by, read_all
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
-from sea_mq_worker.pipeline.jobs.report.figures import ATTEMPTS_MAX, GROUPS_MAX, Period, figures
-from sea_mq_worker.pipeline.jobs.report.model import AGES, BacklogCount, Report
+from sea_mq_worker.pipeline.jobs.report.figures import GROUPS_MAX, Period, figures
+from sea_mq_worker.pipeline.jobs.report.model import AGES, ATTEMPTS_MAX, BacklogCount, Report
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, GOLD
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, read_outbox, snapshot

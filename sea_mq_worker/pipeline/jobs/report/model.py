@@ -10,6 +10,9 @@ Way: TypeAlias = Literal["outbox", "inbox"]
 AGES = ("under 1 minute", "1 to 10 minutes", "10 to 60 minutes", "1 to 24 hours", "over 1 day")
 """Age classes of the backlog."""
 
+ATTEMPTS_MAX = 20
+"""Events with more attempts count as having this number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bin:

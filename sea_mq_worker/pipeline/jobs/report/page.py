@@ -11,12 +11,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.report.findings import findings
 from sea_mq_worker.pipeline.jobs.report.formatting import duration, moment, number, printable, share, size
-from sea_mq_worker.pipeline.jobs.report.model import Report
+from sea_mq_worker.pipeline.jobs.report.model import ATTEMPTS_MAX, Report
 from sea_mq_worker.pipeline.jobs.report.timelines import Timelines
 
 _GENERATOR = b'<meta name="generator" content="sea_mq_worker report">'
 _HEAD_BYTES = 2048
-_SHOWN = {"latest": moment, "oldest_seconds": duration, "size": size}
+_SHOWN = {
+    "latest": moment,
+    "oldest_seconds": duration,
+    "size": size,
+    "attempts": lambda n: f"{n} or more" if n == ATTEMPTS_MAX else n,
+}
 
 
 def page(report: Report, *, title: str | None = None) -> str:

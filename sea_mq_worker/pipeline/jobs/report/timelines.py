@@ -1,6 +1,6 @@
 """The figures of a report over time, as a table and as paths of SVG in a field of 1000 x 100."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +14,10 @@ _WIDTH = 1000
 _HEIGHT = 100
 _BINS_MIN = 12
 """A plot has room for this number of bins, so that a single bin is a bar."""
+
+_LEVELS_MAX = 8
+_LINES_MAX = 6
+"""Number of colours, in which no two lines of a plot are alike."""
 
 _DURATIONS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000, 8_640_000, 86_400_000)
 
@@ -67,10 +71,10 @@ class Timeline:
     def levels(self) -> list[tuple[float, str]]:
         """Return the horizontal lines: their distance from the top in percent, and their value as text."""
         low, high = self._limits()
-        ticks = [low, high / 2, high] if self.is_count else [s for s in _DURATIONS if low <= s <= high]
-        return [
-            (100 * self._depth(tick), self._text(tick)) for tick in ticks if tick != high / 2 or tick >= 1
-        ]
+        durations = [tick for tick in _DURATIONS if low <= tick <= high]
+        counts = [low, high / 2, high] if high > 1 else [low, high]
+        ticks = counts if self.is_count else durations[:: 1 + len(durations) // _LEVELS_MAX]
+        return [(100 * self._depth(tick), self._text(tick)) for tick in ticks]
 
     def rows(self) -> Iterator[tuple[datetime, list[str]]]:
         """Yield each bin that has a value other than 0, with all its values as text."""
@@ -113,10 +117,18 @@ class Timelines:
     def groups(
         self, title: str, unit: str, bins: Sequence[DeadLetterBin | StreamBin], by: str
     ) -> Timeline | None:
-        """Return the counts of bins by the field ``by``; the bins of streams have a minute at least."""
-        found: dict[str, dict[datetime, int]] = defaultdict(dict)
+        """Return the counts of bins by the field ``by``, of the most frequent names and of all others.
+
+        The bins of streams have a minute at least.
+        """
+        totals: Counter[str] = Counter()
         for each in bins:
-            found[getattr(each, by)][each.at] = each.count
+            totals[getattr(each, by)] += each.count
+        largest = dict(totals.most_common(_LINES_MAX if len(totals) <= _LINES_MAX else _LINES_MAX - 1))
+        found: dict[str, Counter[datetime]] = defaultdict(Counter)
+        for each in bins:
+            name = getattr(each, by)
+            found[name if name in largest else "others"][each.at] += each.count
         seconds = self._minutes if bins is self._report.stream_bins else self._report.bin_seconds
         return self._counts(title, unit, seconds, found)
 
@@ -131,7 +143,9 @@ class Timelines:
             for name in ("p50", "p95", "p99", "longest")
             if (values := {each.at: getattr(each, name) for each in bins if each.at})
         ]
-        return Timeline(title, "duration", self._report.bin_seconds, lines, self._span, is_count=False)
+        return Timeline(
+            title, "duration, logarithmic", self._report.bin_seconds, lines, self._span, is_count=False
+        )
 
     def _counts(
         self, title: str, unit: str, seconds: int, found: Mapping[str, Mapping[datetime, int]]
