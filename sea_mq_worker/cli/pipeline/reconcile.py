@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
+    LakeOption,
     MasterOption,
     check_period,
     job_settings,
@@ -45,51 +46,31 @@ ADVICE: Mapping[Verdict, str] = MappingProxyType(
 )
 """The operator's next step for each verdict that needs one."""
 
-LakeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--lake",
-        envvar="SEA_MQ_PIPELINE_LAKE",
-        help="Lake whose archive and landed messages are compared too (default: tables and streams only).",
-    ),
-]
 ReceiverOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--receiver",
         exists=True,
         dir_okay=False,
         help="Settings file of another service that consumes this service's stream; may be repeated.",
     ),
 ]
 GraceOption = Annotated[
-    float,
-    typer.Option("--grace", min=0, help="Seconds after publishing or storing in which no ID is missing yet."),
+    float, typer.Option(min=0, help="Seconds after publishing or storing in which no ID is missing yet.")
 ]
-LateOption = Annotated[
-    float, typer.Option("--late", min=0, help="Report a hop as late above this number of seconds.")
-]
+LateOption = Annotated[float, typer.Option(min=0, help="Report a hop as late above this number of seconds.")]
 ExamplesOption = Annotated[
-    int,
-    typer.Option(
-        "--examples", min=0, help="Name at most this many IDs of each verdict, without --json at most 3."
-    ),
+    int, typer.Option(min=0, help="Name at most this many IDs of each verdict, without --json at most 3.")
 ]
 OutOption = Annotated[
     str | None,
     typer.Option(
-        "--out",
         metavar="FOLDER",
-        help="Write every ID with a verdict other than delivered to this new folder.",
+        help="Write every ID with a verdict other than delivered to this new folder, as JSON lines.",
     ),
-]
-FormatOption = Annotated[
-    Literal["json", "parquet"], typer.Option("--format", help="Format of the files in --out.")
 ]
 FailOnOption = Annotated[
     list[Verdict] | None,
     typer.Option(
-        "--fail-on",
         metavar="VERDICT",
         help=f"Exit 1 if an ID has this verdict; may be repeated (default: {', '.join(sorted(LOSS))}).",
     ),
@@ -98,9 +79,7 @@ RequeueOption = Annotated[
     bool, typer.Option("--requeue", help="Publish the events again that the stream lost; needs --reason.")
 ]
 CapOption = Annotated[int, typer.Option(min=1, help="Put back no event if more than this many are lost.")]
-RequeueReasonOption = Annotated[
-    str, typer.Option("--reason", help="Reason for --requeue, kept in the audit records.")
-]
+RequeueReasonOption = Annotated[str, typer.Option(help="Reason for --requeue, kept in the audit records.")]
 
 
 def reconcile(
@@ -113,7 +92,6 @@ def reconcile(
     late: LateOption = 60.0,
     examples: ExamplesOption = 20,
     out: OutOption = None,
-    out_format: FormatOption = "json",
     fail_on: FailOnOption = None,
     requeue: RequeueOption = False,
     cap: CapOption = 1000,
@@ -128,8 +106,8 @@ def reconcile(
 
     The command checks for every event whether the stream contains it, and for every message of a consumer
     whether the inbox shows its effect. Verdicts: delivered, pending, dead, missing-in-stream,
-    missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. Without --requeue
-    nothing is changed.
+    missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. With a lake,
+    archived events and landed messages are compared, too. Without --requeue nothing is changed.
     """
     _check(since, until, out, reason=reason if requeue else None)
     with job_settings("database_url", "nats_url") as settings:
@@ -144,7 +122,6 @@ def reconcile(
             late_seconds=late,
             examples=examples,
             out=out,
-            out_format=out_format,
             requeue=request.Requeue(actor, reason, cap, dry_run) if requeue else None,
         )
         with open_spark("reconcile", master=master, conf=conf, java_options=_JAVA_OPTIONS) as spark:
@@ -196,21 +173,14 @@ def _print_result(result: "Reconciliation") -> None:
         typer.echo(note)
     if result.requeued:
         typer.echo(_requeue_text(result.requeued))
-    bad = {verdict: result.found([verdict]) for verdict in ADVICE}
-    for verdict, count in bad.items():
-        if count:
-            typer.echo(f"{count:,} {verdict}: {ADVICE[verdict]}")
+    for verdict, advice in ADVICE.items():
+        if count := result.found([verdict]):
+            typer.echo(f"{count:,} {verdict}: {advice}")
     ids = sum(hop.ids for hop in result.hops)
-    if ids and not any(bad.values()):
+    if ids and not result.found(ADVICE):
         unknown = result.found([Verdict.EXPIRED, Verdict.PRUNED])
-        typer.echo(
-            f"all {ids - unknown:,} accounted for"
-            + (
-                f"; {unknown:,} more are expired or pruned, so nothing is proven about them"
-                if unknown
-                else ""
-            )
-        )
+        more = f"; {unknown:,} more are expired or pruned, so nothing is proven about them"
+        typer.echo(f"all {ids - unknown:,} accounted for{more if unknown else ''}")
 
 
 def _requeue_text(done: "Requeued") -> str:

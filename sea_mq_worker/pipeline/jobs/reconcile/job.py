@@ -55,7 +55,7 @@ def reconcile(
         for hop in hops:
             on_progress(f"{hop.name}: judged {hop.ids}")
         if wanted.out:
-            named(troubled, judge.hops).coalesce(1).write.format(wanted.out_format).save(wanted.out)
+            named(troubled, judge.hops).coalesce(1).write.json(wanted.out)
         notes, requeued = _notes(judge, settings), None
         if Verdict.MISSING_IN_STREAM in hops[0].verdicts:
             lost = troubled.where(F.col("findings").bitwiseAND(Verdict.MISSING_IN_STREAM.bit) != 0)

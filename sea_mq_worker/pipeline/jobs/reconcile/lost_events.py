@@ -19,7 +19,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
 from sea_mq_worker.settings import Settings
 
 _BATCH = 1000
-_PER_SECOND = 1000
+_PAUSE_SECONDS = 1.0
 _EXAMPLES = 20
 
 
@@ -63,19 +63,17 @@ def put_back(
         StoreUnavailableError: earlier batches stay put back; a repetition is safe.
         BrokerUnavailableError: no row was put back.
     """
-    counts = {row.in_table: row["count"] for row in lost.groupBy("in_table").count().collect()}
-    rows, archived = counts.get(True, 0), counts.get(False, 0)
-    capped = rows > how.cap
-    replayed = 0
+    rows, archived = lost.where("in_table").count(), lost.where("NOT in_table").count()
+    capped, replayed = rows > how.cap, 0
     if rows and not (how.dry_run or capped):
         chosen = lost.where("in_table").orderBy("seq").select("id").collect()
         replayed = asyncio.run(_replay(settings, [UUID(row.id) for row in chosen], how, on_progress))
-    named = lost.where("NOT in_table").orderBy("seq").limit(_EXAMPLES) if archived else None
+    named = lost.where("NOT in_table").orderBy("seq").limit(_EXAMPLES).collect()
     return Requeued(
         lost=rows + archived,
         replayed=replayed,
         capped=capped,
-        archived=[row.id for row in named.collect()] if named else [],
+        archived=[row.id for row in named],
         archived_count=archived,
         dry_run=how.dry_run,
     )
@@ -98,5 +96,5 @@ async def _replay(
             replayed += result.replayed
             on_progress(f"put back {replayed} of {len(ids)}")
             if start + _BATCH < len(ids):
-                await asyncio.sleep(_BATCH / _PER_SECOND)
+                await asyncio.sleep(_PAUSE_SECONDS)
     return replayed

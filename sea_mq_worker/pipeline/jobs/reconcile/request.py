@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
 
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError, load_settings
 
@@ -45,8 +44,7 @@ class ReconcileRequest:
         grace_seconds: events published or stored within this time are never missing.
         late_seconds: a hop is late above this time; None: never.
         examples: number of IDs to return for each verdict.
-        out: a new folder for all IDs with another verdict than delivered; None: no files.
-        out_format: format of these files.
+        out: a new folder for JSON lines of all IDs with another verdict than delivered; None: no files.
         requeue: put back the events that the stream lost; None: change nothing.
     """
 
@@ -58,7 +56,6 @@ class ReconcileRequest:
     late_seconds: float | None = None
     examples: int = 20
     out: str | None = None
-    out_format: Literal["json", "parquet"] = "json"
     requeue: Requeue | None = None
 
 

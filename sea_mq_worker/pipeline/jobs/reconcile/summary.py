@@ -29,7 +29,7 @@ def summaries(
             name,
             [row for row in counts if row.hop == number],
             {row.findings: row["count"] for row in found if row.hop == number},
-            chosen.get(number, {}),
+            {each: chosen[number, each.bit] for each in Verdict if (number, each.bit) in chosen},
         )
         for number, name in enumerate(names)
     ]
@@ -61,15 +61,13 @@ def _hop(
     )
 
 
-def _examples(troubled: DataFrame, number: int) -> dict[int, dict[Verdict, list[str]]]:
+def _examples(troubled: DataFrame, number: int) -> dict[tuple[int, int], list[str]]:
+    """Return IDs by hop and bit of the verdict."""
     rows = troubled.withColumn("verdict", F.expr("findings & -findings"))  # the lowest bit
     rank = F.row_number().over(Window.partitionBy("hop", "verdict").orderBy("id"))
-    found: dict[int, dict[Verdict, list[str]]] = {}
-    ranked = rows.withColumn("rank", rank).where(F.col("rank") <= number)
-    for row in ranked.orderBy("hop", "verdict", "rank").collect():
-        (verdict,) = findings_of(row.verdict)
-        found.setdefault(row.hop, {}).setdefault(verdict, []).append(row.id)
-    return found
+    first = rows.withColumn("rank", rank).where(F.col("rank") <= number)
+    groups = first.groupBy("hop", "verdict").agg(F.array_sort(F.collect_list("id")).alias("ids"))
+    return {(row.hop, row.verdict): row.ids for row in groups.collect()}
 
 
 def _latency(counts: Sequence[Row]) -> HopLatency | None:
