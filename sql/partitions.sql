@@ -49,6 +49,14 @@ BEGIN
         RAISE EXCEPTION 'bound to the table, and would stay with its old rows: %; drop it, and create it again afterwards',
             bound;
     END IF;
+    -- Each partition would be published under its own name, which no subscriber has.
+    SELECT string_agg(format('%I', pubname), ', ') INTO bound
+      FROM pg_publication_tables
+      JOIN pg_publication USING (pubname)
+     WHERE schemaname = current_schema AND tablename = 'outbox_events' AND NOT pubviaroot;
+    IF bound IS NOT NULL THEN
+        RAISE EXCEPTION 'publications of all tables: %; set publish_via_partition_root = true for them first', bound;
+    END IF;
 
     SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')) INTO last_seq;
     SELECT relacl INTO seq_rights FROM pg_class

@@ -101,6 +101,16 @@ async def test_what_would_stay_with_the_old_table_is_named(
         await partition_outbox(database.dsn)
 
 
+async def test_a_publication_of_all_tables_must_publish_partitions_as_the_table(
+    plain: asyncpg.Connection, database: Database
+) -> None:
+    await plain.execute("CREATE PUBLICATION theirs FOR ALL TABLES")
+    with pytest.raises(asyncpg.RaiseError, match="theirs; set publish_via_partition_root"):
+        await partition_outbox(database.dsn)
+    await plain.execute("ALTER PUBLICATION theirs SET (publish_via_partition_root = true)")
+    await partition_outbox(database.dsn)
+
+
 async def test_an_older_server_is_refused(plain: asyncpg.Connection) -> None:
     if plain.get_server_version().major >= VERSION_MIN:
         pytest.skip("this server has what it needs")
