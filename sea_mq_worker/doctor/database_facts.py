@@ -6,7 +6,7 @@ A new fact goes into ``adapters/postgres/schema/diagnostics``; of a server's set
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.errors import POOLER
+from sea_mq_worker.adapters.postgres.errors import PoolerError
 from sea_mq_worker.adapters.postgres.schema.diagnostics import (
     DatabaseFacts,
     RowFacts,
@@ -15,11 +15,11 @@ from sea_mq_worker.adapters.postgres.schema.diagnostics import (
     row_facts,
     table_locks,
 )
-from sea_mq_worker.adapters.postgres.schema.migrations import check_version
+from sea_mq_worker.adapters.postgres.schema.migrations import MIGRATE, OutdatedSchemaError, check_version
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.doctor.database import lock_findings, long_seconds, waits_for_nobody
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
-from sea_mq_worker.doctor.finding import MIGRATE, Finding
+from sea_mq_worker.doctor.finding import Finding
 from sea_mq_worker.domain.errors import ContractError, UnavailableError, WorkerError
 from sea_mq_worker.settings import Settings
 
@@ -39,9 +39,10 @@ async def read_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFact
             await pool.close()
     except UnavailableError as error:
         found.append(_unavailable(error).finding(_POSTGRES, _text(error)))
+    except PoolerError as error:
+        found.append(DatabaseKind.POOLER_UNDECLARED.finding(_POSTGRES, _text(error)))
     except ContractError as error:
-        kind = DatabaseKind.POOLER_UNDECLARED if POOLER in str(error) else DatabaseKind.DATABASE_REFUSES
-        found.append(kind.finding(_POSTGRES, _text(error)))
+        found.append(DatabaseKind.DATABASE_REFUSES.finding(_POSTGRES, _text(error)))
     return facts, rows
 
 
@@ -60,7 +61,7 @@ async def _server(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> Data
         await check_version(pool)
     except ContractError as error:
         where = f"schema {s.database_schema}"
-        command = MIGRATE if MIGRATE in str(error) else ""  # it helps against no newer schema
+        command = MIGRATE if isinstance(error, OutdatedSchemaError) else ""
         found.append(DatabaseKind.SCHEMA_VERSION.finding(where, str(error), command=command))
         return None
     facts = await database_facts(pool, long_seconds=long_seconds(s))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 APPLY = "python -m sea_mq_worker streams apply"
-MIGRATE = "python -m sea_mq_worker migrate"
 REFUSES = "the worker refuses to start"
 
 

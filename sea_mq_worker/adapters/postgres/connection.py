@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.errors import POOLER, translated
+from sea_mq_worker.adapters.postgres.errors import POOLER, PoolerError, translated
 from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
 from sea_mq_worker.domain.addresses import postgres_files
@@ -120,7 +120,7 @@ async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
     """
     found = await connection.fetchval("SELECT current_setting('search_path')")
     if found.replace('"', "") != settings["search_path"].replace('"', ""):
-        raise ContractError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
+        raise PoolerError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
 
 
 async def _welcome(connection: Any, *, join: Join | None) -> None:

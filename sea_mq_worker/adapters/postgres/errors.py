@@ -5,7 +5,7 @@ Only the server's primary message is passed on: its DETAIL prints rows, and a dr
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import asyncpg
@@ -50,7 +50,7 @@ _REFUSED_BY_POOLER = "unsupported startup parameter"
 _UNKNOWN_PARAMETER = "unrecognized configuration parameter"
 
 _CANCELLED, _BY_SOMEBODY = "57014", "user request"
-_TABLE_MISSING = "42P01"
+_TABLE_MISSING = f"a table is missing; {_MIGRATE}"
 
 _STOP = {
     "26000": POOLER,
@@ -59,7 +59,7 @@ _STOP = {
     "3D000": "the database does not exist; create it or correct SEA_MQ_DATABASE_URL",
     "3F000": f"the schema is missing; {_MIGRATE}",
     "42501": "the user lacks a privilege; sql/roles.sql has a role for each purpose",
-    _TABLE_MISSING: f"a table is missing; {_MIGRATE}",
+    "42P01": _TABLE_MISSING,
     "42703": f"a column is missing; {_MIGRATE}",
     "42704": f"an object is missing; {_MIGRATE}",
     "42883": f"a function is missing; {_MIGRATE}",
@@ -71,6 +71,14 @@ _STOP = {
 
 class TableMissingError(ContractError):
     """A statement refers to a missing table."""
+
+
+class PoolerError(ContractError):
+    """A pooler in transaction mode is in between, although the settings name none."""
+
+
+_KINDS: Mapping[str, type[ContractError]] = {_TABLE_MISSING: TableMissingError, POOLER: PoolerError}
+"""Errors with a class of their own, by their fix."""
 
 
 class NoTlsError(ContractError):
@@ -118,8 +126,7 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     if _UNKNOWN_PARAMETER in said:
         fix = "leave it out of SEA_MQ_DATABASE_URL; the driver passes what it does not know to the server"
     if fix:
-        kind = TableMissingError if state == _TABLE_MISSING else ContractError
-        return kind(f"PostgreSQL: {text}: {fix}")
+        return _KINDS.get(fix, ContractError)(f"PostgreSQL: {text}: {fix}")
     if str(error).startswith(_NEVER_SENT):
         return UnstorableValueError("PostgreSQL cannot hold a value: it is not UTF-8, or out of range")
     if state.startswith(_ROWS):

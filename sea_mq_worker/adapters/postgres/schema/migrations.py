@@ -26,7 +26,7 @@ from sea_mq_worker.domain.errors import ContractError, FinalError
 from sea_mq_worker.domain.schema_records import MigrationPlan
 from sea_mq_worker.resources import files_in, resource_folder
 
-_MIGRATE = "python -m sea_mq_worker migrate"
+MIGRATE = "python -m sea_mq_worker migrate"
 _CONNECT_SECONDS = 10.0
 _UNLIMITED = {"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0"}
 """Overrides the time limits of the role or the database."""
@@ -37,6 +37,13 @@ _RECORD = "INSERT INTO sea_mq_migrations (version, name, sha256, serves_from) VA
 _APPLIED = "SELECT version, sha256 FROM sea_mq_migrations WHERE version <= $1 ORDER BY version"
 _SERVES = "SELECT bool_and(coalesce(serves_from, version) <= $1) FROM sea_mq_migrations WHERE version > $1"
 _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
+
+
+class OutdatedSchemaError(ContractError):
+    """The schema lacks a migration."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; run `{MIGRATE}`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +117,16 @@ async def check_version(database: Any) -> None:
 
     Raises:
         FinalError: the schema is newer and does not serve this worker; the text names both versions.
-        ContractError: the schema is missing or older; the text names the remedy.
+        OutdatedSchemaError: the schema is missing or older.
     """
     known = len(migrations())
     with translated():
         found = await _found(database)
         if not found:
             schema = await database.fetchval("SELECT current_setting('search_path')")
-            raise ContractError(f"the database has no schema of the worker in {schema}; run `{_MIGRATE}`")
+            raise OutdatedSchemaError(f"the database has no schema of the worker in {schema}")
     if found < known:
-        raise ContractError(f"the schema has version {found}, this worker needs {known}; run `{_MIGRATE}`")
+        raise OutdatedSchemaError(f"the schema has version {found}, this worker needs {known}")
 
 
 async def altered_migrations(database: Any) -> Sequence[Migration]:
