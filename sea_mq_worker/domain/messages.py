@@ -6,6 +6,9 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
+_HEADER_BYTES = 100
+"""Bytes of a header in memory besides its text."""
+
 
 class OutboundMessage(NamedTuple):
     """A message to publish, ready for the wire; a tuple for the same reason as an event."""
@@ -42,6 +45,13 @@ class InboundMessage(NamedTuple):
     """Number of deliveries by the server; only a hint, because a restart of the server can lower it."""
     reply: str
     """Subject for acknowledgements of this delivery."""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that body and headers take in memory: 64 KB of short headers become a megabyte."""
+        headers = self.headers
+        texts = sum(map(len, headers)) + sum(map(len, headers.values()))
+        return len(self.payload) + texts + _HEADER_BYTES * len(headers)
 
 
 class HandlerRequest(NamedTuple):

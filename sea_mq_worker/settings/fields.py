@@ -221,7 +221,7 @@ class Settings(BaseModel):
     `SEA_MQ_HANDLER_BATCH_MAX`).
     """
     inbox_bytes_max: PositiveInt = 32 * 2**20
-    """Maximum size of all in-flight messages' bodies, over all consumers."""
+    """Maximum size of all in-flight messages, with their headers, over all consumers."""
     inbox_lease_seconds: TimeoutSeconds = 60.0
     """Processing lease of a message."""
     inbox_attempts_max: Count = 15

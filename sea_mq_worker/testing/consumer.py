@@ -38,7 +38,7 @@ class _Room:
             self.messages -= 1
             self.empty = False
             if self.bytes_ is not None:
-                self.bytes_ -= len(message.payload)
+                self.bytes_ -= message.size
         return delivered
 
 
@@ -186,8 +186,8 @@ class InMemoryConsumer:
         return taken
 
     def _size(self, seq: int) -> int:
-        entry = self._stream.get(seq)
-        return 0 if entry is None else len(entry.payload)
+        message = self.message(seq, deliveries=1)
+        return 0 if message is None else message.size
 
     def _deliver(self, seq: int, deliveries: int) -> list[InboundMessage]:
         message = self.message(seq, deliveries=deliveries)

@@ -87,10 +87,12 @@ class World(LoopWorld):
             InMemoryInbox(table=self.table, worker="w1"), StoreUnavailableError("the database is away")
         )
 
-    def send(self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT) -> str:
+    def send(
+        self, *, message_id: str = "", body: bytes = b"{}", subject: str = SUBJECT, **headers: str
+    ) -> str:
         """Store a message upstream, as if far from any duplicate window; return its id."""
         given = message_id or str(uuid.uuid4())
-        self.upstream.store(subject, body, {"ce-id": given})
+        self.upstream.store(subject, body, {"ce-id": given, **headers})
         return given
 
     def row(self, message_id: str) -> InboxRow:

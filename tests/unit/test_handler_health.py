@@ -1,7 +1,8 @@
 """Event types that the handler fails again and again, on in-memory fakes, in virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ from sea_mq_worker.domain.facts import (
     TypeResumed,
     TypeSlowed,
 )
-from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Poison
 from sea_mq_worker.testing.handler import Behaviour, Respond
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
@@ -250,6 +251,24 @@ async def test_a_worker_without_the_right_to_read_the_stream_reports_it_once_and
     async with world.consuming():
         await world.observer.seen(MessageProcessed, within=60.0)
     assert [fact.event for fact in world.observer.of(Noticed)] == ["read_ahead_failed"]
+
+
+@in_virtual_time
+async def test_messages_with_large_headers_are_read_again_instead_of_waiting_in_memory() -> None:
+    world = tight()
+    ahead, read_after = world.consumer.ahead, list[int]()
+
+    async def noted(after_seq: int, limit: int) -> Sequence[InboundMessage]:
+        read_after.append(after_seq)
+        return await ahead(after_seq, limit)
+
+    world.consumer.ahead = noted  # type: ignore[method-assign]
+    for _ in range(60):
+        world.send(large="x" * 60_000)
+    world.handler.script = always(Respond(status=422))
+    async with world.consuming():
+        await world.observer.seen(MessageDeadLettered, count=60, within=HOUR)
+    assert any(earlier > later for earlier, later in itertools.pairwise(read_after))
 
 
 @in_virtual_time

@@ -39,7 +39,7 @@ class InFlight:
 
     @property
     def free_bytes(self) -> int:
-        return self._bytes_max - sum(len(item.message.payload) for item in self._messages)
+        return self._bytes_max - sum(item.size for item in self._messages)
 
     @property
     def capacity(self) -> int:

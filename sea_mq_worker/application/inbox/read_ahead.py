@@ -52,6 +52,7 @@ class ReadAhead:
     """Sequence of the last message that was read."""
     _next_read_at: float = 0.0
     _postponed: dict[str, deque[InboundMessage]] = field(default_factory=lambda: defaultdict(deque))
+    _postponed_bytes: int = 0
     _first_skipped: int = 0
     """Sequence of the first message that found no room among the postponed."""
     _forbidden: bool = False
@@ -76,7 +77,9 @@ class ReadAhead:
         found: list[InboundMessage] = []
         for event_type, messages in list(self._postponed.items()):
             takes = self.health.calls_soon(event_type, limit - len(found))
-            found += [messages.popleft() for _ in range(min(len(messages), takes))]
+            taken = [messages.popleft() for _ in range(min(len(messages), takes))]
+            self._postponed_bytes -= sum(one.size for one in taken)
+            found += taken
             if not messages:
                 del self._postponed[event_type]
         return found
@@ -115,13 +118,13 @@ class ReadAhead:
     def _postpone(self, message: InboundMessage, event_type: str) -> None:
         if not self._first_skipped and self._has_room(message):
             self._postponed[event_type].append(message)
+            self._postponed_bytes += message.size
         elif not self._first_skipped:
             self._first_skipped = message.seq
 
     def _has_room(self, message: InboundMessage) -> bool:
-        messages = [one for several in self._postponed.values() for one in several]
-        room = _POSTPONED_BYTES_MAX - sum(len(one.payload) for one in messages)
-        return not messages or (len(messages) < _POSTPONED_MAX and len(message.payload) <= room)
+        fits = self._postponed_bytes + message.size <= _POSTPONED_BYTES_MAX
+        return not self._postponed or (fits and sum(map(len, self._postponed.values())) < _POSTPONED_MAX)
 
     async def _read(self, after_seq: int, limit: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
         if self._forbidden:

@@ -31,6 +31,8 @@ class InFlightMessage:
     entry: InboxEntry
     """Inbox entry, made without reading the body."""
     received_at: float
+    size: int
+    """Bytes in memory."""
     refusal: InvalidMessage | None = None
     """Reason why it cannot be handled, as far as that is known without reading the body."""
     run: Leased | None = None
@@ -55,7 +57,7 @@ class InFlightMessage:
             content_hash=content_hash(message),
             reply=message.reply,
         )
-        return cls(message=message, entry=entry, received_at=received_at, refusal=refusal)
+        return cls(message=message, entry=entry, received_at=received_at, size=message.size, refusal=refusal)
 
     def refuse(self, refusal: InvalidMessage) -> None:
         """Mark the message as invalid, and record it under the refusal's id from now on."""

@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, consumer_info
 from sea_mq_worker.domain.messages import InboundMessage
 
 READ_BYTES_MAX = 4 * 1024 * 1024
-"""Cap on the bytes of bodies that one call reads."""
+"""Cap on the bytes of messages that one call reads."""
 _READS_MAX = 10
 """Cap on concurrent reads; fewer are made while the consumer's filter matches few messages."""
 _NO_MESSAGE = 10037
@@ -39,8 +39,8 @@ async def find_undeliverable(
 
 
 def size_of(messages: Iterable[InboundMessage | None]) -> int:
-    """Return the bytes of all bodies."""
-    return sum(len(message.payload) for message in messages if message is not None)
+    """Return the bytes of all messages."""
+    return sum(message.size for message in messages if message is not None)
 
 
 async def ahead(
