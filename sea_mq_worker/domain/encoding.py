@@ -17,7 +17,7 @@ SUBJECT_BYTES_MAX = 3072
 HEADER_BYTES_MAX = 65_535
 """Limit of the server on the header block of a stored message, in bytes."""
 _BAD_SUBJECT = re.compile(r"[\s\x00-\x1f\x7f*>]|\.\.|^\.|\.$|^$")
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_is_token = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 
 
 class EncodedMessage(NamedTuple):
@@ -129,8 +129,3 @@ def subject_problem(subject: str) -> str:
     if len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:
         return f"the subject is longer than {SUBJECT_BYTES_MAX} bytes"
     return "" if subject.encode(errors="ignore").decode() == subject else "the subject is not UTF-8"
-
-
-@lru_cache(maxsize=1024)
-def _is_token(name: str) -> bool:
-    return _TOKEN.fullmatch(name) is not None

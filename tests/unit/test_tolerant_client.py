@@ -1,11 +1,14 @@
 """Messages that are malformed on the wire, as the client reads them."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.protocol.parser import Parser
 
 from sea_mq_worker.adapters.nats.client import ResilientClient
+from sea_mq_worker.domain.encoding import header_problem
 
 
 def test_this_nats_py_calls_what_is_overridden() -> None:
@@ -41,3 +44,14 @@ def test_headers_are_read_as_nats_py_reads_them(lines: list[bytes]) -> None:
     block = b"\r\n".join(lines)
     stock = {name: value for name, value in Client._parse_header_lines(block).items() if name}
     assert ResilientClient._parse_header_lines(block) == stock
+
+
+def test_long_names_of_headers_stay_in_no_cache() -> None:
+    """Those of any publisher, each other than the ones before."""
+    tracemalloc.start()
+    for number in range(300):
+        headers = ResilientClient._parse_header_lines(b"x" * 60_000 + b"%d: 1" % number)
+        assert list(map(header_problem, headers, headers.values())) == [""]
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < 2**20

@@ -30,11 +30,17 @@ _JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+(\S+)\s")
 _SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
 
 
-@lru_cache(maxsize=256)  # a stream's messages have the same few
+_KNOWN_NAME_BYTES_MAX = 64
+
+
 def _header_name(raw: bytes) -> str:
     """Decode a header's name; empty if it is not a valid one."""
     name = raw.strip().decode("ascii", "replace")
     return name if name.isascii() and name.split() == [name] else ""
+
+
+_known_header_name = lru_cache(maxsize=256)(_header_name)
+"""For short names, of which the messages of a stream have the same few; long ones would fill the memory."""
 
 
 class FileCredentials:
@@ -169,7 +175,8 @@ class ResilientClient(Client):
         headers = {}
         for line in raw.split(b"\r\n"):
             name, colon, value = line.partition(b":")
-            if colon and (key := _header_name(name)):
+            known = _known_header_name if len(name) <= _KNOWN_NAME_BYTES_MAX else _header_name
+            if colon and (key := known(name)):
                 headers[key] = value.strip().decode("utf-8", "replace")
         return headers
 
