@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult, count, land
+from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandResult, count, land
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.settings import Settings
@@ -53,7 +53,7 @@ class Lake:
     spark: SparkSession | None = None
 
     async def land(
-        self, *streams: str, on_progress: Callable[[LandProgress], None] | None = None, **options: Any
+        self, *streams: str, on_progress: Callable[[str], None] | None = None, **options: Any
     ) -> LandResult:
         """Land once, with the options of LandOptions, in a thread: the job has event loops of its own."""
         return await asyncio.to_thread(
@@ -63,7 +63,7 @@ class Lake:
             lake=str(self.folder),
             streams=streams,
             options=LandOptions(**options),
-            on_progress=on_progress or (lambda _progress: None),
+            on_progress=on_progress or (lambda _text: None),
         )
 
     async def left(self, stream: str) -> int:

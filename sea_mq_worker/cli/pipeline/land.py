@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +19,15 @@ from sea_mq_worker.cli.pipeline.support import (
     job_settings,
     open_spark,
     print_progress,
+    print_result,
     required_lake,
 )
-from sea_mq_worker.cli.support import JsonOption, print_json
+from sea_mq_worker.cli.support import JsonOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandProgress, LandResult
+    from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandResult
     from sea_mq_worker.settings import Settings
 
 _POLL_SECONDS = 0.2
@@ -115,154 +117,118 @@ def land(
     a property is given; otherwise it works in one process. Exit code 1: messages were deleted before they
     could be landed, or another failure.
     """
-    given = {
-        "batch_rows": batch_rows,
-        "accept_loss": accept_loss,
-        "dedupe_days": dedupe_days,
-        "late_seconds": late_seconds,
-        "compact_files": compact_files or None,
-        "vacuum_hours": vacuum_hours,
-    }
-    run = _Run(required_lake(lake), stream, schemas, given, every, metrics_file, json)
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Spark
-    rows_without_spark = 0 if master or conf or submitted else _ROWS_WITHOUT_SPARK
+    where = required_lake(lake)
     with job_settings("nats_url") as settings:
-        if dry_run:
-            run.print_remaining(settings)
-        elif run.left(settings) <= rows_without_spark:
-            run.land(None, settings)
-        else:
-            with open_spark("land", master=master, conf=conf) as spark:
-                run.land(spark, settings)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The command's run; ``given`` are the options of LandOptions without the schemas."""
-
-    lake: str
-    streams: list[str] | None
-    schemas: Path | None
-    given: Mapping[str, Any]
-    pause: float | None
-    metrics_file: Path | None
-    json: bool
-
-    def print_remaining(self, settings: "Settings") -> None:
-        found = self._remaining(settings)
-        if self.json:
-            print_json(asdict(found))
-            return
-        for each in found.streams:
-            text = f"{each.left:,} messages would be landed, after sequence {each.last_seq:,}"
-            typer.echo(f"{each.stream}: {text}")
-
-    def left(self, settings: "Settings") -> int:
-        """Count the messages to land; none while NATS is unavailable, for which one process waits."""
-        from sea_mq_worker.domain.errors import UnavailableError
-
-        try:
-            return sum(each.left for each in self._remaining(settings).streams)
-        except UnavailableError:
-            return 0
-
-    def land(self, spark: "SparkSession | None", settings: "Settings") -> None:
-        """Land once; with a pause repeatedly, also across outages of NATS; print results with rows."""
-        from sea_mq_worker.domain.errors import UnavailableError
         from sea_mq_worker.pipeline.jobs.land.job import LandOptions
         from sea_mq_worker.pipeline.jobs.typed.event_schemas import load_event_schemas
-        from sea_mq_worker.pipeline.signals import stopping_on_signals
-        from sea_mq_worker.pipeline.spark_errors import translated
 
-        schemas = load_event_schemas(self.schemas) if self.schemas else ()
-        options = LandOptions(event_schemas=schemas, **self.given)
-        with stopping_on_signals() as is_stopping:
-            once = partial(self._once, spark, settings, is_stopping=is_stopping)
-            if self.pause is None:
-                _print_result(once(options), json=self.json)
-                return
-            vacuum_at = 0.0
-            while not is_stopping():
-                is_due = time.monotonic() >= vacuum_at
-                hours = (options.vacuum_hours or _VACUUM_HOURS) if is_due else None
-                try:
-                    with translated():
-                        result = once(replace(options, vacuum_hours=hours))
-                except UnavailableError as error:
-                    print_progress(f"land: waiting: {error}")
-                else:
-                    vacuum_at = time.monotonic() + _VACUUM_SECONDS if is_due else vacuum_at
-                    if result.rows or result.events or result.missing:
-                        _print_result(result, json=self.json)
-                _wait(self.pause, is_stopping)
-
-    def _once(
-        self,
-        spark: "SparkSession | None",
-        settings: "Settings",
-        options: "LandOptions",
-        *,
-        is_stopping: Callable[[], bool],
-    ) -> "LandResult":
-        from sea_mq_worker.pipeline.jobs.land.job import land as land_
-        from sea_mq_worker.pipeline.metrics_file import write_metrics
-
-        result = land_(
-            spark,
-            settings,
-            lake=self.lake,
-            streams=self.streams or _streams(settings),
-            options=options,
-            on_progress=_print_progress,
-            is_stopping=is_stopping,
+        names = stream or [settings.stream, *(consumer.stream for consumer in settings.consumers)]
+        if dry_run:
+            _print_remaining(settings, where, names, json=json)
+            return
+        options = LandOptions(
+            batch_rows=batch_rows,
+            accept_loss=accept_loss,
+            dedupe_days=dedupe_days,
+            late_seconds=late_seconds,
+            compact_files=compact_files or None,
+            vacuum_hours=vacuum_hours,
+            event_schemas=load_event_schemas(schemas) if schemas else (),
         )
-        if self.metrics_file:
-            metrics = {
-                each.stream: {"rows": each.rows, "lag_sequences": each.left, "seconds": result.seconds}
-                for each in result.streams
-            }
-            write_metrics(self.metrics_file, "land", metrics)
-        return result
-
-    def _remaining(self, settings: "Settings") -> "LandResult":
-        from sea_mq_worker.pipeline.jobs.land.job import count
-
-        return count(settings, lake=self.lake, streams=self.streams or _streams(settings))
+        with _session(_left(settings, where, names), master, conf) as spark:
+            once = partial(_land_once, spark, settings, metrics_file, lake=where, streams=names)
+            _run(once, options, every, json=json)
 
 
-def _streams(settings: "Settings") -> list[str]:
-    return [settings.stream, *(consumer.stream for consumer in settings.consumers)]
+def _session(
+    left: int, master: str | None, conf: list[str] | None
+) -> AbstractContextManager["SparkSession | None"]:
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Spark
+    rows_without_spark = 0 if master or conf or is_submitted else _ROWS_WITHOUT_SPARK
+    return open_spark("land", master=master, conf=conf) if left > rows_without_spark else nullcontext()
 
 
-def _wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
-    while not is_stopping() and time.monotonic() < until:
-        time.sleep(_POLL_SECONDS)
+def _left(settings: "Settings", lake: str, streams: list[str]) -> int:
+    """Count the messages to land; none while NATS is unavailable, for which one process waits."""
+    from sea_mq_worker.domain.errors import UnavailableError
+    from sea_mq_worker.pipeline.jobs.land.job import count
+
+    try:
+        return sum(each.left for each in count(settings, lake=lake, streams=streams).streams)
+    except UnavailableError:
+        return 0
 
 
-def _print_progress(progress: "LandProgress") -> None:
-    print_progress(
-        f"land: {progress.stream}: {progress.rows:,} messages, {progress.per_second:,.0f} a second, "
-        f"{progress.left:,} left"
-    )
+def _land_once(
+    spark: "SparkSession | None", settings: "Settings", metrics_file: Path | None, **given: Any
+) -> "LandResult":
+    from sea_mq_worker.pipeline.jobs.land.job import land as land_
+    from sea_mq_worker.pipeline.metrics_file import write_metrics
+
+    result = land_(spark, settings, on_progress=print_progress, **given)
+    if metrics_file:
+        metrics = {
+            each.stream: {"rows": each.rows, "lag_sequences": each.left, "seconds": result.seconds}
+            for each in result.streams
+        }
+        write_metrics(metrics_file, "land", metrics)
+    return result
+
+
+def _run(
+    once: Callable[..., "LandResult"], options: "LandOptions", pause: float | None, *, json: bool
+) -> None:
+    """Land once; with a pause repeatedly, also across outages of NATS; print results with rows."""
+    from sea_mq_worker.domain.errors import UnavailableError
+    from sea_mq_worker.pipeline.signals import stopping_on_signals
+    from sea_mq_worker.pipeline.spark_errors import translated
+
+    with stopping_on_signals() as is_stopping:
+        if pause is None:
+            _print_result(once(options=options, is_stopping=is_stopping), json=json)
+            return
+        vacuum_at = 0.0
+        while not is_stopping():
+            is_due = time.monotonic() >= vacuum_at
+            hours = (options.vacuum_hours or _VACUUM_HOURS) if is_due else None
+            try:
+                with translated():
+                    result = once(options=replace(options, vacuum_hours=hours), is_stopping=is_stopping)
+            except UnavailableError as error:
+                print_progress(f"land: waiting: {error}")
+            else:
+                vacuum_at = time.monotonic() + _VACUUM_SECONDS if is_due else vacuum_at
+                if result.rows or result.events or result.missing:
+                    _print_result(result, json=json)
+            until = time.monotonic() + pause
+            while not is_stopping() and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+
+
+def _print_remaining(settings: "Settings", lake: str, streams: list[str], *, json: bool) -> None:
+    from sea_mq_worker.pipeline.jobs.land.job import count
+
+    found = count(settings, lake=lake, streams=streams)
+    lines = [
+        f"{each.stream}: {each.left:,} messages would be landed, after sequence {each.last_seq:,}"
+        for each in found.streams
+    ]
+    print_result(found, "\n".join(lines), json=json)
 
 
 def _print_result(result: "LandResult", *, json: bool) -> None:
     for text in result.missing:
         print_progress(f"land: missing: {text}")
-    if json:
-        print_json(asdict(result))
-        return
-    for stream in result.streams:
-        typer.echo(
-            f"{stream.stream}: landed {stream.rows:,} messages up to sequence {stream.last_seq:,}, "
-            f"{stream.left:,} left"
-        )
-    typer.echo(
+    lines = [
+        f"{each.stream}: landed {each.rows:,} messages up to sequence {each.last_seq:,}, {each.left:,} left"
+        for each in result.streams
+    ]
+    lines.append(
         f"{result.events:,} new events, {result.partitions:,} days recounted, "
         f"{result.compacted:,} partitions compacted, {result.seconds:,.1f} s"
     )
     if result.violations:
-        typer.echo(
+        lines.append(
             f"{result.violations:,} events violate their schema; the table typed/quarantine has the reasons"
         )
+    print_result(result, "\n".join(lines), json=json)

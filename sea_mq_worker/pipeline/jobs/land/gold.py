@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from sea_mq_worker.pipeline.lake.schemas import GOLD, SILVER
 from sea_mq_worker.pipeline.lake.table import Conditions, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import write_files
 
-_MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
+_HOUR = timedelta(hours=1)
 _COUNTED = ["event_type", "occurred_at", "published_at", "bytes"]
 _BY = ["event_type", "minute"]
 _PERCENTILES = (50, 95, 99)
@@ -77,16 +78,13 @@ def _partitions(
     found, rows = [], 0
     for context, day, least, most in zip(*(column.to_pylist() for column in touched.columns), strict=True):
         partition: Conditions = [("context", "=", context or ""), ("date", "=", day)]
-        first, behind = _minute(least), _minute(most) + _MINUTE
+        first, last = (moment.replace(second=0, microsecond=0) for moment in (least, most))
+        behind = last + timedelta(minutes=1)
         files = silver.entries([*partition, ("published_at", ">=", first), ("published_at", "<", behind)])
         rows += pc.sum(files["rows"]).as_py()
         paths = files["path"].to_pylist(), gold.paths(partition)
         found.append(_Partition(context, day, first, behind, *paths))
     return found, rows
-
-
-def _minute(moment: datetime) -> datetime:
-    return moment.replace(second=0, microsecond=0)
 
 
 def _count_again(
@@ -134,9 +132,7 @@ def _counted(events: pa.Table, late_seconds: float, partition: _Partition) -> pa
     return pa.table(columns, GOLD.schema)
 
 
-def _percentiles(seconds: Sequence[float | None]) -> list[float | None]:
+def _percentiles(seconds: Sequence[float | None]) -> list[Any]:
     known = [each for each in seconds if each is not None]
-    if not known:
-        return [None] * len(_PERCENTILES)
-    found: list[float | None] = np.percentile(known, _PERCENTILES, method="inverted_cdf").tolist()
-    return found
+    ranks = np.percentile(known, _PERCENTILES, method="inverted_cdf") if known else np.empty(0)
+    return ranks.tolist() or [None] * len(_PERCENTILES)

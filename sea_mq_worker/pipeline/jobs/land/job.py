@@ -6,7 +6,7 @@ two steps, the next run completes them, also if no new message was stored.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -17,9 +17,14 @@ from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.job_run import lake_datasets, lineage, stream_datasets
 from sea_mq_worker.pipeline.jobs.land import gold
 from sea_mq_worker.pipeline.jobs.land.event_columns import to_bronze, to_silver
-from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read, current_progress, recorded_progress
+from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read, current_progress
 from sea_mq_worker.pipeline.jobs.land.silver import Silver, rows_of
-from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations
+from sea_mq_worker.pipeline.jobs.land.stream_progress import (
+    StreamProgress,
+    incarnations,
+    nanoseconds,
+    progress_of,
+)
 from sea_mq_worker.pipeline.jobs.land.tasks import ROWS_IN_PROCESS, THREADS, run_tasks
 from sea_mq_worker.pipeline.jobs.typed import typed_tables
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema
@@ -59,13 +64,6 @@ class LandedStream:
     rows: int
     last_seq: int
     left: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandProgress(LandedStream):
-    """Progress of a stream; ``per_second``: messages of the last batch, from the stream to silver."""
-
-    per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +124,7 @@ def land(
     lake: str,
     streams: Collection[str],
     options: LandOptions | None = None,
-    on_progress: Callable[[LandProgress], None] = lambda _progress: None,
+    on_progress: Callable[[str], None] = lambda _text: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> LandResult:
     """Land all messages that the streams contain now.
@@ -137,7 +135,7 @@ def land(
         lake: the lake's address.
         streams: names of the streams.
         options: options of the run.
-        on_progress: called after each batch.
+        on_progress: called with a text after each batch.
         is_stopping: checked after each batch; if it returns true, the run ends early without loss.
 
     Raises:
@@ -160,7 +158,9 @@ def count(settings: Settings, *, lake: str, streams: Collection[str]) -> LandRes
     found = []
     for stream in dict.fromkeys(streams):
         state = stream_state(settings, stream)
-        progress = recorded_progress(table, state)
+        progress = progress_of(table, stream)
+        if progress.created != nanoseconds(state.created):  # recreated: nothing was landed
+            progress = StreamProgress(stream=stream, created=nanoseconds(state.created))
         left = max(0, state.last_seq - max(progress.landed, state.first_seq - 1))
         found.append(_landed(progress, rows=0, left=left))
     return LandResult(streams=tuple(found))
@@ -171,12 +171,7 @@ def write_messages(
 ) -> Iterator[pa.RecordBatch]:
     """Write bronze, silver and the index of IDs from messages of a stream; yield the entry of each file.
 
-    Args:
-        lake: the lake's address.
-        options: the stream, and how to read it.
-        incarnation: distinguishes the stream from others with the same name.
-        erased: hashes of message IDs that must not return.
-        sequences: the messages.
+    ``erased`` are hashes of message IDs that must not return.
     """
 
     def rows() -> Iterator[TableRows]:
@@ -203,7 +198,7 @@ class _LandRun:
     bronze: LakeTable
     silver: Silver
     options: LandOptions
-    on_progress: Callable[[LandProgress], None]
+    on_progress: Callable[[str], None]
     is_stopping: Callable[[], bool]
     events: int = 0
     missing: list[str] = field(default_factory=list)
@@ -251,9 +246,8 @@ class _LandRun:
             sequences = range(first, min(state.last_seq + 1, first + size))
             progress, landed = self._batch(progress, state, sequences)
             rows += landed
-            per_second = landed / (time.monotonic() - started)
-            so_far = _landed(progress, rows=rows, left=state.last_seq - progress.landed)
-            self.on_progress(LandProgress(**asdict(so_far), per_second=per_second))
+            per_second, left = landed / (time.monotonic() - started), state.last_seq - progress.landed
+            self.on_progress(f"land: {stream}: {rows:,} messages, {per_second:,.0f} a second, {left:,} left")
         return _landed(progress, rows=rows, left=state.last_seq - progress.landed)
 
     def _batch(
@@ -286,8 +280,8 @@ class _LandRun:
         self.missing.append(text)
 
     def _maintain(self) -> int:
-        typed = [each.table for each in self.options.event_schemas]
-        tables = [LakeTable(self.bronze.lake, schema) for schema in (BRONZE, SILVER, IDS, GOLD, *typed)]
+        schemas = (BRONZE, SILVER, IDS, GOLD, *(each.table for each in self.options.event_schemas))
+        tables = [LakeTable(self.bronze.lake, schema) for schema in schemas]
         files, hours = self.options.compact_files, self.options.vacuum_hours
         compacted = 0 if files is None else sum(table.compact(files) for table in tables)
         if hours is not None:

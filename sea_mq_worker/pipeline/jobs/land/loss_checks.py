@@ -1,7 +1,6 @@
 """Detect messages that a stream lost before they were landed: removed, or recreated or restored streams."""
 
 from collections.abc import Callable
-from datetime import datetime
 
 from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
@@ -45,12 +44,6 @@ def current_progress(
     return progress
 
 
-def recorded_progress(bronze: LakeTable, state: StreamInfo) -> StreamProgress:
-    """Return the progress of landing a stream, without recording anything."""
-    progress, created = progress_of(bronze, state.name), nanoseconds(state.created)
-    return progress if progress.created == created else StreamProgress(stream=state.name, created=created)
-
-
 def check_after_read(
     progress: StreamProgress,
     before: StreamInfo,
@@ -84,7 +77,10 @@ def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, s
             f"it was restored to an older state, and sequences {state.last_seq + 1} to {progress.landed} "
             f"exist only in the lake. {_LAND_AGAIN}"
         )
-    for seq, moment in _latest(bronze, progress, max(state.first_seq, progress.landed - _PROBED_SEQUENCES)):
+    first = max(state.first_seq, progress.landed - _PROBED_SEQUENCES)
+    rows = bronze.peek(progress.rows(first - 1, progress.landed), ["seq", "time"])
+    for row in rows.sort_by([("seq", "descending")]).slice(0, _PROBES).to_pylist():
+        seq, moment = row["seq"], row["time"]
         found = message_time(settings, progress.stream, seq)
         if found is None:
             continue
@@ -96,15 +92,6 @@ def _restored(settings: Settings, bronze: LakeTable, progress: StreamProgress, s
             f"an older state and has new messages since. {_LAND_AGAIN}"
         )
     return ""
-
-
-def _latest(bronze: LakeTable, progress: StreamProgress, least: int) -> list[tuple[int, datetime]]:
-    """Return sequence and time of the last landed messages that the stream should still contain."""
-    if least > progress.landed:
-        return []
-    rows = bronze.peek(progress.rows(least - 1, progress.landed), ["seq", "time"])
-    last = rows.sort_by([("seq", "descending")]).slice(0, _PROBES)
-    return list(zip(last["seq"].to_pylist(), last["time"].to_pylist(), strict=True))
 
 
 def _recreated_text(progress: StreamProgress, state: StreamInfo) -> str:

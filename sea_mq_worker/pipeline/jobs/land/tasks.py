@@ -37,15 +37,15 @@ def run_tasks(
     rows: int,
     schema: pa.Schema = ENTRIES,
 ) -> pa.Table:
-    """Return the rows that the function yields for the tasks.
+    """Return the rows that the function yields for the tasks, by default entries of files.
 
     Args:
         spark: the session that runs the tasks; None: this process runs them.
         description: describes the tasks in Spark's web pages.
-        function: yields rows of the schema for a task; pickled for Spark, together with the tasks.
+        function: is pickled for Spark, together with the tasks.
         tasks: the function's input.
         rows: number of messages in all tasks; this process runs tasks of few messages.
-        schema: the result's columns; by default entries of files.
+        schema: the result's columns.
     """
     if spark is None or not tasks or rows <= ROWS_IN_PROCESS:
         with ThreadPoolExecutor(THREADS) as executor:
@@ -66,24 +66,17 @@ def rewrite(
     *,
     matching: pc.Expression | None = None,
 ) -> pa.Table:
-    """Write the rows of any tables that are made from rows of files; return the entries of the new files.
+    """Write the rows of any tables that ``make`` makes from files of a table; return the new files' entries.
 
-    Args:
-        spark: the session; None: work in this process.
-        description: describes the tasks in Spark's web pages.
-        table: the table that is read.
-        files: path and number of rows of its files.
-        make: makes rows from a batch of the table.
-        matching: the rows that are read; None: all.
+    ``files`` has path and number of rows of the files; rows that are not ``matching`` are not read.
     """
 
     def write(path: str) -> Iterator[pa.RecordBatch]:
         found = read_batches(table.uri, table.table_schema, [path], None, matching)
         return write_files(table.lake, (rows for batch in found if batch.num_rows for rows in make(batch)))
 
-    return run_tasks(
-        spark, description, write, files["path"].to_pylist(), rows=pc.sum(files["rows"]).as_py() or 0
-    )
+    paths, rows = files["path"].to_pylist(), pc.sum(files["rows"]).as_py() or 0
+    return run_tasks(spark, description, write, paths, rows=rows)
 
 
 def committed(attempt: Callable[[], _T]) -> _T:
