@@ -127,11 +127,11 @@ class JetStreamConsumer(Settler, Protocol):
         """
         ...
 
-    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         """Read messages that the consumer cannot deliver yet, while max_ack_pending messages are unsettled.
 
         Return the first undelivered messages behind ``after_seq``, without reply subjects; the consumer
-        delivers them later anyway. Return none while it can deliver, or where no message is left.
+        delivers them later anyway. Return None while it can deliver, or is paused.
 
         Raises:
             BrokerUnavailableError: as ``fetch``.

@@ -122,11 +122,11 @@ class InMemoryConsumer:
         found = {seq: self.message(seq, deliveries=0) for seq in seqs if seq not in self._pending}
         return {seq: message for seq, message in found.items() if message is None or seq <= self._last_seq}
 
-    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         """Read messages after those that fill max_ack_pending."""
         behind = range(max(after_seq, self._last_seq) + 1, self._stream.last_seq + 1)
         found = (message for seq in behind if (message := self.message(seq, deliveries=0)) is not None)
-        return [] if self._has_room() else list(itertools.islice(found, limit))
+        return None if self._has_room() else list(itertools.islice(found, limit))
 
     def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
         """Return a message of the stream, as a delivery if it was delivered; None: it is dropped."""

@@ -160,7 +160,7 @@ class ConsumerWire:
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         return await self._ask(lambda: self._durable.find_undeliverable(seqs))
 
-    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         found = await self._ask(lambda: self._durable.ahead(after_seq, limit))
         if found:
             self._line.servers.report.saw("read ahead")

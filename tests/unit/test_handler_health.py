@@ -258,7 +258,7 @@ async def test_messages_with_large_headers_are_read_again_instead_of_waiting_in_
     world = tight()
     ahead, read_after = world.consumer.ahead, list[int]()
 
-    async def noted(after_seq: int, limit: int) -> Sequence[InboundMessage]:
+    async def noted(after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         read_after.append(after_seq)
         return await ahead(after_seq, limit)
 
@@ -269,6 +269,29 @@ async def test_messages_with_large_headers_are_read_again_instead_of_waiting_in_
     async with world.consuming():
         await world.observer.seen(MessageDeadLettered, count=60, within=HOUR)
     assert any(earlier > later for earlier, later in itertools.pairwise(read_after))
+
+
+@in_virtual_time
+async def test_while_the_consumer_has_room_a_waiting_message_costs_few_requests() -> None:
+    world, requests = tight(), []
+    ahead = world.consumer.ahead
+
+    async def counted(after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
+        requests.append(after_seq)
+        return await ahead(after_seq, limit)
+
+    world.consumer.ahead = counted  # type: ignore[method-assign]
+    bad = {world.send()}
+    world.handler.script = lambda request, _: (
+        Respond(status=503, retry_after_seconds=HOUR) if request.message_id in bad else Respond()
+    )
+    async with world.consuming():
+        await asyncio.sleep(60.0)
+        assert len(requests) <= 13
+        bad |= {world.send() for _ in range(CONCURRENCY)}
+        await asyncio.sleep(1.0)
+        world.send(subject=OTHER)
+        await world.observer.seen(MessageProcessed, within=1.0)
 
 
 @in_virtual_time

@@ -41,8 +41,6 @@ from sea_mq_worker.ports.observer import Observer
 
 _LARGE_BYTES = 65_536
 """The loop yields after a body above this size: hashing and checking it takes time, and many may come."""
-_READ_AHEAD_SECONDS = 0.05
-"""Wait between two looks for messages behind those that were given back."""
 _BUSY_MAX_SECONDS = 600.0
 _DOUBLINGS_MAX = 10
 _Handed: TypeAlias = tuple[InboundMessage, Settler]
@@ -138,13 +136,14 @@ class InboxConsumer:
     async def _consume_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """While messages given back fill the consumer's max_ack_pending, handle the messages behind them."""
         while not stop.is_set():
-            await cancel_on_stop(stop, self.completion.returned.wait_for_held())
+            waiting = await cancel_on_stop(stop, self.completion.returned.wait_for_held())
             slots = await self.in_flight.wait_for_extra_slots(stop)
-            is_closed = self.handler_caller.health.breaker.is_closed
-            messages = await cancel_on_stop(stop, self.ahead.next(slots, stop)) if is_closed else []
+            messages: list[InboundMessage] = []
+            if self.handler_caller.health.breaker.is_closed:
+                messages = await cancel_on_stop(stop, self.ahead.next(slots, waiting, stop))
             await self._receive(messages, stop, working, extra=True)
             if not messages:
-                await sleep_or_stop(stop, seconds=_READ_AHEAD_SECONDS)
+                await sleep_or_stop(stop, seconds=self.ahead.pause_seconds)
 
     async def _redeliver_resumed(self, resumed: asyncio.Queue[str], stop: asyncio.Event) -> None:
         """Request redelivery of the messages given back of each event type whose slow pace ended."""

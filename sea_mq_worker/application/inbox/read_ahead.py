@@ -23,13 +23,17 @@ from sea_mq_worker.ports.observer import Observer
 
 LOOK_SECONDS = 0.5
 """Interval between two checks for messages to read ahead."""
+_ROOM_SECONDS = 5.0
+"""The same while the consumer has room, and no more messages wait for a retry than at the last check."""
+_TURN_SECONDS = 0.05
+"""Interval at which postponed messages may get their turn."""
 _POSTPONED_MAX = 1000
 _POSTPONED_BYTES_MAX = 1024 * 1024
 _PAGE = 50
 _PAGES_MAX = 20
 
 
-_Source: TypeAlias = "Callable[[ReadAhead, int, asyncio.Event], Awaitable[list[InboundMessage]]]"
+_Source: TypeAlias = "Callable[[ReadAhead, int, int, asyncio.Event], Awaitable[list[InboundMessage]]]"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +54,9 @@ class ReadAhead:
     clock: Callable[[], float]
     cursor: int = 0
     """Sequence of the last message that was read."""
-    _next_read_at: float = 0.0
+    _read_in_vain_at: float = float("-inf")
+    _waiting_with_room: int = 0
+    """Messages that waited for a retry when the consumer had room; 0: it had none at the last check."""
     _postponed: dict[str, deque[InboundMessage]] = field(default_factory=lambda: defaultdict(deque))
     _postponed_bytes: int = 0
     _first_skipped: int = 0
@@ -61,8 +67,15 @@ class ReadAhead:
     def __post_init__(self) -> None:
         self._sources = deque((ReadAhead._take_postponed, ReadAhead._read_more))
 
-    async def next(self, limit: int, stop: asyncio.Event) -> list[InboundMessage]:
+    @property
+    def pause_seconds(self) -> float:
+        """Wait after a call that returned no message."""
+        return _TURN_SECONDS if self._postponed else LOOK_SECONDS
+
+    async def next(self, limit: int, waiting: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Return up to ``limit`` messages to handle now; none while the consumer has room itself.
+
+        ``waiting``: number of messages that fill max_ack_pending until their retry.
 
         Raises:
             StoppedError: the worker stopped while the broker was away.
@@ -70,10 +83,10 @@ class ReadAhead:
         self._sources.rotate()
         found: list[InboundMessage] = []
         for source in self._sources:  # they take turns at the slots
-            found += await source(self, limit - len(found), stop)
+            found += await source(self, limit - len(found), waiting, stop)
         return found
 
-    async def _take_postponed(self, limit: int, _stop: asyncio.Event) -> list[InboundMessage]:
+    async def _take_postponed(self, limit: int, _waiting: int, _stop: asyncio.Event) -> list[InboundMessage]:
         found: list[InboundMessage] = []
         for event_type, messages in list(self._postponed.items()):
             takes = self.health.calls_soon(event_type, limit - len(found))
@@ -84,12 +97,15 @@ class ReadAhead:
                 del self._postponed[event_type]
         return found
 
-    async def _read_more(self, limit: int, stop: asyncio.Event) -> list[InboundMessage]:
+    async def _read_more(self, limit: int, waiting: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Read at most 20 pages, until there is a message to handle; postpone messages of slow types."""
         found: list[InboundMessage] = []
+        interval = _ROOM_SECONDS if waiting <= self._waiting_with_room else LOOK_SECONDS
         pages = _PAGES_MAX if limit else 0
-        while pages and not found and self.clock() >= self._next_read_at:
-            found = self._sort(await self._read(self.cursor, _PAGE, stop), limit)
+        while pages and not found and self.clock() >= self._read_in_vain_at + interval:
+            page = await self._read(self.cursor, _PAGE, stop)
+            self._waiting_with_room = waiting if page is None else 0
+            found = self._sort(page or (), limit)
             pages -= 1
         return found
 
@@ -111,7 +127,7 @@ class ReadAhead:
 
     def _return_to_skipped(self) -> None:
         """At the end, wait for more messages, or return to those that found no room."""
-        self._next_read_at = self.clock() + LOOK_SECONDS
+        self._read_in_vain_at = self.clock()
         if self._first_skipped and not self._postponed:
             self.cursor, self._first_skipped = self._first_skipped - 1, 0
 
@@ -126,14 +142,14 @@ class ReadAhead:
         fits = self._postponed_bytes + message.size <= _POSTPONED_BYTES_MAX
         return not self._postponed or (fits and sum(map(len, self._postponed.values())) < _POSTPONED_MAX)
 
-    async def _read(self, after_seq: int, limit: int, stop: asyncio.Event) -> Sequence[InboundMessage]:
+    async def _read(self, after_seq: int, limit: int, stop: asyncio.Event) -> Sequence[InboundMessage] | None:
         if self._forbidden:
             return ()
         return await call_when_available(
             lambda: self._ahead(after_seq, limit), breaker=self.broker_breaker, stop=stop
         )
 
-    async def _ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+    async def _ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         try:
             return await self.consumer.ahead(after_seq, limit)
         except ContractError as error:  # a worker without the right to read the stream still consumes it

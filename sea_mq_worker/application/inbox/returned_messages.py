@@ -62,13 +62,16 @@ class ReturnedMessages:
             self._added.set()
         return max(0.0, early)
 
-    async def wait_for_held(self) -> None:
-        """Wait until a message that is not due yet fills a slot of the consumer's max_ack_pending."""
-        now = self.clock()
-        while not any(held.due_at > now and _fills_slot(held) for held in self._held.values()):
+    async def wait_for_held(self) -> int:
+        """Wait until messages that are not due yet fill slots of max_ack_pending; return their number."""
+        while not (count := self._count_held()):
             self._added.clear()
             await self._added.wait()
-            now = self.clock()
+        return count
+
+    def _count_held(self) -> int:
+        now = self.clock()
+        return sum(held.due_at > now and _fills_slot(held) for held in self._held.values())
 
     def take(self, event_type: str) -> Iterator[tuple[InboundMessage, Settler | None, float]]:
         """Forget the messages of a type; yield each with its settler and the delay of its redelivery."""

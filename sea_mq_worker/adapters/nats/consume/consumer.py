@@ -110,7 +110,7 @@ class NatsJetStreamConsumer:
         """Compare with the server's delivered and acknowledged sequences, and read the others back."""
         return await find_undeliverable(self._connection, self.stream, self.name, seqs)
 
-    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage]:
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         """Read the stream itself while the consumer has reached max_ack_pending."""
         return await ahead(self._connection, self.stream, self.name, after_seq, limit)
 

@@ -45,11 +45,13 @@ def size_of(messages: Iterable[InboundMessage | None]) -> int:
 
 async def ahead(
     connection: NatsConnection, stream: str, durable: str, after_seq: int, limit: int
-) -> Sequence[InboundMessage]:
-    """See ports.jetstream.JetStreamConsumer; returns nothing while the consumer is paused."""
+) -> Sequence[InboundMessage] | None:
+    """See ports.jetstream.JetStreamConsumer."""
     info = await consumer_info(connection, stream, durable)
     is_full = 0 < info.max_ack_pending <= info.ack_pending
-    if not is_full or not info.pending or info.is_paused:
+    if not is_full or info.is_paused:
+        return None
+    if not info.pending:
         return []
     seq, found, width = max(after_seq, info.delivered_seq), list[InboundMessage](), _READS_MAX
     while len(found) < limit and size_of(found) < READ_BYTES_MAX:
