@@ -15,7 +15,8 @@ CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.event_type ELSE left(o.even
 o.event_version,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN pg_catalog.convert_to(o.payload::text, 'UTF8') ELSE '' END AS payload,
 o.occurred_at, o.publish_attempts AS attempts, o.failures,
-greatest(0, date_part('epoch', o.claimed_at - least(o.available_at, o.first_attempt_at))) AS age_seconds,
+greatest(0, date_part('epoch', o.claimed_at - least(nullif(o.available_at, '-infinity'), o.first_attempt_at)))
+    AS age_seconds,
 greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
 o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.partition_key END AS partition_key, o.ordering_key,

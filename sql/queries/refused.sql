@@ -54,8 +54,7 @@ SELECT run.id::text AS id
  WHERE run.state = 'PENDING' AND run.available_at <= now() AND run.id <> ALL ($6::uuid[]);
 
 -- name: try_claim
--- Claims events as a claim does, to be rolled back: only whether PostgreSQL accepts it matters. Before version 17 it
--- cannot compute the age of an event that somebody made due at -infinity.
+-- Claims events as a claim does, to be rolled back: only whether PostgreSQL accepts it matters.
 -- Index: the primary key.
 -- $1 ids, $2 claimed_by.
 UPDATE outbox_events o
@@ -64,5 +63,4 @@ UPDATE outbox_events o
        first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
   FROM (SELECT t.id FROM outbox_events t WHERE t.id = ANY ($1::uuid[]) AND t.state = 'PENDING'
            FOR UPDATE SKIP LOCKED) pick
- WHERE o.id = ANY (ARRAY[pick.id])
-RETURNING o.claimed_at - o.available_at;
+ WHERE o.id = ANY (ARRAY[pick.id]);
