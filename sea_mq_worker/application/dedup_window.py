@@ -4,6 +4,7 @@ The window is ``duplicate_window`` in the stream's definition in ``streams/``. `
 and ``doctor/cross_checks`` check it against the settings.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from sea_mq_worker.domain.subjects import event_subject
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
 
-SEARCH_SLACK_SECONDS = 60.0
+_SLACK_SECONDS = 60.0
 """Time before the first attempt at which a search starts, against clock differences."""
 
 _SAFETY_FACTOR = 0.8
@@ -28,11 +29,17 @@ def may_be_outside_window(seconds_ago: float, *, window_seconds: float, sending_
     """Return whether the stream may have forgotten an id by the time it is published again.
 
     Args:
-        seconds_ago: since the first attempt; 0 where this is the first.
+        seconds_ago: since the first attempt; 0 where this is the first, below 0 where it is unknown.
         window_seconds: the stream's deduplication window.
         sending_seconds: longest time until the repeat reaches the stream.
     """
-    return seconds_ago > 0 and seconds_ago + sending_seconds > window_seconds * _SAFETY_FACTOR
+    is_old = seconds_ago + sending_seconds > window_seconds * _SAFETY_FACTOR
+    return seconds_ago < 0 or (is_old and seconds_ago > 0)
+
+
+def search_seconds(seconds_ago: float) -> float:
+    """Return how far back to search for an attempt: to the stream's first message where that is unknown."""
+    return seconds_ago + _SLACK_SECONDS if seconds_ago >= 0 else math.inf
 
 
 class SearchOutcome(NamedTuple):
@@ -91,7 +98,7 @@ class StreamSearches:
             looked = looked._replace(until=0)  # a worker may have sent it since
         return SearchedId(
             id=event.id,
-            since_seconds=event.attempted_seconds_ago + SEARCH_SLACK_SECONDS,
+            since_seconds=search_seconds(event.attempted_seconds_ago),
             subject=self._subject(event),
             other_than=event.earlier_stream_seq,
             looked=looked,

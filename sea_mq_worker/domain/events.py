@@ -42,7 +42,9 @@ class ClaimedEvent(NamedTuple):
     age_seconds: float
     """Seconds since the event was due, or since its first attempt if earlier; by the database's clock."""
     attempted_seconds_ago: float
-    """Seconds since the first attempt of this lifecycle; 0 on the first attempt."""
+    """Seconds since the first attempt of this lifecycle; 0 on the first attempt, below 0 after the database's
+    clock was set back.
+    """
     correlation_id: str | None = None
     causation_id: str | None = None
     partition_key: str | None = None

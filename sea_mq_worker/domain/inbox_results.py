@@ -40,7 +40,8 @@ class Leased(NamedTuple):
     Attributes:
         attempts: this one included.
         dead_letter_begun_seconds_ago: since an earlier attempt began to dead-letter it, of which nobody
-            knows whether it reached the stream; 0 where none did.
+            knows whether it reached the stream; 0 where none did, below 0 after the database's clock was
+            set back.
     """
 
     lease: Lease

@@ -61,13 +61,13 @@ class RetryPolicy:
     Attributes:
         failures_max: number of failed attempts that make an event dead.
         age_max_seconds: an event that fails later than this after its first attempt is dead.
-        duplicate_window_seconds: how long the stream remembers a message id.
+        duplicate_window: returns how long the stream remembers a message id, in seconds.
     """
 
     backoff: Backoff
     failures_max: int
     age_max_seconds: float
-    duplicate_window_seconds: float
+    duplicate_window: Callable[[], float]
 
     def judge(self, event: ClaimedEvent, outcome: PublishOutcome) -> Verdict:
         """Decide the verdict on ``event`` after a publish attempt."""
@@ -102,7 +102,7 @@ class RetryPolicy:
 
     def _forgotten_in(self, stored: Stored) -> float:
         """Return how long the stream remembers a copy; the maximum for a copy of unknown age."""
-        return max(self.duplicate_window_seconds - (stored.seconds_ago or 0.0), 0.0) + _LATE_SECONDS
+        return max(self.duplicate_window() - (stored.seconds_ago or 0.0), 0.0) + _LATE_SECONDS
 
     def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
         if event.failures + 1 >= self.failures_max:

@@ -26,7 +26,11 @@ class JetStreamPublisher(Protocol):
 
     @property
     def duplicate_window_seconds(self) -> float:
-        """The deduplication window: how long the stream remembers a message id."""
+        """The deduplication window when it was last read: how long the stream remembers a message id."""
+        ...
+
+    async def read_duplicate_window(self) -> float:
+        """Return the deduplication window now; the last known one where the server does not report it."""
         ...
 
     @property

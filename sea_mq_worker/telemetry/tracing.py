@@ -57,6 +57,9 @@ class TracedPublisher:
     def duplicate_window_seconds(self) -> float:
         return self.inner.duplicate_window_seconds
 
+    async def read_duplicate_window(self) -> float:
+        return await self.inner.read_duplicate_window()
+
     @property
     def max_payload(self) -> int:
         return self.inner.max_payload

@@ -142,7 +142,7 @@ class InMemoryOutbox:
     hold_dead_keys: bool
     failures_max: int
     random: Callable[[], float]
-    delay_max_seconds: float = 31_536_000.0
+    delay_max_seconds: Callable[[], float] = lambda: 31_536_000.0
     run_max: int = 100
     session: str = ""
     _retries_first: bool = False
@@ -221,7 +221,7 @@ class InMemoryOutbox:
         if row.error is None:
             return row.created_at > now and row.available_at <= row.created_at + _NOT_YET_SECONDS
         tried_ahead = row.first_attempt_at is not None and row.first_attempt_at > now
-        return tried_ahead or row.available_at > now + self.delay_max_seconds
+        return tried_ahead or row.available_at > now + self.delay_max_seconds()
 
     def _looked_at(self, batch_max: int) -> list[OutboxRow]:
         """Return what there are places for, in the order in which it takes up the claim's bytes."""

@@ -70,10 +70,15 @@ class InMemoryPublisher:
     connected: bool = True
     find_max: int | None = None
 
-    @property
-    def duplicate_window_seconds(self) -> float:
-        """How long the stream remembers a message id."""
-        return self.stream.duplicate_window_seconds
+    def __post_init__(self) -> None:
+        self.duplicate_window_seconds = self.stream.duplicate_window_seconds
+
+    async def read_duplicate_window(self) -> float:
+        """Return how long the stream remembers a message id now."""
+        await asyncio.sleep(0)
+        if self.connected:
+            self.duplicate_window_seconds = self.stream.duplicate_window_seconds
+        return self.duplicate_window_seconds
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Make one attempt for one message."""

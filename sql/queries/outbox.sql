@@ -17,7 +17,7 @@ CASE WHEN o.bytes <= :event_bytes_max::bigint THEN pg_catalog.convert_to(o.paylo
 o.occurred_at, o.publish_attempts AS attempts, o.failures,
 greatest(0, date_part('epoch', o.claimed_at - least(nullif(o.available_at, '-infinity'), o.first_attempt_at)))
     AS age_seconds,
-greatest(0, date_part('epoch', o.claimed_at - o.first_attempt_at)) AS attempted_seconds_ago,
+date_part('epoch', o.claimed_at - o.first_attempt_at) AS attempted_seconds_ago,
 o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.partition_key END AS partition_key, o.ordering_key,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.headers::text END AS headers,

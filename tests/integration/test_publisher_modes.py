@@ -106,6 +106,14 @@ async def test_a_flag_that_is_taken_away_costs_nothing_but_speed(
     assert not publisher.keeps_order
 
 
+async def test_an_edited_window_is_known_when_it_is_read_again(
+    connection: NatsConnection, names: str
+) -> None:
+    publisher = await created(connection, names, "auto")
+    await update(connection, names, duplicate_window=5 * 10**9)
+    assert await publisher.read_duplicate_window() == publisher.duplicate_window_seconds == 5
+
+
 async def test_a_recreated_stream_is_noticed_at_the_next_reconnect(
     connection: NatsConnection, nats_url: str, names: str
 ) -> None:

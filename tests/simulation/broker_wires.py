@@ -50,6 +50,9 @@ class PublisherWire:
     def duplicate_window_seconds(self) -> float:
         return self.twin.duplicate_window_seconds
 
+    async def read_duplicate_window(self) -> float:
+        return await self.twin.read_duplicate_window()
+
     @property
     def max_payload(self) -> int:
         return self.twin.max_payload

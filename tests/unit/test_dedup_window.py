@@ -27,7 +27,7 @@ class Stream:
 
 @pytest.mark.parametrize(
     ("seconds_ago", "sending_seconds", "doubtful"),
-    [(0.0, 60.0, False), (7.0, 0.0, False), (7.0, 2.0, True), (9.0, 0.0, True)],
+    [(0.0, 60.0, False), (7.0, 0.0, False), (7.0, 2.0, True), (9.0, 0.0, True), (-1.0, 0.0, True)],
 )
 def test_a_repeat_is_possibly_published_by_the_time_it_reaches_the_stream(
     seconds_ago: float, sending_seconds: float, *, doubtful: bool

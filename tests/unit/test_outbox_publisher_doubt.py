@@ -127,6 +127,23 @@ async def test_a_possibly_published_event_waits_while_the_stream_cannot_be_searc
     assert world.row("a").failures == 0
 
 
+@pytest.mark.parametrize("change", ["the stream's window", "the database's clock"])
+@in_virtual_time
+async def test_a_repeat_is_searched_for_after_a_change_of(change: str) -> None:
+    world = World(window=10.0 if "clock" in change else 3600.0)
+    world.table.add("a")
+    world.faults["a"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.observer.seen(EventPostponed)
+        world.faults.clear()
+        world.row("a").available_at = world.clock() + 20.0
+        if "clock" in change:
+            world.row("a").first_attempt_at = world.clock() + 600.0
+        world.stream.duplicate_window_seconds = 10.0
+        await world.published(1)
+    assert world.stored() == ["a"]
+
+
 @pytest.mark.parametrize("fault", [Fault.ACK_LOST, Fault.LOST], ids=["stored", "not stored"])
 @in_virtual_time
 async def test_a_search_longer_than_a_claim_continues_and_delays_no_event(fault: Fault) -> None:

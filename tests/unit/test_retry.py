@@ -23,7 +23,7 @@ def policy(*, failures_max: int = 3, age_max_seconds: float = 100.0, random: flo
         backoff=Backoff(base_seconds=1.0, cap_seconds=10.0, random=lambda: random),
         failures_max=failures_max,
         age_max_seconds=age_max_seconds,
-        duplicate_window_seconds=120.0,
+        duplicate_window=lambda: 120.0,
     )
 
 

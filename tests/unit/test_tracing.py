@@ -38,6 +38,9 @@ class RecordingPublisher:
     duplicate_window_seconds: float = 120.0
     max_payload: int = 1000
 
+    async def read_duplicate_window(self) -> float:
+        return self.duplicate_window_seconds
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         self.sent.append(OutboundMessage(id="", subject=subject, payload=payload, headers=headers))
         return self.answers.pop(0)
@@ -185,7 +188,7 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
     publisher = traces.publisher(RecordingPublisher([]))
     assert publisher.connected
     assert publisher.keeps_order
-    assert publisher.duplicate_window_seconds == 120.0
+    assert publisher.duplicate_window_seconds == await publisher.read_duplicate_window() == 120.0
     assert publisher.max_payload == 1000
     assert await publisher.find([SearchedId("i", 9.0)]) == {"i": Stored("S", 9)}
 

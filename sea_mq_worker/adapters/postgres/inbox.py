@@ -154,7 +154,7 @@ def _run(row: Any, token: str) -> Receipt:
     return Leased(
         lease=Lease(message_id=row["message_id"], token=token),
         attempts=row["attempts"],
-        dead_letter_begun_seconds_ago=max(0.0, row["begun_seconds_ago"] or 0.0),
+        dead_letter_begun_seconds_ago=row["begun_seconds_ago"] or 0.0,
     )
 
 

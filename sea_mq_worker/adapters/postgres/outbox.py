@@ -46,7 +46,8 @@ class PostgresOutboxAdapter:
         ordered: claim the events with an ordering key; False: those without one.
         hold_dead_keys: a DEAD event holds the later events of its key.
         failures_max: number of failures, expired leases included, after which an event is DEAD.
-        delay_max_seconds: longest delay of a retry; a retry due later was written while the clock was ahead.
+        delay_max_seconds: returns the longest delay of a retry; a retry due later was written while the clock
+            was ahead.
         run_max: maximum number of events of one key in a claim.
         look_max: maximum number of index rows that one search for expired leases reads.
         take_turns: claims of several workers in the ordered lane take turns.
@@ -61,7 +62,7 @@ class PostgresOutboxAdapter:
     ordered: bool
     hold_dead_keys: bool
     failures_max: int
-    delay_max_seconds: float = _YEAR_SECONDS
+    delay_max_seconds: Callable[[], float] = lambda: _YEAR_SECONDS
     run_max: int = 100
     look_max: int = 5000
     take_turns: bool = True
@@ -178,7 +179,7 @@ class PostgresOutboxAdapter:
     ) -> Look:
         limits = self.lease_seconds, limit, self.failures_max, rows or self.look_max
         [row] = await fetch(
-            self.pool, self._sql[statement].sql, *limits, *fresh, *retries, self.delay_max_seconds
+            self.pool, self._sql[statement].sql, *limits, *fresh, *retries, self.delay_max_seconds()
         )
         if self.ordered:
             self._hints.update(row["keys"])

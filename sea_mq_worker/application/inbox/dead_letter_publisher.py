@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.application.dedup_window import SEARCH_SLACK_SECONDS, may_be_outside_window
+from sea_mq_worker.application.dedup_window import may_be_outside_window, search_seconds
 from sea_mq_worker.application.row_isolation import report_refused
 from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only, with_new_id
 from sea_mq_worker.domain.errors import BrokerUnavailableError, RowsRefusedError
@@ -70,16 +70,16 @@ class DeadLetterPublisher:
     async def _dead_letter(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
         """Store the dead letter and record that; return False where another worker has the lease."""
         message = dead_letter_message(letter, context=self.context)
-        began_at = self.clock()
+        began_at = recorded_at = self.clock()
         stored = False
         while not stored:
-            recorded_at = self.clock()
             if not await self._record_intent(letter, run, stop):
                 return False
             begun_ago = run.dead_letter_begun_seconds_ago + recorded_at - began_at
             with contextlib.suppress(_LeaseExpiredError):
                 await self._publish_unless_stored(message, begun_ago, recorded_at + self.lease_seconds, stop)
                 stored = True
+            recorded_at = self.clock()
         kept = await call_when_available(
             lambda: self.inbox.mark_dead_lettered([run.lease]), breaker=self.store_breaker, stop=stop
         )
@@ -105,9 +105,12 @@ class DeadLetterPublisher:
 
     async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
         """Search for the dead letter of an earlier attempt that may be outside the deduplication window."""
-        if not may_be_outside_window(begun_ago, window_seconds=self.publisher.duplicate_window_seconds):
+        if not begun_ago:
             return False
-        wanted = SearchedId(message.id, begun_ago + SEARCH_SLACK_SECONDS, message.subject)
+        window_seconds = await self.publisher.read_duplicate_window()
+        if not may_be_outside_window(begun_ago, window_seconds=window_seconds):
+            return False
+        wanted = SearchedId(message.id, search_seconds(begun_ago), message.subject)
         return await call_when_available(lambda: self._finds(wanted), breaker=self.breaker, stop=stop)
 
     async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
@@ -118,7 +121,7 @@ class DeadLetterPublisher:
             stored = await self._store(message, fresh_until)
 
     async def _is_in_stream(self, message: OutboundMessage) -> bool:
-        since = self.publisher.duplicate_window_seconds + SEARCH_SLACK_SECONDS
+        since = search_seconds(await self.publisher.read_duplicate_window())
         return await self._finds(SearchedId(message.id, since, message.subject))
 
     async def _finds(self, wanted: SearchedId) -> bool:

@@ -70,8 +70,8 @@ class BatchPublisher:
         long; the events that it does not find are sent after it.
         """
         results = _Results(hold_dead_keys=self.hold_dead_keys)
+        possibly_published = await self._possibly_published(events)
         deadline = self._deadline(claimed_at)
-        possibly_published = self._possibly_published(events)
         clear, waiting = _split_searched(possibly_published, events)
 
         def may_send() -> bool:
@@ -146,14 +146,16 @@ class BatchPublisher:
             raise InvalidEventError(too_large(event.withheld_bytes, self.publisher.max_payload))
         return outbound_message(event, context=self.context, source=self.source)
 
-    def _possibly_published(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
+    async def _possibly_published(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
         """Return repeats that may be outside the deduplication window by the time they are sent."""
-        window, sending = self.publisher.duplicate_window_seconds, self.timeout_seconds
+        repeats = [event for event in events if event.attempted_seconds_ago]
+        if not repeats:
+            return []
+        window, sending = await self.publisher.read_duplicate_window(), self.timeout_seconds
         return [
             event
-            for event in events
-            if event.attempted_seconds_ago  # saves the call for nearly all events
-            and may_be_outside_window(
+            for event in repeats
+            if may_be_outside_window(
                 event.attempted_seconds_ago, window_seconds=window, sending_seconds=sending
             )
         ]

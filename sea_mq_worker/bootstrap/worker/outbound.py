@@ -52,8 +52,7 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
     wakeup = await _wakeup(base)
     partitions = PostgresPartitions(pool=pool)
-    window = publishing.publisher.duplicate_window_seconds
-    outbox = partial(_outbox, base, pool, duplicate_window_seconds=window)
+    outbox = partial(_outbox, base, pool, publishing.policy)
     turn = _turn(base, pool) if stands_by else None
     unordered, ordered = outbox(ordered=False), outbox(ordered=True, lane=turn)
     lane = partial(
@@ -164,7 +163,7 @@ def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> BatchPubl
         backoff=base.backoff(base_seconds=s.outbox_backoff_seconds, cap_seconds=s.outbox_backoff_max_seconds),
         failures_max=s.outbox_failures_max,
         age_max_seconds=s.outbox_age_max_seconds,
-        duplicate_window_seconds=publisher.duplicate_window_seconds,
+        duplicate_window=lambda: publisher.duplicate_window_seconds,
     )
     return BatchPublisher(
         context=s.context,
@@ -184,12 +183,13 @@ def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> BatchPubl
 def _outbox(
     base: WorkerContext,
     pool: asyncpg.Pool,
+    policy: RetryPolicy,
     *,
     ordered: bool,
-    duplicate_window_seconds: float,
     lane: PostgresLaneTurn | None = None,
 ) -> PostgresOutboxAdapter:
     s = base.settings
+    longest = max(s.outbox_backoff_max_seconds, _REAP_DELAY_SECONDS)
     return PostgresOutboxAdapter(
         pool=pool,
         worker=base.name,
@@ -197,7 +197,7 @@ def _outbox(
         ordered=ordered,
         hold_dead_keys=s.outbox_dead_key == "hold",
         failures_max=s.outbox_failures_max,
-        delay_max_seconds=max(s.outbox_backoff_max_seconds, duplicate_window_seconds, _REAP_DELAY_SECONDS),
+        delay_max_seconds=lambda: max(longest, policy.duplicate_window()),
         lane=lane,
         session=base.session_id,
     )

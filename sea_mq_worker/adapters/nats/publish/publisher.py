@@ -28,6 +28,8 @@ Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
 _NO_BATCH_SECONDS = 10.0
 """Seconds without batches in mode ``auto`` after another writer or a refusal disturbed a batch."""
 _INFO_TIMEOUT_SECONDS = 2.0
+_INFO_FRESH_SECONDS = 1.0
+"""Age up to which the stream's information counts as present: repeats may be in every claim."""
 _INFO_SHARE = 0.25
 """Share of a deadline that the request for the stream's information may take."""
 
@@ -67,6 +69,7 @@ class NatsJetStreamPublisher:
             "atomic": AtomicBatchPublisher(connection, replies, stream),
         }
         self._info: StreamInfo
+        self._info_read_at = float("-inf")
         self._info_is_stale = False
         self._batch_failed_at = float("-inf")
 
@@ -102,6 +105,11 @@ class NatsJetStreamPublisher:
     @property
     def duplicate_window_seconds(self) -> float:
         return self._info.duplicate_window_seconds
+
+    async def read_duplicate_window(self) -> float:
+        if asyncio.get_running_loop().time() - self._info_read_at > _INFO_FRESH_SECONDS:
+            await self._refresh_info(_INFO_TIMEOUT_SECONDS)
+        return self.duplicate_window_seconds
 
     @property
     def max_payload(self) -> int:
@@ -217,7 +225,7 @@ class NatsJetStreamPublisher:
             )
         if info.unusable_reason and not self._info.unusable_reason:
             self._connection.emit("stream", info.unusable_reason)
-        self._info = info
+        self._info, self._info_read_at = info, asyncio.get_running_loop().time()
         self._ordered.disabled = False
         self._info_is_stale = False
 
