@@ -175,7 +175,7 @@ def _waited(
     if seconds <= 0.0:
         return Context()
     now = time.time_ns()
-    began = now - int(seconds * 1e9)
+    began = now - int(min(seconds * 1e9, now))  # a producer may make an event due in the year 1
     span = tracer.start_span(kind.name, Context(), attributes=about, links=_links(origin), start_time=began)
     span.end(now)
     return trace.set_span_in_context(span, Context())

@@ -1,5 +1,6 @@
 """Traces: linked across the queue, carried on, and absent where the producer did not sample."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,6 +206,14 @@ async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:
     assert wait.end_time is not None
     assert publish.start_time is not None
     assert wait.end_time <= publish.start_time
+
+
+@pytest.mark.parametrize("waited_seconds", [2025 * 365.25 * 86400, math.inf])
+async def test_a_wait_begins_in_1970_at_the_earliest(traces: Traces, waited_seconds: float) -> None:
+    """An exporter cannot encode an earlier time, and loses the whole batch of spans."""
+    message = OutboundMessage("i", "s", b"1", SAMPLED, waited_seconds=waited_seconds)
+    await traces.publisher(RecordingPublisher([Stored("S", 1)])).publish_batch([message], timeout_seconds=1.0)
+    assert traces.of(SpanKind.INTERNAL).start_time == 0
 
 
 async def test_a_handler_call_is_inside_its_handling_which_follows_the_wait_in_the_stream(
