@@ -12,6 +12,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -169,7 +170,7 @@ def _started(
                 gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
             java: subprocess.Popen[bytes] | None = gateway.proc  # None: spark-submit owns it
             if java:
-                at_end.callback(_end, java)
+                at_end.callback(_end, java, gateway)
             properties = _properties(SparkConf(_jvm=gateway.jvm).setAll([*conf.items()]), folder)
             session = SparkSession(SparkContext(conf=properties, gateway=gateway))
         try:
@@ -236,9 +237,12 @@ def _exit_code(java: "subprocess.Popen[bytes]") -> int | None:
     return None
 
 
-def _end(java: "subprocess.Popen[bytes]") -> None:
-    """Close the JVM's input, which ends it, and wait."""
-    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - the next session starts another
+def _end(java: "subprocess.Popen[bytes]", gateway: JavaGateway) -> None:
+    """End the thread that releases the JVM's objects; close the JVM's input, which ends it, and wait."""
+    # The next session starts another.
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
+    with suppress(Py4JError):  # the JVM may have ended
+        gateway.shutdown()
     try:
         java.communicate(timeout=_END_SECONDS)
     except subprocess.TimeoutExpired:

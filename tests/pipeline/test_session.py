@@ -26,6 +26,7 @@ from tests.support.waiting import eventually
 
 PROPERTIES = """
 import json
+import threading
 from sea_mq_worker.pipeline.session import spark_session
 
 with spark_session("mine") as spark:
@@ -33,6 +34,8 @@ with spark_session("mine") as spark:
     names = ("app.name", "driver.defaultJavaOptions", "master", "sql.shuffle.partitions", "ui.enabled",
              "sql.session.timeZone")
     print(json.dumps({f"spark.{name}": spark.conf.get(f"spark.{name}") for name in names}))
+for thread in threading.enumerate():
+    assert thread is threading.main_thread() or thread.join(30) or not thread.is_alive(), thread
 """
 UNUSED = "postgresql://nobody@127.0.0.1:1/none"
 BY_JAVA = """An error occurred while calling o368.collectToPython.
