@@ -15,8 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.java import JARS_SUFFIX, find_java
-from sea_mq_worker.pipeline.session import spark_session
-from sea_mq_worker.pipeline.temporary_folders import temporary_folder
+from sea_mq_worker.pipeline.session import spark_session, temporary_folder
 
 
 def write_archive(archive: Path, *, on_progress: Callable[[str], None]) -> None:

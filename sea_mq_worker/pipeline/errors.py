@@ -1,6 +1,19 @@
-"""Errors that only the pipeline raises; it uses the worker's errors for everything else."""
+"""Errors of the pipeline, and the translation of Spark's errors into the errors that caused them."""
 
-from sea_mq_worker.domain.errors import WorkerError
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from sea_mq_worker.domain.errors import (
+    BrokerUnavailableError,
+    ContractError,
+    StoreUnavailableError,
+    WorkerError,
+)
+from sea_mq_worker.settings import SettingsError
 
 
 class PipelineError(WorkerError):
@@ -9,3 +22,36 @@ class PipelineError(WorkerError):
 
 class DataLossError(PipelineError):
     """Data to be read was deleted or has changed; nothing was skipped silently."""
+
+
+_KINDS = (BrokerUnavailableError, ContractError, DataLossError, SettingsError, StoreUnavailableError)
+_OWN = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _KINDS}
+_RAISED = re.compile(r"^(?:Caused by: |: )?((?:\w+\.)+[\w$]+|\w+(?:Error|Exception)): (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the error of a task as if it was raised here; of other Spark errors, raise only the cause.
+
+    Raises:
+        WorkerError: replaces Spark's error.
+        SettingsError: an executor's settings are wrong.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        name, text = cause(error)
+        if name in _OWN:
+            raise _OWN[name](text) from error
+        package, _, kind = name.rpartition(".")
+        raise PipelineError(
+            text if package.startswith("sea_mq_worker") else f"Spark: {kind}: {text}"
+        ) from error
+
+
+def cause(error: Exception) -> tuple[str, str]:
+    """Return the class and the text of the root cause of Spark's error, in Python or in Java."""
+    if found := _RAISED.findall(str(error)):
+        name, text = found[-1]
+        return name, text
+    return type(error).__name__, next(filter(str.strip, str(error).split("\n")), "failed")

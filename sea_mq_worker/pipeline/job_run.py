@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
@@ -23,26 +23,20 @@ from sea_mq_worker.settings import Settings
 _PRODUCER = "urn:sea_mq_worker"
 _log = logging.getLogger(__name__)
 
-
-class Dataset(NamedTuple):
-    """A data set by the naming rules of OpenLineage, without credentials."""
-
-    namespace: str
-    name: str
+Dataset: TypeAlias = tuple[str, str]
+"""Namespace and name of a data set by the rules of OpenLineage, without credentials."""
 
 
 def stream_datasets(settings: Settings, names: Iterable[str]) -> list[Dataset]:
     """Return the data sets of streams."""
     server = _server(settings.nats_url.get_secret_value().partition(",")[0])
-    return [Dataset(f"nats://{server}", name) for name in dict.fromkeys(names)]
+    return [(f"nats://{server}", name) for name in dict.fromkeys(names)]
 
 
 def table_datasets(settings: Settings, *names: str) -> list[Dataset]:
     """Return the data sets of tables of the worker's database."""
     url = settings.database_url.get_secret_value()
-    return [
-        Dataset(f"postgres://{_server(url)}", f"{urlsplit(url).path.strip('/')}.{name}") for name in names
-    ]
+    return [(f"postgres://{_server(url)}", f"{urlsplit(url).path.strip('/')}.{name}") for name in names]
 
 
 def lake_datasets(lake: str | None, *schemas: TableSchema) -> list[Dataset]:
@@ -50,7 +44,7 @@ def lake_datasets(lake: str | None, *schemas: TableSchema) -> list[Dataset]:
     found = []
     for schema in schemas if lake else ():
         scheme, bucket, path = urlsplit(LakeTable(str(lake), schema).uri)[:3]
-        found.append(Dataset(f"{scheme}://{bucket}", path.strip("/")) if bucket else Dataset("file", path))
+        found.append((f"{scheme}://{bucket}", path.strip("/")) if bucket else ("file", path))
     return found
 
 
@@ -58,12 +52,7 @@ def lake_datasets(lake: str | None, *schemas: TableSchema) -> list[Dataset]:
 def job_run(
     spark: SparkSession, settings: Settings, job: str, *, reads: Iterable[Dataset], writes: Iterable[Dataset]
 ) -> Iterator[SparkSession]:
-    """Yield the session that a job uses in place of the given one.
-
-    Raises:
-        PipelineError: the given session does not suit, see ``job_session``, or the client of OpenLineage is
-            not installed.
-    """
+    """Yield the session that a job uses in place of the given one; raises as ``job_session``, ``lineage``."""
     session = job_session(spark)
     with described(session, job), lineage(job, settings, reads=reads, writes=writes):
         yield session
@@ -84,21 +73,17 @@ def lineage(
         return
     from openlineage.client import event_v2, uuid  # noqa: PLC0415 - an extra
 
-    run = event_v2.Run(str(uuid.generate_new_uuid()))
     namespace = os.environ.get("OPENLINEAGE_NAMESPACE", settings.context)
-    inputs = [event_v2.InputDataset(*dataset) for dataset in reads]
-    outputs = [event_v2.OutputDataset(*dataset) for dataset in writes]
+    facts: dict[str, Any] = {
+        "run": event_v2.Run(str(uuid.generate_new_uuid())),
+        "job": event_v2.Job(namespace, f"sea_mq_worker.{job}"),
+        "producer": _PRODUCER,
+        "inputs": [event_v2.InputDataset(*dataset) for dataset in reads],
+        "outputs": [event_v2.OutputDataset(*dataset) for dataset in writes],
+    }
 
     def send(state: event_v2.RunState) -> None:
-        event = event_v2.RunEvent(
-            eventType=state,
-            eventTime=datetime.now(UTC).isoformat(),
-            run=run,
-            job=event_v2.Job(namespace, f"sea_mq_worker.{job}"),
-            producer=_PRODUCER,
-            inputs=inputs,
-            outputs=outputs,
-        )
+        event = event_v2.RunEvent(eventType=state, eventTime=datetime.now(UTC).isoformat(), **facts)
         try:
             client.emit(event)
         except Exception as error:  # noqa: BLE001 - each transport has its own errors; the job is more important

@@ -3,9 +3,13 @@
 Properties of spark-submit, of ``spark-defaults.conf`` and of a given session keep their values.
 """
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -19,11 +23,9 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.errors import PipelineError, translated
 from sea_mq_worker.pipeline.java import java_home
 from sea_mq_worker.pipeline.signals import held
-from sea_mq_worker.pipeline.spark_errors import translated
-from sea_mq_worker.pipeline.temporary_folders import temporary_folder
 from sea_mq_worker.resources import install_hint
 
 _JOB_PROPERTIES = {
@@ -59,6 +61,9 @@ _RANGE_ROWS = 2**16
 _END_SECONDS = 30.0
 _LAST_SECONDS = 1.0
 """Time between the JVM's last response and its exit."""
+_FOLDER_PREFIX = "sea_mq_worker-spark-"
+_FOLDER_AGE_SECONDS_MIN = 3600.0
+"""A younger folder may belong to a process that has not locked it yet."""
 
 
 @contextmanager
@@ -129,6 +134,18 @@ def spark_context(spark: SparkSession) -> SparkContext | None:
     return getattr(spark, "sparkContext", None)
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a folder below TMPDIR and delete it afterwards."""
+    _delete_abandoned()
+    with (
+        tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
+        Path(folder, "lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(folder)
+
+
 def _session_beside(spark: SparkSession) -> SparkSession:
     """Copy a session with its properties and data sources, and add the jobs' properties to the copy."""
     if (context := spark_context(spark)) is not None:
@@ -196,6 +213,17 @@ def _java_environment(folder: Path, java_options: str) -> dict[str, str]:
         "JAVA_HOME": str(java_home(folder / "java", ARCHIVE)),
         "SPARK_SUBMIT_OPTS": f"{options} {java_options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
     }
+
+
+def _delete_abandoned() -> None:
+    """Delete this user's old folders that no process has locked: killed processes left them behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        with suppress(OSError):  # in use, or another process deletes it
+            about = folder.stat()
+            if about.st_uid == os.getuid() and about.st_mtime < time.time() - _FOLDER_AGE_SECONDS_MIN:
+                with (folder / "lock").open("a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.pipeline.errors import translated
 from sea_mq_worker.pipeline.jobs.drain import drain
-from sea_mq_worker.pipeline.spark_errors import translated
 from tests.support.jetstream import connected
 from tests.support.pipeline_settings import values_of, write_settings
 from tests.support.rows import add_event

@@ -15,8 +15,8 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.domain.errors import ContractError, UnavailableError
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.sources.jetstream import direct_get, state
 from sea_mq_worker.pipeline.sources.jetstream import reader as reading
+from sea_mq_worker.pipeline.sources.jetstream import state
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamSource
@@ -35,7 +35,8 @@ Meddle = Callable[[list[Frame]], Coroutine[Any, Any, None]]
 @pytest.fixture(params=["batches", "leader"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read by batched direct gets, and from the leader alone, a few messages at a time."""
-    monkeypatch.setattr(reading, "GIVES_FRAMES", request.param == "batches")
+    if request.param == "leader":
+        monkeypatch.setattr(reading, "_BATCHES_SINCE", (99,))
     monkeypatch.setattr(state, "_REQUESTS_AT_ONCE", 3)
 
 
@@ -251,10 +252,6 @@ async def test_a_wrong_option_is_named(option: str, value: str, problem: str) ->
     with pytest.raises(PipelineError, match=problem) as wrong:
         await plan(**{"stream": "any", option: value})
     assert "sesame" not in str(wrong.value)
-
-
-def test_this_nats_py_gives_frames() -> None:
-    assert direct_get.GIVES_FRAMES
 
 
 def test_a_streaming_query_is_refused_on_a_pyspark_that_cannot_limit_it(

@@ -17,10 +17,9 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.pipeline.session import described, job_session
-from sea_mq_worker.pipeline.spark_errors import cause, translated
+from sea_mq_worker.pipeline.errors import cause, translated
+from sea_mq_worker.pipeline.session import described, job_session, temporary_folder
 from sea_mq_worker.pipeline.stage_progress import stage_progress
-from sea_mq_worker.pipeline.temporary_folders import temporary_folder
 from tests.pipeline.landing import descriptions
 from tests.support.waiting import eventually
 

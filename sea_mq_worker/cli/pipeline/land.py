@@ -180,8 +180,8 @@ def _run(
 ) -> None:
     """Land once; with a pause repeatedly, also across outages of NATS; print results with rows."""
     from sea_mq_worker.domain.errors import UnavailableError
+    from sea_mq_worker.pipeline.errors import translated
     from sea_mq_worker.pipeline.signals import stopping_on_signals
-    from sea_mq_worker.pipeline.spark_errors import translated
 
     with stopping_on_signals() as is_stopping:
         if pause is None:

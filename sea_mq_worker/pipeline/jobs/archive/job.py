@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
-from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError, cause
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.archive.digest import KEPT, TIMES, content_of, keys_of
 from sea_mq_worker.pipeline.jobs.archive.outbox import Deletion, LeafPlan, content, deletion, plan
@@ -38,7 +38,6 @@ from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Waterm
 from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.source import FIRST_TIME, LAST_TIME
-from sea_mq_worker.pipeline.spark_errors import cause
 from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000

@@ -1,22 +1,17 @@
 """Batched direct gets that return raw frames, without nats-py's message objects.
 
 nats-py parses each message's headers with an e-mail parser, which loses repeated names and costs more than
-the rest of a read. The method that receives a frame is not in nats-py's public API; a pinned version and a
-test guard it. With a release that lacks it, the source reads from the leader, message by message.
+the rest of a read. The method that receives a frame is not in nats-py's public API; the pinned version guards
+it.
 """
 
 import asyncio
 import json
 from typing import Any, Self
 
-from nats.aio.client import Client
-
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
-
-GIVES_FRAMES = hasattr(Client, "_process_msg")
-"""Whether this nats-py has the method that receives frames."""
 
 _SILENT_SECONDS_MAX = 10.0
 _STATUS_AT = len(b"NATS/1.0")

@@ -55,11 +55,7 @@ class JetStreamOptions(BaseModel):
             raise PipelineError(f"jetstream: option {wrong['loc'][0]}: {wrong['msg']}") from None
 
     def settings(self) -> Settings:
-        """Load the settings in this process.
-
-        Raises:
-            SettingsError: a setting is missing or wrong in this process.
-        """
+        """Load the settings in this process."""
         return load_settings(needs=("nats_url",), config=self.config)
 
     def first_seq(self, state: StreamInfo) -> int | None:

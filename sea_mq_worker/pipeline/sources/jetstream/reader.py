@@ -12,7 +12,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
-from sea_mq_worker.pipeline.sources.jetstream.direct_get import GIVES_FRAMES, DirectGet
+from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, Leader, connected
 
@@ -106,15 +106,11 @@ class _Read:
     async def begin(self) -> None:
         """Read batches from any replica if the stream and the server allow it, otherwise from the leader."""
         state = await self.checked_state()
-        if GIVES_FRAMES and state.allow_direct and self.connection.server_version >= _BATCHES_SINCE:
+        if state.allow_direct and self.connection.server_version >= _BATCHES_SINCE:
             self.direct = await DirectGet.open(self.connection, self.options.stream)
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
-        """Return some rows from ``at`` on, and the sequence at which to continue.
-
-        Raises:
-            DataLossError: messages from ``at`` on were removed, or the stream was replaced.
-        """
+        """Return some rows from ``at`` on, and the sequence at which to continue."""
         batch, end = await self._from_replica(self.direct, at) if self.direct else (None, at)
         if batch is None or end == at:
             frames, end = await self.leader.read(at, self.sequences.last)
@@ -125,11 +121,7 @@ class _Read:
         return batch, end
 
     async def checked_state(self, *, first: int | None = None) -> StreamInfo:
-        """Return the stream's state.
-
-        Raises:
-            DataLossError: the stream was replaced, or sequences from ``first`` on were removed.
-        """
+        """Return the stream's state, unless it was replaced, or sequences from ``first`` on were removed."""
         state = await stream_info(self.connection, self.options.stream)
         wanted = self.sequences
         self.options.check(state, created=wanted.created, first=first, last=wanted.last)

@@ -44,12 +44,7 @@ def stream_state(settings: Settings, stream: str) -> StreamInfo:
 
 
 def message_time(settings: Settings, stream: str, seq: int) -> datetime | None:
-    """Return when a message was stored; None: the stream does not have it.
-
-    Raises:
-        BrokerUnavailableError: there is no answer now.
-        ContractError: the stream is missing, or the settings do not let the pipeline ask.
-    """
+    """Return when a message was stored; None: the stream lacks it. Raises as ``stream_state``."""
     message = query_nats(settings, lambda connection: stored_message(connection, stream, {"seq": seq}))
     return None if message is None else datetime.fromisoformat(message["time"])
 

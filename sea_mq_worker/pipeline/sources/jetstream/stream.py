@@ -97,12 +97,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_range(self._options, partition)
 
     def _queried(self) -> StreamInfo:
-        """Query the leader once; wait up to a minute for unavailable servers.
-
-        Raises:
-            UnavailableError: the servers stayed unavailable.
-            ContractError: the stream is missing, or the server refuses the connection or the request.
-        """
+        """Query the leader once; wait up to a minute for unavailable servers."""
         time.sleep(max(0.0, self._queried_at + _PACE_SECONDS - time.monotonic()))
         idle = IdleTimeout()
         while True:
@@ -115,12 +110,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return state
 
     def _first_unread(self, offset: Mapping[str, Any], state: StreamInfo) -> int:
-        """Return the first sequence after an offset that the stream has or will have.
-
-        Raises:
-            PipelineError: the offset is of another stream.
-            DataLossError: messages after the offset are lost.
-        """
+        """Return the first sequence after an offset that the stream has or will have; none may be lost."""
         if offset["stream"] != state.name:
             raise PipelineError(
                 f"the checkpoint is of stream {offset['stream']}, and the query reads {state.name}: "
