@@ -19,7 +19,7 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
 from sea_mq_worker.adapters.nats.manage.derived_definitions import derived_definitions
 from sea_mq_worker.adapters.nats.manage.exported_definitions import Format, exported
 from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
-from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info, subjects_in
+from sea_mq_worker.adapters.nats.server_info import consumer_info, find_consumer, stream_info, subjects_in
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.topology import Change, Difference
@@ -155,8 +155,26 @@ async def _compare(
     connection: NatsConnection, wanted: Sequence[Definition], settings: Settings
 ) -> list[Difference]:
     """Compare with the definitions; check advisories only if their stream is among the definitions."""
-    advisories = settings.advisory_stream in _streams_of(wanted)
-    return await sync_definitions.check(connection, wanted, advisories=advisories)
+    is_own = settings.advisory_stream in _streams_of(wanted)
+    found = await sync_definitions.check(connection, wanted, advisories=is_own)
+    return [*found, *await _without_file(connection, settings)] if is_own else found
+
+
+async def _without_file(connection: NatsConnection, settings: Settings) -> list[Difference]:
+    """Find durables of the settings that do not exist and that no file defines."""
+    defined = {
+        (one.stream, one.name) for one in _definitions(settings) if isinstance(one, ConsumerDefinition)
+    }
+    return [
+        Difference(
+            name=f"consumer {c.durable} of stream {c.stream}",
+            field="its file",
+            wanted=f"consumers/{c.stream}.{c.durable}.json in SEA_MQ_STREAMS_FOLDER",
+            found="missing",
+        )
+        for c in settings.consumers
+        if (c.stream, c.durable) not in defined and not await find_consumer(connection, c.stream, c.durable)
+    ]
 
 
 def export_topology(settings: Settings, folder: Path) -> list[Path]:

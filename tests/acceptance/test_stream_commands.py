@@ -120,3 +120,7 @@ async def test_exported_definitions_are_taken_as_files(
     assert (await world.run("streams", "check")).out == "as defined\n"
     again = await world.run(*words)
     assert (again.code, "has definitions already" in again.err) == (3, True)
+    new = {**by_files, "SEA_MQ_CONSUMERS": f"{world.env['SEA_MQ_CONSUMERS']},{upstream(world)}/second"}
+    for command in ("check", "apply"):
+        lacking = await world.run("streams", command, **new)
+        assert (lacking.code, f"consumers/{upstream(world)}.second.json" in lacking.out) == (1, True), lacking
