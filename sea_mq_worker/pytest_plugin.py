@@ -8,11 +8,11 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +21,7 @@ import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from sea_mq_worker.adapters.postgres.connection import quoted_schema
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from sea_mq_worker.operations.broker import apply_topology, defined_streams
@@ -29,8 +30,8 @@ from sea_mq_worker.settings import Settings
 from sea_mq_worker.worker import running_worker
 
 _STREAM_BYTES = 64 * 1024 * 1024
-_TEMPLATE = "sea_mq_template"
 _POLL_SECONDS = 0.05
+_Rows = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Servers:
 class WrittenEvents:
     """The events that a test's database gets."""
 
-    _dsn: str
+    _rows: _Rows
     _portal: BlockingPortal
 
     @contextmanager
@@ -56,12 +57,12 @@ class WrittenEvents:
         Args:
             expected: for each event the columns to compare, such as ``event_type`` and ``payload``.
         """
-        before = len(self._portal.call(_written, self._dsn))
+        before = len(self._portal.call(self._rows))
         yield
-        written = self._portal.call(_written, self._dsn)[before:]
+        written = self._portal.call(self._rows)[before:]
         wanted = json.loads(json.dumps(expected, default=_as_stored))
         columns = {name for want in wanted for name in want} or {"event_type"}
-        found = [{name: event[name] for name in columns & event.keys()} for event in written]
+        found = [{name: event.get(name, "no such column") for name in columns} for event in written]
         is_same = len(found) == len(wanted) and all(
             want.items() <= event.items() for want, event in zip(wanted, found, strict=True)
         )
@@ -73,7 +74,7 @@ class WrittenEvents:
 class WorkerUnderTest:
     """A worker that runs on the embedded servers."""
 
-    _dsn: str
+    _rows: _Rows
     _portal: BlockingPortal
 
     def wait_until_published(self, *, within: float = 10.0) -> None:
@@ -82,7 +83,7 @@ class WorkerUnderTest:
 
     async def _published(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while unpublished := [e for e in await _written(self._dsn) if e["state"] != "PUBLISHED"]:
+        while unpublished := [e for e in await self._rows() if e["state"] != "PUBLISHED"]:
             if time.monotonic() > deadline:
                 raise AssertionError(f"not published within {seconds:g} s: {unpublished}")
             await asyncio.sleep(_POLL_SECONDS)
@@ -106,29 +107,52 @@ def sea_mq_servers() -> Iterator[Servers]:
         ) as postgres,
         portal.wrap_async_context_manager(EmbeddedNats(Path(folder, "nats"))) as nats,
     ):
-        portal.call(_execute, postgres.dsn, f"CREATE DATABASE {_TEMPLATE}")
-        template = Settings.model_validate({"database_url": postgres.dsn_for(_TEMPLATE)})
-        portal.call(migrate_schema, template)
         yield Servers(postgres, nats, portal)
 
 
+@pytest.fixture(scope="session")
+def _sea_mq_template(sea_mq_servers: Servers) -> Callable[[str], str]:
+    """Migrate one database for each schema that a test wants; the tests' databases are its copies."""
+    postgres, portal = sea_mq_servers.postgres, sea_mq_servers._portal  # noqa: SLF001 - of this module
+
+    @cache
+    def template(schema: str) -> str:
+        name = f"sea_mq_template_{schema}"
+        portal.call(_execute, postgres.dsn, f'CREATE DATABASE "{name}"')
+        given = {"database_url": postgres.dsn_for(name), "database_schema": schema}
+        portal.call(migrate_schema, Settings.model_validate(given))
+        return name
+
+    return template
+
+
 @pytest.fixture
-def sea_mq_database(sea_mq_servers: Servers) -> Iterator[str]:
+def sea_mq_schema() -> str:
+    """Return the schema of the worker's tables; override it if your service has another."""
+    return "public"
+
+
+@pytest.fixture
+def sea_mq_database(
+    sea_mq_servers: Servers, sea_mq_schema: str, _sea_mq_template: Callable[[str], str]
+) -> Iterator[str]:
     """Return the URL of a database with the worker's tables for one test; override it to use your own."""
     name, portal = f"test_{secrets.token_hex(5)}", sea_mq_servers._portal  # noqa: SLF001 - of this module
-    portal.call(_execute, sea_mq_servers.postgres.dsn, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+    template = _sea_mq_template(sea_mq_schema)
+    portal.call(_execute, sea_mq_servers.postgres.dsn, f'CREATE DATABASE {name} TEMPLATE "{template}"')
     yield sea_mq_servers.postgres.dsn_for(name)
     portal.call(_execute, sea_mq_servers.postgres.dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
-def sea_mq_events(sea_mq_servers: Servers, sea_mq_database: str) -> WrittenEvents:
+def sea_mq_events(sea_mq_servers: Servers, sea_mq_database: str, sea_mq_schema: str) -> WrittenEvents:
     """Check which events a block commits to ``sea_mq_database``."""
-    return WrittenEvents(sea_mq_database, sea_mq_servers._portal)  # noqa: SLF001 - of this module
+    rows = partial(_written, sea_mq_database, sea_mq_schema)
+    return WrittenEvents(rows, sea_mq_servers._portal)  # noqa: SLF001 - of this module
 
 
 @pytest.fixture
-def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorker:
+def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str, sea_mq_schema: str) -> RunWorker:
     """Run a worker on ``sea_mq_database`` and the embedded nats-server; streams stay for the session."""
     portal = sea_mq_servers._portal  # noqa: SLF001 - of this module
 
@@ -136,6 +160,7 @@ def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorke
     def run_worker(**settings: Any) -> Iterator[WorkerUnderTest]:
         own = {
             "database_url": sea_mq_database,
+            "database_schema": sea_mq_schema,
             "nats_url": sea_mq_servers.nats.url,
             "consumers": "",
             "stream_replicas": 1,
@@ -145,7 +170,7 @@ def sea_mq_run_worker(sea_mq_servers: Servers, sea_mq_database: str) -> RunWorke
         portal.call(partial(apply_topology, given, streams=defined_streams(given)))
         with portal.wrap_async_context_manager(running_worker(given)) as worker:
             portal.call(worker.started)
-            yield WorkerUnderTest(sea_mq_database, portal)
+            yield WorkerUnderTest(partial(_written, sea_mq_database, given.database_schema), portal)
 
     return run_worker
 
@@ -158,8 +183,9 @@ def _as_stored(value: object) -> str:
     return f"{text.rstrip('0') if '.' in text else text}+00:00"
 
 
-async def _written(dsn: str) -> list[dict[str, Any]]:
-    connection = await asyncpg.connect(dsn, server_settings={"timezone": "UTC"})
+async def _written(dsn: str, schema: str) -> list[dict[str, Any]]:
+    settings = {"timezone": "UTC", "search_path": quoted_schema(schema)}
+    connection = await asyncpg.connect(dsn, server_settings=settings)
     try:
         rows = await connection.fetch(load_queries("testing")["written"])
     finally:

@@ -75,6 +75,22 @@ async def test_an_asynchronous_test(sea_mq_database, sea_mq_events, sea_mq_run_w
     with sea_mq_events.exactly(), sea_mq_run_worker(context="shop"):
         pass
 """
+OWN_SCHEMA = """
+import psycopg
+import pytest
+from sea_mq_worker.producer import Event, enqueue_sync
+
+@pytest.fixture
+def sea_mq_schema():
+    return "Events"
+
+def test_a_schema_of_its_own(sea_mq_database, sea_mq_events, sea_mq_run_worker):
+    event = Event(aggregate_type="a", aggregate_id="1", event_type="a.b", payload={})
+    with sea_mq_events.exactly({"event_type": "a.b"}), sea_mq_run_worker(context="shop") as worker:
+        with psycopg.connect(sea_mq_database) as connection:
+            enqueue_sync(connection, event, schema="Events")
+        worker.wait_until_published()
+"""
 
 
 @pytest.fixture
@@ -82,6 +98,7 @@ def service(tmp_path: Path) -> Path:
     """A folder with a service, and with the document's tests of it."""
     conftest, tests = [text for _, kind, text in blocks("docs/how-to/testing.md") if kind == "python"]
     files = {"shop.py": SHOP, "conftest.py": conftest, "test_shop.py": tests, "test_failing.py": FAILING}
+    files["test_schema.py"] = OWN_SCHEMA
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -95,4 +112,4 @@ def test_the_tests_of_the_document_pass_and_wrong_events_fail(service: Path) -> 
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed" in done.stdout
+    assert "11 passed" in done.stdout
