@@ -108,7 +108,8 @@ def list_(
         limit=limit,
     )
     page = query_database(lambda tables: tables.inbox_page(which, read_max=read or None), too_long=_TOO_LONG)
-    print_list(page, _COLUMNS, what="messages", json=json)
+    what = "messages" if state else "unprocessed messages"
+    print_list(page, _COLUMNS, what=what, json=json)
 
 
 @app.command("summary")

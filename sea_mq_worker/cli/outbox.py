@@ -74,7 +74,8 @@ def list_(
     which = replace(events.filter(states), before_id=after, limit=limit)
     too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
     page = query_database(lambda tables: tables.outbox_page(which, read_max=read or None), too_long=too_long)
-    print_list(page, _COLUMNS, what="events", json=json)
+    what = "unpublished events" if states is _UNFINISHED else "events"
+    print_list(page, _COLUMNS, what=what, json=json)
 
 
 @app.command("summary")

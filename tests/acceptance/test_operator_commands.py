@@ -40,6 +40,8 @@ async def test_outbox_list_leaves_published_out_unless_asked(world: World) -> No
     assert f"--after {dead}" in page.err
     gone = await world.run("outbox", "list", "--after", str(uuid.uuid4()))
     assert (gone.code, "without --after" in gone.err) == (1, True)
+    assert (await world.run("outbox", "list", "--type", "other")).out == "no unpublished events\n"
+    assert (await world.run("inbox", "list")).out == "no unprocessed messages\n"
     text = (await world.run("outbox", "list")).out
     assert "PENDING" in text
     assert "total" not in text
