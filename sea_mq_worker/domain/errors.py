@@ -71,7 +71,7 @@ class InvalidMessageError(WorkerError):
     """
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(detail)
         self.reason = reason
 
 

@@ -76,7 +76,7 @@ def parse_subject(subject: str) -> EventSubject:
     version = _VERSION.fullmatch(tokens[-1])
     name = ".".join(tokens[2:-1])
     if len(tokens) < 4 or tokens[1] != "event" or version is None or _token_problem(name):  # noqa: PLR2004
-        raise InvalidMessageError("BAD_SUBJECT", "expected {context}.event.{name}.v{n}")
+        raise InvalidMessageError("BAD_SUBJECT", "expected {context}.event.{event_type}.v{event_version}")
     return EventSubject(tokens[0], name, int(version[1]))
 
 

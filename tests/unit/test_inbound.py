@@ -66,6 +66,7 @@ def test_ce_id_stands_in_for_a_missing_message_id() -> None:
 def test_without_a_valid_id_a_message_is_known_by_where_it_is_stored(headers: dict[str, str]) -> None:
     envelope = refused(headers=headers)
     assert envelope.reason == "INVALID_MESSAGE_ID"
+    assert envelope.reason not in envelope.detail
     assert envelope.message_id == refused(headers=headers, deliveries=2).message_id
     assert envelope.message_id != refused(headers=headers, seq=2).message_id
     uuid.UUID(envelope.message_id)
