@@ -221,6 +221,7 @@ async def test_a_missing_schema_is_found_and_made_and_a_newer_one_found(
     async with scratch_database(postgres_server, prefix="empty_") as empty:
         well.given["database_url"] = empty.dsn
         found = await well.finds("schema_version")
+        assert "pg_temp" not in found["schema_version"].what
         await well.command(found["schema_version"])
         await well.finds()
         async with opened(empty) as pool:

@@ -109,6 +109,7 @@ dead letters          {figures.dead_letters} in SEA_DLQ, rejected by the handler
 
 
 def _print_next_steps(stage: Stage, folder: Path) -> None:
+    schema = stage.worker.settings.get("SEA_MQ_DATABASE_SCHEMA", "public")
     environment = shlex.quote(str(write_environment(stage, folder)))
     typer.echo(
         f"""
@@ -119,6 +120,6 @@ Next steps
     python -m sea_mq_worker depth
     python -m sea_mq_worker dlq list
     python -m sea_mq_worker outbox list --state PUBLISHED
-    psql "$SEA_MQ_DATABASE_URL" -c 'TABLE outbox_events LIMIT 5'
+    psql "$SEA_MQ_DATABASE_URL" -c 'TABLE {schema}.outbox_events LIMIT 5'
   {stage.worker.log}    the worker's log"""
     )

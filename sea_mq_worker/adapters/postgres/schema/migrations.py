@@ -123,7 +123,8 @@ async def check_version(database: Any) -> None:
     with translated():
         found = await _found(database)
         if not found:
-            schema = await database.fetchval("SELECT current_setting('search_path')")
+            path = await database.fetchval("SELECT current_setting('search_path')")
+            schema = path.removesuffix(", pg_temp")
             raise OutdatedSchemaError(f"the database has no schema of the worker in {schema}")
     if found < known:
         raise OutdatedSchemaError(f"the schema has version {found}, this worker needs {known}")
