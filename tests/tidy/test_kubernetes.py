@@ -23,6 +23,7 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", "1.37")
 KUSTOMIZE = "kustomization.yaml"
 ROLES = "sql/roles.sql"
+SHARED = {"SEA_MQ_CONTEXT", "SEA_MQ_CONSUMERS"}
 NOT_KUBERNETES_OWN = {"PrometheusRule", "ServiceMonitor"}
 needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
 
@@ -133,6 +134,12 @@ def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) 
     built = list(yaml.safe_load_all(kubectl(f"kubectl kustomize {overlay}", place).stdout))
     folders = {".", "maintenance", "monitoring"} if overlay == "overlay" else {"migrate"}
     files = [path for path in FILES if str(Path(path).parent) in folders]
+    changed = {
+        key: value
+        for entry in yaml.safe_load((place / overlay / KUSTOMIZE).read_text())["configMapGenerator"]
+        for key, value in (literal.split("=", 1) for literal in entry["literals"])
+    }
+    assert changed.keys() >= SHARED
     kinds = [each["kind"] for each in built if each["kind"] != "ConfigMap"]
     assert sorted(kinds) == sorted(FILES[path]["kind"] for path in files)
     assert {each["metadata"]["namespace"] for each in built} == {"orders"}
@@ -140,16 +147,26 @@ def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) 
     for made in (each for each in built if each["kind"] == "ConfigMap"):
         if made["metadata"].get("labels") == {"grafana_dashboard": "1"}:
             assert json.loads(made["data"]["sea-mq-worker.json"])["panels"]
-        elif overlay == "overlay/migrate":
+        elif "-sql-" in made["metadata"]["name"]:
             assert made["data"] == {"roles.sql": (ROOT / ROLES).read_text()}
         else:
-            assert made["data"] == literals() | {"SEA_MQ_HANDLER_URL": "http://orders:8000/handle"}
+            assert made["data"] == literals(FOLDER / ("migrate" if "migrate" in overlay else "")) | changed
+            assert f"'configMapRef': {{'name': '{made['metadata']['name']}'}}" in str(built)
+
+
+def test_the_job_takes_the_settings_of_the_worker() -> None:
+    own = literals(FOLDER / "migrate")
+    assert {key: own[key] for key in SHARED} == {key: literals()[key] for key in SHARED}
+    settings = {"configMapRef": {"name": "sea-mq-worker-migrate"}}
+    assert [container["envFrom"] for container in containers(PODS["migrate"])] == [[settings]] * 3
 
 
 def test_the_job_grants_the_roles_as_the_script_says() -> None:
     [roles] = [container for container in containers(PODS["migrate"]) if container["name"] == "roles"]
     *command, url = roles["command"]
-    assert f"--   {shlex.join(command)}\n" in (ROOT / ROLES).read_text()
+    schema = literals(FOLDER / "migrate")["SEA_MQ_DATABASE_SCHEMA"]
+    said = shlex.join(command).replace("'schema=$(SEA_MQ_DATABASE_SCHEMA)'", f"schema={schema}")
+    assert f"--   {said}\n" in (ROOT / ROLES).read_text()
     assert url == f"$({roles['env'][0]['name']})"
     assert roles["volumeMounts"][0]["mountPath"] == f"{roles['workingDir']}/{Path(ROLES).parent}"
 
@@ -259,7 +276,7 @@ def test_inbox_prefixes_are_those_of_the_users() -> None:
     users = (ROOT / "deploy" / "nats-accounts.conf").read_text()
     entries = [entry for pod in PODS.values() for entry in containers(pod)[0]["env"]]
     prefixes = {entry["value"] for entry in entries if entry["name"] == "SEA_MQ_NATS_INBOX_PREFIX"}
-    assert len(prefixes) == 2
-    generated = (literals(), literals(FOLDER / "pipeline"))
+    assert len(prefixes) == 1
+    generated = (literals(), literals(FOLDER / "migrate"), literals(FOLDER / "pipeline"))
     for prefix in {*prefixes, *(given["SEA_MQ_NATS_INBOX_PREFIX"] for given in generated)}:
         assert f'"{prefix}.>"' in users
