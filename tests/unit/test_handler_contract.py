@@ -52,6 +52,7 @@ def test_a_handler_that_keeps_the_contract_passes() -> None:
         (Handler(idle=True), "processes", "status 200, but no effect: 0 as before"),
         (Handler(forgets=True), "processes", "the second delivery changed 1 to 2"),
         (Handler(status=400, idle=True), "rejects", "422 for a message that can never be processed, not 400"),
+        (Handler(status=422), "rejects", "422 for its second delivery .*, not 409"),
         (Handler(status=422, forgets=True), "rejects", "a rejected message changed 0 to 2"),
         (Handler(status=400, idle=True), "retries", "expected 429 or 5xx for a temporary failure, not 400"),
         (Handler(status=503), "retries", "a failed message changed 0 to 1"),
