@@ -8,6 +8,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, owner_session
 from sea_mq_worker.adapters.postgres.schema.schema_owner import check_owner
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.read_models import check_accountable
 from sea_mq_worker.domain.schema_records import Partition
 from sea_mq_worker.resources import resource_folder
@@ -57,6 +58,9 @@ async def partition_outbox(dsn: str, *, schema: str, context: str, actor: str, r
         async with connection.transaction():
             if await connection.fetchval(sql["exist"]):
                 return False
-            await connection.execute(partitioning_script())
+            try:
+                await connection.execute(partitioning_script())
+            except asyncpg.RaiseError as obstacle:
+                raise ContractError(f"the outbox cannot be divided: {obstacle.args[0]}") from obstacle
             await connection.execute(sql["record"], actor, reason)
     return True
