@@ -102,7 +102,7 @@ def _requeue(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, out: Path) ->
     monkeypatch.setattr(session, "spark_session", running)
     command = ["pipeline", "reconcile", "--grace", "0", "--json", "--out", str(out), "--requeue"]
     runner = CliRunner()
-    assert runner.invoke(app, command).exit_code == 2
+    assert runner.invoke(app, [*command, "--reason", " "]).exit_code == 2
     ended = runner.invoke(app, [*command, "--reason", "the broker was set back", "--actor", "ada"])
     assert ended.exit_code == 1
     assert "100 findings of altered, missing-in-inbox, missing-in-stream" in ended.stderr

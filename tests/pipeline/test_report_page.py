@@ -11,7 +11,7 @@ import pytest
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.report.findings import findings
 from sea_mq_worker.pipeline.jobs.report.formatting import duration, share, size, step
-from sea_mq_worker.pipeline.jobs.report.model import Bin, Shares, StreamBin
+from sea_mq_worker.pipeline.jobs.report.model import Bin, LatencyFigures, Shares, StreamBin
 from sea_mq_worker.pipeline.jobs.report.page import is_replaceable, page, write_page
 from sea_mq_worker.pipeline.jobs.report.timelines import Timelines
 from tests.support.browser import PROGRAM, chromium
@@ -99,14 +99,15 @@ def test_a_plot_is_at_most_twelve_times_as_wide_as_its_only_bin() -> None:
     outbox = Timelines(lone).bins("Outbox", written="written", published="published")
     assert outbox is not None
     assert [re.findall(r"H(\d+)", path) for path in outbox.paths()] == [["83"], ["83"]]
+    assert len([*outbox.rows()]) == 1
 
 
 def test_a_line_without_a_count_draws_nothing_and_keeps_its_place() -> None:
     report = busy_report()
-    bins = [replace(each, written=0) for each in report.bins]
+    bins = [replace(each, written=0, published=0 if n == 9 else 7) for n, each in enumerate(report.bins)]
     outbox = Timelines(replace(report, bins=bins)).bins("Outbox", written="written", published="published")
     assert outbox is not None
-    assert [path[:1] for path in outbox.paths()] == ["", "M"]
+    assert [path.count("M") for path in outbox.paths()] == [0, 2]
 
 
 def test_keys_with_as_many_events_as_others_are_not_listed() -> None:
@@ -131,6 +132,7 @@ def test_a_plot_of_durations_has_lines_above_and_below_all_values(
     levels = timeline.levels()
     assert [levels[0][1], levels[-1][1]] == labels
     assert [levels[0][0], levels[-1][0]] == [100, 0]
+    assert all(timeline.paths())
 
 
 def test_labels_of_a_plot_stay_apart_from_a_millisecond_to_a_thousand_years() -> None:
@@ -152,6 +154,10 @@ def test_each_line_of_a_plot_has_a_colour_of_its_own() -> None:
         lines[count] = [line.name for line in timeline.lines]
     assert lines[6] == [f"context {n}" for n in range(5, 11)]
     assert lines[7] == ["others", *(f"context {n}" for n in range(6, 11))]
+    seconds = replace(report, bin_seconds=15, stream_bins=bins)
+    minutes = Timelines(seconds).groups("", "messages", bins, "context")
+    assert minutes is not None
+    assert (minutes.unit, minutes.step) == ("messages per minute", 60)
 
 
 def test_the_summary_lists_problems_the_worst_first() -> None:
@@ -161,12 +167,19 @@ def test_the_summary_lists_problems_the_worst_first() -> None:
     assert found[2].text == "3 events waited to be published, the oldest for 1.0 d."
 
 
+def test_a_few_retries_and_a_minute_are_no_problem() -> None:
+    report = empty_report()
+    totals = replace(report.totals, written=100, published=100, outbox_retried=5)
+    latencies = [LatencyFigures("outbox", None, 100, 1.0, 2.0, 60.0, 99.0)]
+    assert [each.level for each in findings(replace(report, totals=totals, latencies=latencies))] == ["good"]
+
+
 def test_numbers_have_units() -> None:
     assert [duration(s) for s in (0.0004, 0.25, 3.25, 60, 5400, 200_000)] == [
         "0.4 ms", "250 ms", "3.2 s", "1 min", "1.5 h", "2.3 d",
     ]  # fmt: skip
     assert [size(n) for n in (999, 1500, 2_000_000)] == ["999 B", "1.5 kB", "2 MB"]
-    assert [share(0, 5), share(1, 100_000), share(1, 3)] == ["0 %", "< 0.1 %", "33 %"]
+    assert [share(0, 5), share(1, 2000), share(1, 3)] == ["0 %", "< 0.1 %", "33 %"]
     assert [step(n) for n in (1, 300, 3600, 604_800)] == ["second", "5 minutes", "hour", "7 days"]
 
 
@@ -179,9 +192,10 @@ def test_only_an_earlier_report_is_replaced(tmp_path: Path) -> None:
     for _ in range(2):
         assert is_replaceable(place)
         write_page(page(empty_report()), place)
-    assert {path.name for path in tmp_path.iterdir()} == {"other.html", "report.html"}
+    (tmp_path / "folder").mkdir()
     with pytest.raises(PipelineError, match="cannot be written"):
-        write_page("", tmp_path / "missing" / "report.html")
+        write_page("", tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "other.html", "report.html"}
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium on PATH")

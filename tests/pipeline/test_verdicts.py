@@ -47,6 +47,12 @@ def consumer_info(name: str = "own", **config: Any) -> ConsumerInfo:
 
 
 CONSUMER = consumer_info(filter_subject="sea.event.order.>")
+GONE = Audit(
+    outbox_pruned_before=ago(2000),
+    archived_before=ago(2500),
+    inbox_pruned_before=ago(2000),
+    erased=frozenset({id_hash("erased")}),
+)
 
 
 def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
@@ -98,22 +104,15 @@ def judge(
     *,
     state: StreamInfo | None = None,
     wanted: ReconcileRequest | None = None,
-    pruned_before: datetime | None = None,
-    replays: Sequence[AuditedReplay] = (),
+    audit: Audit = GONE,
     inbox: Rows | None = None,
     consumers: Sequence[ConsumerInfo] = (),
 ) -> list[Judged]:
     """Judge the hop from the outbox, then those of the consumers."""
-    audit = Audit(
-        replays=replays,
-        outbox_pruned_before=pruned_before,
-        inbox_pruned_before=pruned_before,
-        erased=frozenset({id_hash("erased")}),
-    )
     job = Judge(
         wanted=wanted or ReconcileRequest(),
         inboxes=[Inbox("sea", consumers, NOW, audit)],
-        streams={OWN: state or stream_info()},
+        streams={OWN: state or stream_info(), "OTHER": stream_info(name="OTHER")},
         audit=audit,
         buckets=3,
     )
@@ -123,8 +122,9 @@ def judge(
     ]
     found = pa.Table.from_batches(job(iter(packed))).to_pylist()
     keyed = [{name: row[name] for name in PACKED.names} for row in found if row["packed"]]
-    ordered = JudgeOrder(replays)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
+    ordered = JudgeOrder(audit.replays)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
     troubled = [row for row in found if row["id"]] + [row for batch in ordered for row in batch.to_pylist()]
+    assert len({(row["hop"], row["id"]) for row in troubled}) == len(troubled)
     return [
         Judged(
             sum(row["rows"] for row in found if row["counted"] == "ids" and row["hop"] == hop),
@@ -144,6 +144,9 @@ CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str
     "in-grace": ({"published_at": ago(59)}, None, ["pending"]),
     "dropped": ({"stream_seq": 99}, None, ["expired"]),
     "of-an-older-stream": ({"stream_seq": 99, "published_at": ago(20_000)}, None, ["missing-in-stream"]),
+    "dropped-by-a-clock-behind": ({"stream_seq": 99, "published_at": ago(10_030)}, None, ["expired"]),
+    "dropped-without-a-sequence": ({"stream_seq": None, "published_at": ago(6000)}, None, ["expired"]),
+    "lost-without-a-sequence": ({"stream_seq": None}, None, ["missing-in-stream"]),
     "elsewhere": ({"stream": "OTHER"}, None, ["expired"]),
     "open": ({"state": "PENDING", **OPEN}, None, ["pending"]),
     "held": ({"state": "CLAIMED", **OPEN}, None, ["pending"]),
@@ -163,14 +166,16 @@ CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str
 def test_each_row_and_each_message_gets_what_holds_of_it() -> None:
     events = [event(name, **row) for name, (row, _, _) in CASES.items() if row is not None]
     copies = [message(name, **sent) for name, (_, sent, _) in CASES.items() if sent is not None]
+    copies.append(message("fine"))  # read from the stream and from the lake
+    stale = event("fine", content=b"x", in_table=False)
+    events = [event("slow", content=b"x", in_table=False, published_at=ago(9)), *events, stale]
     copied_events, more_copies, replays, copied = _copied()
     moved_events, moved_copies, moved = _moved()
     found = judge(
         [*events, *copied_events, *moved_events],
         [*copies, *more_copies, *moved_copies],
         wanted=ReconcileRequest(late_seconds=60),
-        replays=replays,
-        pruned_before=ago(2000),
+        audit=replace(GONE, replays=replays),
     )
     wanted = {name: findings for name, (_, _, findings) in CASES.items()}
     assert found[0] == judged(wanted | copied | moved)
@@ -182,6 +187,7 @@ def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
         "by-id": True,
         "by-key": True,
         "by-correlation": True,
+        "by-a-clock-behind": True,
         "unexplained": False,
         "one-replay-two-copies": False,
         "replayed-before-the-first": False,
@@ -196,6 +202,7 @@ def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
         (600, {"ids": ["by-id", "one-replay-two-copies"], "states": ["PUBLISHED"]}),
         (600, {"ordering_key": "k-by-key", "states": ["PUBLISHED"], "since": ago(1001).isoformat()}),
         (600, {"correlation_id": "c-by-correlation"}),
+        (983, {"ids": ["by-a-clock-behind"]}),
         (995, {"ids": ["replayed-before-the-first"]}),
         (600, {"ordering_keys": ["k-of-another-type"], "event_types": ["order.made"]}),
         (600, {"ordering_keys": ["k-created-later"], "until": ago(1001).isoformat()}),
@@ -226,7 +233,7 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
     events = [
         event("purged"),
         event("old", published_at=ago(2001)),
-        event("old-at-the-end-of-the-read", published_at=ago(1701)),
+        event("old-at-the-end-of-the-read", published_at=ago(1650)),
         event("seen-by-its-replay-alone", 1, ordering_key="k"),
         event("later", 2, ordering_key="k"),
     ]
@@ -236,7 +243,8 @@ def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_noth
         message("later", 200, time=ago(900)),
     ]
     replays = [AuditedReplay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
-    found = judge(events, copies, state=state, wanted=ReconcileRequest(since=ago(9000)), replays=replays)
+    wanted, audit = ReconcileRequest(since=ago(9000)), Audit(replays=replays)
+    found = judge(events, copies, state=state, wanted=wanted, audit=audit)
     assert found[0] == judged(
         {
             "purged": ["missing-in-stream"],
@@ -296,6 +304,13 @@ RECEIVED_CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any] | None, list[s
     "pruned-by-a-clock-behind": ({"time": ago(1950)}, None, ["pruned"]),
     "erased": ({}, None, ["pruned"]),
     "before-the-consumer": ({"position": 50, "time": ago(9000)}, None, ["expired"]),
+    "before-the-consumer-and-still-there": ({"position": 150, "time": ago(9000)}, None, ["pruned"]),
+    "before-the-consumer-and-received": (
+        {"position": 50, "time": ago(9000)},
+        {"locked_until": ago(60)},
+        ["missing-in-inbox"],
+    ),
+    "second-copy": ({"content": b"x"}, DONE | {"stream_seq": 300, "processed_at": ago(490)}, ["delivered"]),
 }
 """How a message differs from one without trouble, its row in the inbox, if there is one, and the findings."""
 
@@ -305,11 +320,14 @@ def test_each_covered_message_is_judged_by_the_inbox() -> None:
     rows = [row | {"id": name} for name, (_, row, _) in RECEIVED_CASES.items() if row]
     found = judge(
         [],
-        [*messages, message("not-covered", subject="sea.event.invoice.made.v1")],
+        [
+            *messages,
+            message("not-covered", subject="sea.event.invoice.made.v1"),
+            message("second-copy", 300, time=ago(500)),
+        ],
         inbox=rows,
         consumers=[CONSUMER],
         wanted=ReconcileRequest(late_seconds=60),
-        pruned_before=ago(2000),
     )
     assert found[1] == judged({name: findings for name, (_, _, findings) in RECEIVED_CASES.items()})
 
@@ -318,7 +336,9 @@ def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream() -> N
     events = [event("lost"), event("lost-but-received"), event("open", state="PENDING", published_at=None)]
     events += [event("fine"), event("other", sent_as="sea.event.invoice.made.v1")]
     inbox = [{"id": name} | DONE for name in ("lost-but-received", "in the inbox alone")]
-    found = judge(events, [message("fine")], inbox=inbox, consumers=[CONSUMER])
+    consumers = [CONSUMER, consumer_info(filter_subject="sea.event.order.>", deliver_policy="new")]
+    found = judge(events, [message("fine")], inbox=inbox, consumers=consumers)
+    assert found[1] == found[2]
     assert found[1] == judged(
         {
             "lost": ["missing-in-stream"],
@@ -336,7 +356,22 @@ def test_a_consumer_covers_what_its_patterns_match_from_its_start_on() -> None:
     given += [{"filter_subject": each} for each in ("a.*", "a.>", "a.$x+")]
     given += [{"filter_subjects": ["a.b", "c"]}, {"deliver_policy": "new"}]
     given += [{"deliver_policy": "by_start_sequence", "opt_start_seq": 4}]
-    given += [{"deliver_policy": "by_start_time", "opt_start_time": ago(999).isoformat()}]
+    given += [{"deliver_policy": "by_start_time", "opt_start_time": ago(n).isoformat()} for n in (999, 1000)]
     consumers = [consumer_info(f"consumer-{number}", **config) for number, config in enumerate(given)]
     found = judge([], messages, consumers=consumers)
-    assert [hop.ids for hop in found[1:]] == [6, 2, 3, 1, 2, 6, 2, 0]
+    assert [hop.ids for hop in found[1:]] == [6, 2, 3, 1, 2, 6, 2, 0, 6]
+
+
+def test_of_another_stream_only_messages_of_the_period_are_judged() -> None:
+    times = {"early": 3000, "in": 2000, "end": 500}
+    messages = [message(name, stream="OTHER", time=ago(seconds)) for name, seconds in times.items()]
+    other = replace(consumer_info(), stream="OTHER")
+    found = judge([], messages, consumers=[other], wanted=ReconcileRequest(since=ago(2000), until=ago(500)))
+    assert [hop.ids for hop in found] == [0, 1]
+
+
+def test_an_archived_event_is_unexpected_only_if_the_lake_lacks_it_too() -> None:
+    audit = Audit(archived_before=ago(500))
+    wanted = [ReconcileRequest(lake=lake) for lake in (None, "lake")]
+    found = [judge([], [message("m")], audit=audit, wanted=each)[0].findings for each in wanted]
+    assert found == [{"m": ["pruned"]}, {"m": ["unexpected"]}]
