@@ -138,6 +138,8 @@ OPEN = {"published_at": None, "stream": None, "stream_seq": None}
 SLOW = {"occurred_at": ago(1100)}
 CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str]]] = {
     "fine": ({}, {}, ["delivered"]),
+    "in-table-too": ({}, {}, ["delivered"]),
+    "archived-twice": ({"in_table": False}, {}, ["delivered"]),
     "lost": ({}, None, ["missing-in-stream"]),
     "above-the-last": ({"stream_seq": 1001}, None, ["missing-in-stream"]),
     "since-then": ({"published_at": NOW, "stream_seq": 1001}, None, ["pending"]),
@@ -167,8 +169,8 @@ def test_each_row_and_each_message_gets_what_holds_of_it() -> None:
     events = [event(name, **row) for name, (row, _, _) in CASES.items() if row is not None]
     copies = [message(name, **sent) for name, (_, sent, _) in CASES.items() if sent is not None]
     copies.append(message("fine"))  # read from the stream and from the lake
-    stale = event("fine", content=b"x", in_table=False)
-    events = [event("slow", content=b"x", in_table=False, published_at=ago(9)), *events, stale]
+    events.append(event("in-table-too", content=b"x", in_table=False, published_at=ago(9)))
+    events.append(event("archived-twice", content=b"x", in_table=False, published_at=ago(1500)))
     copied_events, more_copies, replays, copied = _copied()
     moved_events, moved_copies, moved = _moved()
     found = judge(
@@ -365,9 +367,13 @@ def test_a_consumer_covers_what_its_patterns_match_from_its_start_on() -> None:
 def test_of_another_stream_only_messages_of_the_period_are_judged() -> None:
     times = {"early": 3000, "in": 2000, "end": 500}
     messages = [message(name, stream="OTHER", time=ago(seconds)) for name, seconds in times.items()]
-    other = replace(consumer_info(), stream="OTHER")
-    found = judge([], messages, consumers=[other], wanted=ReconcileRequest(since=ago(2000), until=ago(500)))
-    assert [hop.ids for hop in found] == [0, 1]
+    consumers = [consumer_info(), replace(consumer_info(), stream="OTHER")]
+    wanted = ReconcileRequest(since=ago(2000), until=ago(500))
+    found = judge([], [message("own"), *messages], consumers=consumers, wanted=wanted)
+    assert [hop.ids for hop in found] == [0, 0, 1]
+    for part in (ReconcileRequest(since=ago(2000)), ReconcileRequest(until=ago(500))):
+        assert judge([], [message("own")], wanted=part)[0].ids == 0
+    assert judge([], messages)[0].ids == 0
 
 
 def test_an_archived_event_is_unexpected_only_if_the_lake_lacks_it_too() -> None:

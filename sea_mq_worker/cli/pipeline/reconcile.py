@@ -58,14 +58,12 @@ GraceOption = Annotated[
     float, typer.Option(min=0, help="Seconds after publishing or storing in which no ID is missing yet.")
 ]
 LateOption = Annotated[float, typer.Option(min=0, help="Report a hop as late above this number of seconds.")]
-ExamplesOption = Annotated[
-    int, typer.Option(min=0, help="Name at most this many IDs of each verdict, without --json at most 3.")
-]
 OutOption = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="Write every ID with a verdict other than delivered to this new folder, as JSON lines.",
+        help="Write every ID with a verdict other than delivered to this new folder, as JSON lines"
+        " (default: print 3 of each verdict, 20 by --json).",
     ),
 ]
 FailOnOption = Annotated[
@@ -90,7 +88,6 @@ def reconcile(
     until: UntilOption = None,
     grace: GraceOption = 60.0,
     late: LateOption = 60.0,
-    examples: ExamplesOption = 20,
     out: OutOption = None,
     fail_on: FailOnOption = None,
     requeue: RequeueOption = False,
@@ -120,7 +117,6 @@ def reconcile(
             until=until,
             grace_seconds=grace,
             late_seconds=late,
-            examples=examples,
             out=out,
             requeue=request.Requeue(actor, reason, cap, dry_run) if requeue else None,
         )

@@ -51,7 +51,7 @@ def reconcile(
         judge, packed, streamed = read_sources(session, settings, wanted, held=held, on_progress=on_progress)
         with described(session, "reconcile: judge"):
             counts, troubled = _judged(judge, packed, held)
-            hops = summaries(judge.hops, counts, troubled, examples=wanted.examples)
+            hops = summaries(judge.hops, counts, troubled)
         for hop in hops:
             on_progress(f"{hop.name}: judged {hop.ids}")
         if wanted.out:

@@ -43,7 +43,6 @@ class ReconcileRequest:
         until: compare only own events created, and other messages stored, before this time.
         grace_seconds: events published or stored within this time are never missing.
         late_seconds: a hop is late above this time; None: never.
-        examples: number of IDs to return for each verdict.
         out: a new folder for JSON lines of all IDs with another verdict than delivered; None: no files.
         requeue: put back the events that the stream lost; None: change nothing.
     """
@@ -54,7 +53,6 @@ class ReconcileRequest:
     until: datetime | None = None
     grace_seconds: float = 60.0
     late_seconds: float | None = None
-    examples: int = 20
     out: str | None = None
     requeue: Requeue | None = None
 

@@ -200,8 +200,7 @@ def _landed(state: StreamInfo, bronze: LakeTable, since: datetime | None) -> Ite
     replaced: dict[int, list[pa.Array]] = {}
     for number, each in reversed([*enumerate(found)]):
         conditions = [
-            *[("stream", "=", state.name), ("date", ">=", since and since.date()), ("time", ">=", since)],
-            ("incarnation", "=", each.incarnation),
+            *[("stream", "=", state.name), ("incarnation", "=", each.incarnation), ("time", ">=", since)],
             ("seq", "<", state.first_seq if each.created == created else None),
         ]
         seqs = replaced.setdefault(each.created, [])

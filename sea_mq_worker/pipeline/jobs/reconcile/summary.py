@@ -9,21 +9,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from sea_mq_worker.pipeline.jobs.reconcile.result import Hop, HopLatency, Verdict, findings_of
 
 _SHARES = (0.5, 0.95, 0.99)
+_EXAMPLES = 20
 
 
-def summaries(
-    names: Sequence[str], counts: Sequence[Row], troubled: DataFrame, *, examples: int
-) -> list[Hop]:
-    """Return the summary of each hop.
-
-    Args:
-        names: names of the hops, in their order.
-        counts: rows of ``FOUND`` that count.
-        troubled: rows of ``TROUBLE``.
-        examples: number of IDs to return for each verdict.
-    """
+def summaries(names: Sequence[str], counts: Sequence[Row], troubled: DataFrame) -> list[Hop]:
+    """Return the summary of each hop from the rows of ``FOUND`` that count, and rows of ``TROUBLE``."""
     found = troubled.groupBy("hop", "findings").count().collect()
-    chosen = _examples(troubled, examples) if examples and found else {}
+    chosen = _examples(troubled) if found else {}
     return [
         _hop(
             name,
@@ -61,11 +53,11 @@ def _hop(
     )
 
 
-def _examples(troubled: DataFrame, number: int) -> dict[tuple[int, int], list[str]]:
+def _examples(troubled: DataFrame) -> dict[tuple[int, int], list[str]]:
     """Return IDs by hop and bit of the verdict."""
     rows = troubled.withColumn("verdict", F.expr("findings & -findings"))  # the lowest bit
     rank = F.row_number().over(Window.partitionBy("hop", "verdict").orderBy("id"))
-    first = rows.withColumn("rank", rank).where(F.col("rank") <= number)
+    first = rows.withColumn("rank", rank).where(F.col("rank") <= _EXAMPLES)
     groups = first.groupBy("hop", "verdict").agg(F.array_sort(F.collect_list("id")).alias("ids"))
     return {(row.hop, row.verdict): row.ids for row in groups.collect()}
 
