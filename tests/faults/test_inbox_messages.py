@@ -151,22 +151,26 @@ async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(
     """As docs/reference/configuration.md has it, under "Memory"."""
     size, in_hand_bytes = 2**20 - 200, 32 * 2**20
     in_hand = in_hand_bytes // size + 1
-    together = asyncio.Event()
+    full, empty = asyncio.Event(), asyncio.Event()
 
-    async def wait_for_as_many_as_there_may_be(call: Call, writer: asyncio.StreamWriter) -> None:
+    async def answer_late(call: Call, writer: asyncio.StreamWriter) -> None:
         if len(patient.handler.calls) == in_hand:
-            together.set()
-        await together.wait()
+            full.set()
+        await empty.wait()
         await answer(200)(call, writer)
 
-    patient.handler.default = wait_for_as_many_as_there_may_be
+    patient.handler.default = answer_late
     async with patient.worker() as worker:
         await worker.ready()
         resource.prlimit(worker.process.pid, resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES))
         before = worker.peak_bytes
         await patient.send(50, body=b"[%s0]" % (b"[]," * (size // 3 - 2)))
         async with asyncio.timeout(60):
-            slowest = await worker.slowest_answer("metrics", until=together)
+            slowest = await worker.slowest_answer("metrics", until=full)
+        await patient.commit(10)
+        await patient.published()
+        assert await patient.deliveries() == in_hand
+        empty.set()
         await patient.quiet()
         grown = worker.peak_bytes - before
     assert set(patient.handler.calls_of().values()) == {1}
