@@ -169,7 +169,7 @@ async def test_memory_is_bounded_by_the_messages_in_hand_and_nothing_is_dropped(
             slowest = await worker.slowest_answer("metrics", until=full)
         await patient.commit(10)
         await patient.published()
-        assert await patient.deliveries() == in_hand
+        assert len(patient.handler.calls) == in_hand
         empty.set()
         await patient.quiet()
         grown = worker.peak_bytes - before
