@@ -11,6 +11,7 @@ from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, BatchFailed, HandlerResult, NotDelivered, Poison, Retry
+from tests.support.clocks import pass_time
 from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_request, hang, raw
 
 CANARY = "canary-5f2e"
@@ -182,11 +183,14 @@ LOST: dict[str, Behaviour] = {
 
 @pytest.mark.parametrize("what", [*BROKEN, *LOST])
 async def test_a_batch_without_a_whole_answer_is_halved_and_settles_nothing(
-    what: str, server: HandlerServer, make: MakeHandler, failures: list[str]
+    what: str, server: HandlerServer, make: MakeHandler, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.batch = (BROKEN | LOST)[what]
-    timeout = {"timeout_seconds": 0.5} if what == "too late" else {}
-    results = await handle(make(**timeout), *map(request, range(3)))
+    call = asyncio.create_task(handle(make(), *map(request, range(3))))
+    await server.called(1)
+    if what == "too late":
+        await pass_time(monkeypatch, seconds=20)
+    results = await call
     assert [(type(result), getattr(result, "batch_max", 0)) for result in results] == [(BatchFailed, 2)] * 3
     assert {result.answered for result in results if isinstance(result, BatchFailed)} == {what in BROKEN}
     [text] = failures
