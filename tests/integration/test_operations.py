@@ -55,10 +55,10 @@ async def test_the_outbox_depth_counts_unpublished_and_dead_events_separately(
     operations: PostgresOperations, add: Add
 ) -> None:
     hours = [datetime.now(UTC) - timedelta(hours=n) for n in range(4)]
-    await add("PUBLISHED", occurred_at=hours[3], available_at=hours[3])
-    await add("DEAD", occurred_at=hours[2], available_at=hours[2])
-    await add("CLAIMED", occurred_at=hours[1], available_at=hours[1])
     await add(occurred_at=hours[0])
+    await add("CLAIMED", occurred_at=hours[1], available_at=hours[1])
+    await add("DEAD", occurred_at=hours[2], available_at=hours[2])
+    await add("PUBLISHED", occurred_at=hours[3], available_at=hours[3])
 
     exact = await operations.outbox_depth()
     capped = await operations.outbox_depth_capped(limit=2)

@@ -30,20 +30,21 @@ def refused(**given: object) -> InvalidMessage:
 
 @pytest.mark.clause("SDS-047: handler contract")
 def test_the_request_is_made_of_subject_headers_and_body() -> None:
-    correlation = str(uuid.uuid4())
+    correlation, causation = str(uuid.uuid4()), str(uuid.uuid4())
     headers = {
         "Nats-Msg-Id": ID,
         "ce-time": "2025-12-01T00:00:00Z",
         "ce-correlationid": correlation,
-        "ce-causationid": "not a uuid",
+        "ce-causationid": causation,
     }
     request = opened(headers=headers, payload=b'{"n": 1.00}').request
     assert request.message_id == ID
     assert request.subject == "vibespro.event.vibe_created.v1"
     assert (request.event_type, request.event_version) == ("vibe_created", 1)
     assert request.occurred_at == "2025-12-01T00:00:00Z"
-    assert (request.correlation_id, request.causation_id) == (correlation, None)
+    assert (request.correlation_id, request.causation_id) == (correlation, causation)
     assert request.payload == b'{"n": 1.00}'
+    assert opened(headers=headers | {"ce-causationid": "not a uuid"}).request.causation_id is None
 
 
 def test_a_message_without_a_time_occurred_when_it_was_stored() -> None:
