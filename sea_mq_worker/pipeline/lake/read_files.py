@@ -13,6 +13,7 @@ import pyarrow.dataset as pads
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sea_mq_worker.pipeline.dataframes import in_tasks
 from sea_mq_worker.pipeline.lake.schemas import TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, reachable
 
@@ -38,8 +39,8 @@ def read_batches(
     uri: str,
     table_schema: TableSchema,
     paths: Sequence[str],
-    columns: Sequence[str] | None,
-    matching: pc.Expression | None,
+    columns: Sequence[str] | None = None,
+    matching: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the matching rows of the files, with some columns or all.
 
@@ -61,20 +62,16 @@ def read_files(
     if not paths:
         return spark.createDataFrame(wanted.empty_table(), from_arrow_schema(wanted))
     for_jvm = [path for path in paths if is_local(uri) and not _NON_ASCII.search(path)]
-    for_tasks = sorted(set(paths).difference(for_jvm))
     frames = []
     if for_jvm:
         # Brackets and stars in file names are not patterns.
         reader = spark.read.schema(from_arrow_schema(table_schema.schema))
         reader = reader.option("basePath", uri).option("__globPaths__", "false")
         frames.append(reader.parquet(*(f"{uri}/{path}" for path in for_jvm)).select(*columns))
-    if for_tasks:
-        files = spark.createDataFrame(pa.table({"path": for_tasks}))
-        tasks = files.repartition(min(len(for_tasks), _TASKS_MAX))
+    if for_tasks := sorted(set(paths).difference(for_jvm)):
 
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                yield from read_batches(uri, table_schema, batch.column("path").to_pylist(), columns, None)
+        def read(path: str) -> Iterator[pa.RecordBatch]:
+            return read_batches(uri, table_schema, [path], columns)
 
-        frames.append(tasks.mapInArrow(read, from_arrow_schema(wanted)))
+        frames.append(in_tasks(spark, read, for_tasks, from_arrow_schema(wanted), tasks_max=_TASKS_MAX))
     return reduce(DataFrame.unionAll, frames)

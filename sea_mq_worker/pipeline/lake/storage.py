@@ -78,10 +78,8 @@ def make_durable(uri: str, path: str) -> None:
     Raises:
         OSError: the file or a folder cannot be synced.
     """
-    if not is_local(uri):
-        return
     file = Path(uri) / path
-    for each in (file, *file.parents):
+    for each in (file, *file.parents) if is_local(uri) else ():
         handle = os.open(each, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -101,8 +99,5 @@ def reachable(uri: str) -> Iterator[None]:
     try:
         yield
     except (OSError, DeltaError) as error:
-        raise PipelineError(f"{uri} cannot be read or written: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).replace("\x1b[31m↳\x1b[0m", "").split())
+        text = " ".join(str(error).replace("\x1b[31m↳\x1b[0m", "").split())
+        raise PipelineError(f"{uri} cannot be read or written: {text}") from error

@@ -318,7 +318,7 @@ class LakeTable:
         table_schema = replace(self.table_schema, schema=schema)
         entries: list[pa.RecordBatch] = []
         for paths in groups:
-            batches = read_batches(self.uri, table_schema, paths, None, matching)
+            batches = read_batches(self.uri, table_schema, paths, matching=matching)
             if by := table_schema.sort_by:
                 rows = pa.Table.from_batches(batches, schema)
                 batches = iter(rows.sort_by([(name, "ascending") for name in by]).to_batches(BATCH_ROWS))

@@ -25,7 +25,7 @@ from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.outbox import deletion
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
     EventChoice,
-    Position,
+    LakeRows,
     delete_old_versions,
     delete_rows,
     find_rows,
@@ -64,16 +64,12 @@ class FoundEvents:
     """The events of a choice, before they are erased.
 
     Attributes:
-        ids: message IDs.
-        positions: places of their copies in the lake.
-        header_positions: those that only headers in bronze name, because silver has another message ID there.
+        lake_rows: their rows in the lake.
         copies: (stream, sequence) of copies that the streams may still contain.
         result: the result of a dry run.
     """
 
-    ids: frozenset[str]
-    positions: frozenset[Position]
-    header_positions: frozenset[Position]
+    lake_rows: LakeRows
     copies: frozenset[tuple[str, int]]
     result: EraseResult
 
@@ -107,20 +103,19 @@ async def _find(settings: Settings, lake: str, choice: EventChoice) -> FoundEven
         chosen = (_uuids(choice.ids), kind, identity, choice.key)
         events = await fetch_with_long_timeout(pool, _SQL["events"], *chosen)
         of_table = [row["id"] for row in events]
-        ids, positions, in_headers, counts = await asyncio.to_thread(find_rows, lake, choice, of_table)
-        messages = await fetch(pool, _SQL["messages"], _uuids(ids))
+        found = await asyncio.to_thread(find_rows, lake, choice, of_table)
+        messages = await fetch(pool, _SQL["messages"], _uuids(found.ids))
     _check_finished([row["id"] for row in (*events, *messages) if row["is_open"]])
     copies = {(row["stream"], row["stream_seq"]) for row in (*events, *messages) if row["stream_seq"]}
-    copies |= {(position.stream, position.seq) for position in positions}
-    rows = {"outbox": len(events), "inbox": len(messages), **counts}
-    result = EraseResult(events=len(ids), rows=rows, dry_run=True)
-    return FoundEvents(ids, positions, in_headers, frozenset(copies), result)
+    copies |= {(position.stream, position.seq) for position in found.positions}
+    rows = {"outbox": len(events), "inbox": len(messages), **found.counts}
+    return FoundEvents(found, frozenset(copies), EraseResult(events=len(found.ids), rows=rows, dry_run=True))
 
 
 async def _erase(
     settings: Settings, lake: str, found: FoundEvents, actor: str, reason: str, *, streams: bool
 ) -> EraseResult:
-    ids = found.ids
+    ids, positions, header_positions, _ = found.lake_rows
     selection = json.dumps({"id_sha256": sorted(map(id_hash, ids)), "lake": lake, "streams": streams})
     async with (
         tables_pool(settings, purpose="erase") as pool,
@@ -130,12 +125,12 @@ async def _erase(
         deleted = await _delete_messages(settings, found) if streams else 0
         rows = {"inbox": await _delete_rows(pool, "delete_messages", ids, action)}
         # After bronze, these places could no longer be found.
-        first = await asyncio.to_thread(delete_rows, lake, SILVER, ids, found.header_positions)
+        first = await asyncio.to_thread(delete_rows, lake, SILVER, ids, header_positions)
         for schema in (*tables_of(lake), BRONZE, IDS, SILVER):
-            rows[schema.name] = await asyncio.to_thread(delete_rows, lake, schema, ids, found.positions)
+            rows[schema.name] = await asyncio.to_thread(delete_rows, lake, schema, ids, positions)
         rows[SILVER.name] += first
         rows["outbox"] = await _delete_rows(pool, "delete_events", ids, action)
-        rows[ARCHIVE.name] = await asyncio.to_thread(delete_rows, lake, ARCHIVE, ids, found.positions)
+        rows[ARCHIVE.name] = await asyncio.to_thread(delete_rows, lake, ARCHIVE, ids, positions)
         unused = await asyncio.to_thread(delete_old_versions, lake)
     return EraseResult(events=len(ids), rows=rows, stream_messages=deleted, unused_files=unused)
 
@@ -159,7 +154,7 @@ async def _delete_messages(settings: Settings, found: FoundEvents) -> int:
                 continue
             message = stored(answer["message"], stream=stream, consumer="", deliveries=0)
             named = [value for name, value in message.headers.items() if name.lower() in ID_HEADERS]
-            if not found.ids.isdisjoint([*named, *map(str.lower, named)]):
+            if not found.lake_rows.ids.isdisjoint([*named, *map(str.lower, named)]):
                 await api(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})
                 deleted += 1
     return deleted

@@ -51,14 +51,24 @@ class Position(NamedTuple):
     seq: int
 
 
-def find_rows(
-    lake: str, choice: EventChoice, ids: Iterable[str]
-) -> tuple[frozenset[str], frozenset[Position], frozenset[Position], dict[str, int]]:
-    """Find the rows of the choice and of further message IDs; read the headers of all messages for it.
+class LakeRows(NamedTuple):
+    """Rows of chosen events in the lake.
 
-    Returns:
-        All message IDs, the places of all copies, those places that only headers name, and the number of rows
-        by table.
+    Attributes:
+        ids: all message IDs.
+        positions: places of all copies.
+        header_positions: those that only headers in bronze name, because silver has another message ID there.
+        counts: number of rows by table.
+    """
+
+    ids: frozenset[str]
+    positions: frozenset[Position]
+    header_positions: frozenset[Position]
+    counts: dict[str, int]
+
+
+def find_rows(lake: str, choice: EventChoice, ids: Iterable[str]) -> LakeRows:
+    """Find the rows of the choice and of further message IDs; read the headers of all messages for it.
 
     Raises:
         PipelineError: the lake cannot be read, or silver lacks messages of bronze.
@@ -85,7 +95,7 @@ def find_rows(
     in_headers, own = (frozenset(Position(**row) for row in rows) for rows in (copies, silver))
     positions = own | in_headers
     counts = {"bronze": len(positions), "archive": len(archived), "silver": len(silver)}
-    return known, positions, in_headers - own, counts
+    return LakeRows(known, positions, in_headers - own, counts)
 
 
 def delete_rows(lake: str, schema: TableSchema, ids: Collection[str], positions: Collection[Position]) -> int:

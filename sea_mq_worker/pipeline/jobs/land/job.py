@@ -39,8 +39,6 @@ from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings
 
-BATCH_ROWS = 500_000
-LATE_SECONDS = 60.0
 _BATCH_BYTES = 2 * 2**30
 _ROWS_PER_TASK_MAX = 50_000
 _STORED_SHARE = 0.5
@@ -108,10 +106,10 @@ class LandOptions:
         event_schemas: schemas of the events that have typed tables.
     """
 
-    batch_rows: int = BATCH_ROWS
+    batch_rows: int = 500_000
     accept_loss: bool = False
     dedupe_days: int | None = None
-    late_seconds: float = LATE_SECONDS
+    late_seconds: float = 60.0
     compact_files: int | None = None
     vacuum_hours: int | None = None
     event_schemas: tuple[EventSchema, ...] = ()

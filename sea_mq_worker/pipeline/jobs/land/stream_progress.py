@@ -57,11 +57,12 @@ class StreamProgress:
 
     def landed_to(self, seq: int) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit up to ``seq``, which fails if another run committed first."""
-        created, restored, _ = _names(self.stream, self.created)
         return (
             Watermark(self.name, seq, after=self.landed),
-            Watermark(created, self.created, after=self.created),
-            Watermark(restored, self.restores, after=self.restores),
+            Watermark(f"created {self.stream}", self.created, after=self.created),
+            Watermark(
+                f"restored {self.stream} {moment_text(self.created)}", self.restores, after=self.restores
+            ),
         )
 
     def recreated(self, created: int, known: Iterable["StreamProgress"]) -> tuple[Watermark, ...]:
@@ -74,13 +75,13 @@ class StreamProgress:
         chain = (moved | {created: self.created}).items()
         return (
             Watermark(f"created {self.stream}", created, after=self.created),
-            *(Watermark(_names(self.stream, each)[2], earlier) for each, earlier in chain),
+            *(Watermark(f"before {self.stream} {moment_text(each)}", earlier) for each, earlier in chain),
         )
 
     def restored(self) -> tuple[Watermark, ...]:
         """Return the watermarks of a commit that switches to a restored state of the same stream."""
-        _, restored, _ = _names(self.stream, self.created)
-        return (Watermark(restored, self.restores + 1, after=self.restores),)
+        name = f"restored {self.stream} {moment_text(self.created)}"
+        return (Watermark(name, self.restores + 1, after=self.restores),)
 
 
 def progress_of(bronze: LakeTable, stream: str) -> StreamProgress:
@@ -103,15 +104,10 @@ def incarnations(bronze: LakeTable, stream: str) -> list[StreamProgress]:
 
 
 def _progress(value: Callable[[str], int], stream: str, created: int) -> StreamProgress:
-    _, restored, before = _names(stream, created)
-    progress = StreamProgress(stream=stream, created=created, restores=value(restored), before=value(before))
+    name = f"{stream} {moment_text(created)}"
+    restores, before = value(f"restored {name}"), value(f"before {name}")
+    progress = StreamProgress(stream=stream, created=created, restores=restores, before=before)
     return replace(progress, landed=value(progress.name))
-
-
-def _names(stream: str, created: int) -> tuple[str, str, str]:
-    """Return the names of the watermarks ``created``, ``restores`` and ``before``."""
-    of_stream = f"{stream} {moment_text(created)}"
-    return f"created {stream}", f"restored {of_stream}", f"before {of_stream}"
 
 
 def nanoseconds(text: str) -> int:

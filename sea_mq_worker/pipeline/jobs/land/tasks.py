@@ -72,7 +72,7 @@ def rewrite(
     """
 
     def write(path: str) -> Iterator[pa.RecordBatch]:
-        found = read_batches(table.uri, table.table_schema, [path], None, matching)
+        found = read_batches(table.uri, table.table_schema, [path], matching=matching)
         return write_files(table.lake, (rows for batch in found if batch.num_rows for rows in make(batch)))
 
     paths, rows = files["path"].to_pylist(), pc.sum(files["rows"]).as_py() or 0

@@ -77,8 +77,8 @@ def load_event_schemas(folder: Path) -> tuple[EventSchema, ...]:
 def _schema(name: str, document: Mapping[str, Any], path: Path) -> EventSchema:
     if _kind(document) != "object":
         raise PipelineError(f"{path}: describe an object with properties")
-    wrong = [name for name in document["properties"] if _BAD_NAME.search(name)]
-    if wrong := wrong + list(_names_alike(document)):
+    wrong = [*filter(_BAD_NAME.search, document["properties"]), *_names_alike(document)]
+    if wrong:
         raise PipelineError(
             f"{path}: {', '.join(wrong)}: cannot be names of columns; rename these properties"
         )
