@@ -89,6 +89,15 @@ def test_a_stream_that_is_made_again_or_restored_during_a_read_is_not_landed() -
             check_after_read(landed, before, now, range(1, 10), rows=9, on_loss=pytest.fail)
 
 
+def test_what_is_removed_during_a_read_is_lost_only_after_the_first_landing() -> None:
+    before, lost = stream_info(messages=9, first_seq=1, last_seq=9), []
+    now = dataclasses.replace(before, first_seq=5)
+    for landed, rows in ((0, 5), (1, 8), (1, 5)):
+        progress = StreamProgress(stream="S", created=0, landed=landed)
+        check_after_read(progress, before, now, range(2, 10), rows=rows, on_loss=lost.append)
+    assert [text.partition(" were")[0] for text in lost] == ["stream S: sequences 2 to 4"]
+
+
 def test_no_incarnation_is_forgotten_when_former_streams_return(tmp_path: Path) -> None:
     bronze, seen = LakeTable(str(tmp_path), BRONZE), []
     for created in (1, 2, 3, 2, 1, 3, 4, 1):
@@ -96,6 +105,9 @@ def test_no_incarnation_is_forgotten_when_former_streams_return(tmp_path: Path) 
         bronze.commit(NO_FILES, *switch)
         seen = [each for each in seen if each != created] + [created]
         assert [each.created for each in incarnations(bronze, "S")] == seen
+    for _ in range(2):
+        bronze.commit(NO_FILES, *progress_of(bronze, "S").restored())
+    assert [each.restores for each in incarnations(bronze, "S") if each.created == 1] == [0, 1, 2]
 
 
 async def test_a_stream_restored_to_an_older_state_is_found_also_after_another_stream_had_its_name(

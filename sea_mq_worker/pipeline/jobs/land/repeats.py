@@ -50,8 +50,8 @@ def find_repeats(
         return new["seq"]
     high = np.unique(new["high"].to_numpy())
     since, first_at = _EVER, pc.min(new["published_at"]).as_py()
-    if days is not None and days < (first_at - _EVER).days:
-        since = first_at - timedelta(days=days)
+    if days is not None:
+        since = first_at - timedelta(days=min(days, (first_at - _EVER).days))
     conditions = [("high", ">=", int(high[0])), ("high", "<=", int(high[-1])), ("published_at", ">=", since)]
     search, paths, rows = partial(_rows_with_keys, ids.uri, high), ids.paths(conditions), new.num_rows
     found = run_tasks(spark, "land: search repeated IDs", search, paths, rows=rows, schema=IDS.schema)
