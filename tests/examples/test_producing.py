@@ -11,7 +11,6 @@ import psycopg
 import psycopg2
 import pytest
 import sqlalchemy as sa
-import sqlmodel
 import tortoise
 from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -36,12 +35,6 @@ class SQLAlchemyOrder(SQLAlchemyBase):
     __tablename__ = "orders"
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
     paid: orm.Mapped[bool]
-
-
-class SQLModelOrder(sqlmodel.SQLModel, table=True):
-    __tablename__ = "orders"
-    id: int = sqlmodel.Field(primary_key=True)
-    paid: bool
 
 
 class TortoiseOrder(tortoise.Model):
@@ -78,10 +71,10 @@ async def opened(stack: AsyncExitStack, library: str, dsn: str, *, is_async: boo
             given = stack.enter_context(psycopg.connect(dsn))
         case "psycopg2", False:
             given = stack.enter_context(closing(psycopg2.connect(dsn)))
-        case (("SQLAlchemy" | "SQLModel"), True):
+        case "SQLAlchemy", True:
             given = create_async_engine(url(dsn, "asyncpg"))
             stack.push_async_callback(given.dispose)
-        case (("SQLAlchemy" | "SQLModel"), False):
+        case "SQLAlchemy", False:
             given = sa.create_engine(url(dsn, "psycopg"))
             stack.callback(given.dispose)
         case "Django", False:
@@ -116,7 +109,7 @@ async def test_the_program_of_a_library_commits_change_and_event(
     database: Database, reader: asyncpg.Connection, library: str, program: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        models = {"SQLAlchemy": SQLAlchemyOrder, "SQLModel": SQLModelOrder, "Tortoise": TortoiseOrder}
+        models = {"SQLAlchemy": SQLAlchemyOrder, "Tortoise": TortoiseOrder}
         given = await opened(stack, library, database.dsn, is_async="async def" in program)
         names = {"Order": django_order() if library == "Django" else models.get(library)}
         exec(EVENT + program, names)
@@ -132,4 +125,4 @@ async def test_plain_sql_commits_change_and_event(database: Database, reader: as
 
 
 def test_every_library_has_its_program() -> None:
-    assert len(PROGRAMS) == 10
+    assert len(PROGRAMS) == 8
