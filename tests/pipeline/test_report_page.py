@@ -158,6 +158,7 @@ def test_each_line_of_a_plot_has_a_colour_of_its_own() -> None:
     minutes = Timelines(seconds).groups("", "messages", bins, "context")
     assert minutes is not None
     assert (minutes.unit, minutes.step) == ("messages per minute", 60)
+    assert minutes.span[1] == busy_report().until
 
 
 def test_the_summary_lists_problems_the_worst_first() -> None:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.jobs.reconcile import job, sources
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, pack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
@@ -19,6 +23,7 @@ from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder, outside_long
 from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.result import findings_of
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash
+from sea_mq_worker.settings import Settings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SUBJECT = "sea.event.order.paid.v1"
@@ -109,18 +114,18 @@ def judge(
     consumers: Sequence[ConsumerInfo] = (),
 ) -> list[Judged]:
     """Judge the hop from the outbox, then those of the consumers."""
-    job = Judge(
+    judging = Judge(
         wanted=wanted or ReconcileRequest(),
         inboxes=[Inbox("sea", consumers, NOW, audit)],
         streams={OWN: state or stream_info(), "OTHER": stream_info(name="OTHER")},
         audit=audit,
         buckets=3,
     )
-    sources = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox 0": (RECEIVED, inbox or [])}
+    rows_of = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox 0": (RECEIVED, inbox or [])}
     packed = [
-        pack(name, pa.Table.from_pylist(rows, schema), "id", 3) for name, (schema, rows) in sources.items()
+        pack(name, pa.Table.from_pylist(rows, schema), "id", 3) for name, (schema, rows) in rows_of.items()
     ]
-    found = pa.Table.from_batches(job(iter(packed))).to_pylist()
+    found = pa.Table.from_batches(judging(iter(packed))).to_pylist()
     keyed = [{name: row[name] for name in PACKED.names} for row in found if row["packed"]]
     ordered = JudgeOrder(audit.replays)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
     troubled = [row for row in found if row["id"]] + [row for batch in ordered for row in batch.to_pylist()]
@@ -130,7 +135,7 @@ def judge(
             sum(row["rows"] for row in found if row["counted"] == "ids" and row["hop"] == hop),
             {row["id"]: list(findings_of(row["findings"])) for row in troubled if row["hop"] == hop},
         )
-        for hop in range(len(job.hops))
+        for hop in range(len(judging.hops))
     ]
 
 
@@ -381,3 +386,32 @@ def test_an_archived_event_is_unexpected_only_if_the_lake_lacks_it_too() -> None
     wanted = [ReconcileRequest(lake=lake) for lake in (None, "lake")]
     found = [judge([], [message("m")], audit=audit, wanted=each)[0].findings for each in wanted]
     assert found == [{"m": ["pruned"]}, {"m": ["unexpected"]}]
+
+
+def test_notes_name_the_limits_of_the_result() -> None:
+    inboxes = [Inbox("sea", [CONSUMER], NOW, GONE), Inbox("theirs", [], NOW, GONE)]
+    given = {"inboxes": inboxes, "streams": {OWN: stream_info(last_seq=499)}, "audit": GONE, "buckets": 3}
+    found = job._notes(Judge(wanted=ReconcileRequest(), **given))
+    assert [note.split(" ")[0] for note in found] == ["theirs:", "own", "rows"]
+    assert "has settled sequence 500, but SEA_EVENTS ends at 499" in found[1]
+    assert f"published before {ago(2500).isoformat()} were archived" in found[2]
+    given |= {"inboxes": inboxes[:1], "streams": {OWN: stream_info(last_seq=500)}}
+    assert job._notes(Judge(wanted=ReconcileRequest(lake="lake"), **given)) == []
+
+
+@pytest.mark.parametrize("change", [{"created": ago(9).isoformat()}, {"last_seq": 999}])
+def test_a_stream_that_is_another_after_the_read_is_an_error(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, settings = stream_info(), Settings()
+    later = stream_info(last_seq=1001, first_seq=500, now=NOW)
+    monkeypatch.setattr(sources, "stream_state", lambda *_: later)
+    assert sources._after(settings, before) == replace(before, first_seq=500, now=NOW)
+    monkeypatch.setattr(sources, "stream_state", lambda *_: replace(later, **change))
+    with pytest.raises(DataLossError, match="recreated or restored during the read"):
+        sources._after(settings, before)
+
+
+def test_results_are_not_added_to_a_folder_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="already exists"):
+        job.reconcile(Mock(), Settings(), ReconcileRequest(out=str(tmp_path)), on_progress=print)

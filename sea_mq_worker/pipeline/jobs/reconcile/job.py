@@ -56,7 +56,7 @@ def reconcile(
             on_progress(f"{hop.name}: judged {hop.ids}")
         if wanted.out:
             named(troubled, judge.hops).coalesce(1).write.json(wanted.out)
-        notes, requeued = _notes(judge, settings), None
+        notes, requeued = _notes(judge), None
         if Verdict.MISSING_IN_STREAM in hops[0].verdicts:
             lost = troubled.where(F.col("findings").bitwiseAND(Verdict.MISSING_IN_STREAM.bit) != 0)
             lost = lost.where("hop = 0")
@@ -112,10 +112,10 @@ def _compared(state: StreamInfo, rows: Mapping[str, int]) -> Compared:
     )
 
 
-def _notes(judge: Judge, settings: Settings) -> list[str]:
+def _notes(judge: Judge) -> list[str]:
     """Return notes on limits of the result, and on consumers that are ahead of their stream."""
     notes = [
-        f"{inbox.context}: no consumer of this service reads {settings.stream}"
+        f"{inbox.context}: no consumer of this service reads {judge.own.name}"
         for inbox in judge.inboxes[1:]
         if not inbox.consumers
     ]
