@@ -73,7 +73,7 @@ class Sample:
     Attributes:
         depth: events or messages that are due.
         oldest_seconds: age of the oldest of them.
-        dead: DEAD events or dead-lettered messages.
+        dead: DEAD events, or dead-lettered messages that no operator closed.
         scheduled: events that are not due yet; ``depth`` excludes them.
     """
 

@@ -142,8 +142,8 @@ def close(
 ) -> None:
     """Close WAITING messages, such as lost ones; exit 1 if one was not WAITING.
 
-    A closed message counts as dead-lettered (CLOSED) without a dead letter. It is not handled if it is
-    delivered again.
+    A closed message is DEAD_LETTERED (CLOSED) without a dead letter. It is not handled if it is delivered
+    again.
     """
     closed = change_rows(lambda tables: tables.close(ids, actor=actor, reason=reason))
     left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where`"

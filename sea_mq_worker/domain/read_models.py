@@ -64,14 +64,14 @@ class Depth:
     """QRY-050 or QRY-051, and the backlog that workers can process now.
 
     Attributes:
-        count: not published or not processed, whether waiting, scheduled or dead.
+        count: not published or not processed, whether waiting, scheduled, dead or closed.
         oldest_at: when the oldest of them occurred or was received; None: there is none.
-        waiting: ``count`` without the scheduled and the dead.
+        waiting: ``count`` without the scheduled, the dead and the closed.
         waiting_seconds: age of the oldest waiting one, by the database's clock: for an event since it was
             due (for a failed event: since its first attempt), for a message since its receipt; 0: there is
             none.
         scheduled: events that are not due yet and have not failed; always 0 for messages.
-        dead: dead events or dead-lettered messages.
+        dead: dead events, or dead-lettered messages that no operator closed.
     """
 
     count: int

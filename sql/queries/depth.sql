@@ -5,7 +5,7 @@
 -- due yet and have not failed since they were written or replayed. An event without a delay is waiting, even if the
 -- clock was set back since it was written.
 -- Dead and scheduled rows would raise an alert on age for ever, so waiting and waiting_seconds leave them out:
--- count = waiting + scheduled + dead.
+-- count = waiting + scheduled + dead, and of messages those that an operator closed.
 
 -- name: outbox_depth
 -- QRY-050: number of unpublished events, and time of the oldest. Exact; reads 3 pages for each 1000 events, and the
@@ -55,6 +55,6 @@ SELECT count(*) AS count, min(received_at) AS oldest_at,
        extract(epoch FROM clock_timestamp() - min(received_at) FILTER (WHERE dead_lettered_at IS NULL))::float8
            AS waiting_seconds,
        0 AS scheduled,
-       count(*) FILTER (WHERE dead_lettered_at IS NOT NULL) AS dead
+       count(*) FILTER (WHERE dead_lettered_at IS NOT NULL AND dead_letter_reason IS DISTINCT FROM 'CLOSED') AS dead
   FROM inbox_messages
  WHERE processed_at IS NULL;

@@ -73,8 +73,9 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
        (SELECT extract(epoch FROM clock_timestamp() - received_at)::float8 FROM inbox_messages
          WHERE processed_at IS NULL AND dead_lettered_at IS NULL ORDER BY received_at LIMIT 1) AS waiting_seconds,
        0 AS scheduled,
-       (SELECT count(*) FROM (SELECT FROM inbox_messages
-                               WHERE dead_lettered_at IS NOT NULL LIMIT $1::int) x) AS dead;
+       (SELECT count(*) FROM (SELECT dead_letter_reason FROM inbox_messages WHERE dead_lettered_at IS NOT NULL
+                               ORDER BY dead_lettered_at DESC LIMIT $1::int) x
+         WHERE dead_letter_reason IS DISTINCT FROM 'CLOSED') AS dead;
 
 -- name: outbox_summary
 -- Unfinished events grouped by state, by type, by ordering key and by error, the largest groups first, with the time of

@@ -2,8 +2,8 @@
 -- They only read, at a cost that does not depend on the backlog.
 
 -- name: overview
--- Reasons of DEAD events and dead-lettered messages, the most frequent first, from a limited number of rows; and the
--- number of workers, by the session that each of them keeps open for its maintenance.
+-- Reasons of DEAD events and of dead-lettered messages that no operator closed, the most frequent first, from a limited
+-- number of rows; and the number of workers, by the session that each of them keeps open for its maintenance.
 -- Indexes: idx_outbox_dead, idx_inbox_dead_lettered.
 -- $1 limit of rows, $2 limit of reasons, $3 name of the sessions.
 (SELECT 'outbox' AS kind, left(o.publish_error, 200) AS name, count(*) AS count
@@ -13,7 +13,8 @@
  UNION ALL
 (SELECT 'inbox', i.dead_letter_reason, count(*)
    FROM (SELECT d.dead_letter_reason FROM inbox_messages d
-          WHERE d.dead_lettered_at IS NOT NULL LIMIT $1::int) i
+          WHERE d.dead_lettered_at IS NOT NULL ORDER BY d.dead_lettered_at DESC LIMIT $1::int) i
+  WHERE i.dead_letter_reason IS DISTINCT FROM 'CLOSED'
   GROUP BY i.dead_letter_reason ORDER BY count(*) DESC LIMIT $2::int)
  UNION ALL
 SELECT 'workers', NULL, count(*)

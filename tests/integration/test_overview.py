@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
+from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.domain.read_models import DeadReason
 from tests.support.rows import add_event, add_message, opened
@@ -29,7 +30,7 @@ async def test_reasons_are_counted_the_most_frequent_first_and_workers_by_their_
     await add_event(pool, error="failed once")
     for _ in range(2):
         await add_message(pool, dead=True)
-    await add_message(pool)
+    await PostgresOperations(pool=pool).close([await add_message(pool)], actor="ann", reason="lost")
     other = await asyncpg.connect(database.dsn, server_settings={"application_name": "upkeep"})
     found = await PostgresOverview(pool=pool).overview(sessions="upkeep")
     await other.close()

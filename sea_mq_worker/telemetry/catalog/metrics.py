@@ -163,8 +163,8 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_inbox_dead", "gauge", "{message}"),
-            "Dead-lettered messages in the table.",
-            "Above 0, an operator has to decide: `dlq redrive` or leave them.",
+            "Dead-lettered messages in the table that no operator closed.",
+            "Above 0, an operator has to decide: `dlq redrive` or `dlq purge`.",
         ),
         (
             ("sea_mq_consumer_pending", "gauge", "{message}", "consumer"),
