@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile import job, sources
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, pack
@@ -415,3 +416,20 @@ def test_a_stream_that_is_another_after_the_read_is_an_error(
 def test_results_are_not_added_to_a_folder_that_exists(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="already exists"):
         job.reconcile(Mock(), Settings(), ReconcileRequest(out=str(tmp_path)), on_progress=print)
+
+
+def test_landed_messages_precede_the_stream_s_and_give_way_to_a_later_incarnation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    created, bronze = nanoseconds(stream_info().created), Mock()
+    found = [
+        StreamProgress(stream=OWN, created=at, restores=n) for at, n in ((1, 0), (created, 0), (created, 1))
+    ]
+    monkeypatch.setattr(sources, "incarnations", lambda *_: found)
+    bronze.entries.return_value = pa.table({"path": ["file"], "rows": [1]})
+    bronze.peek.return_value = pa.table({"seq": [50]})
+    parts: Any = [*sources._landed(stream_info(), bronze, None)]
+    assert [part.represent.base >> 48 for part in parts] == [0, -1, -2]
+    left = [("seq", "<", 100) in call.args[0] for call in bronze.entries.call_args_list]
+    assert left == [True, True, False]
+    assert ["is_in" in str(part.read.args[-1]) for part in parts] == [False, True, False]
