@@ -19,6 +19,9 @@ _OPERATOR_API_OFF = refusal(
     HTTPStatus.FORBIDDEN,
     "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token the page shows only numbers",
 )
+_OTHER_NAME = refusal(
+    HTTPStatus.FORBIDDEN, "without SEA_MQ_ADMIN_TOKEN_FILE the worker answers only to localhost and addresses"
+)
 _NO_TOKEN_NOW = refusal(
     HTTPStatus.SERVICE_UNAVAILABLE, "the worker cannot read the file of SEA_MQ_ADMIN_TOKEN_FILE"
 )
@@ -43,7 +46,7 @@ class TokenAuth:
 
     def refuse_numbers(self, request: Request) -> AdminResponse | None:
         """Return the refusal of a request for numbers; None: it is allowed."""
-        return self._check_token(request, without_token=None)
+        return self._check_token(request, without_token=None if request.names_this_machine else _OTHER_NAME)
 
     def refuse_operator(self, request: Request) -> AdminResponse | None:
         """Return the refusal of a request for the operator API; None: it is allowed."""

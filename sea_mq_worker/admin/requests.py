@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from sea_mq_worker.admin.responses import AdminResponse, refusal
 HEAD_BYTES_MAX = 8192
 _BODY_BYTES_MAX = 4096
 _SECONDS_MAX = 5.0
+_THIS_MACHINE = re.compile(r"(localhost|[0-9.]+|\[[0-9a-f:.]+\])(:[0-9]+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,11 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=dict)
     peer: str = ""
+
+    @property
+    def names_this_machine(self) -> bool:
+        """Whether the client uses localhost or an address: a site can lead its own name to this machine."""
+        return _THIS_MACHINE.fullmatch(self.headers.get("host", "localhost")) is not None
 
     @property
     def is_from_another_origin(self) -> bool:

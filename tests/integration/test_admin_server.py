@@ -69,7 +69,11 @@ async def send(server: AdminServer, data: bytes) -> Reply:
 
 
 async def get(server: AdminServer, path: str, *, method: str = "GET", **headers: str) -> Reply:
-    lines = [f"{method} {path} HTTP/1.1", "host: x", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: 127.0.0.1",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return await send(server, "\r\n".join([*lines, "", ""]).encode())
 
 
@@ -200,6 +204,20 @@ async def test_slow_clients_are_bounded_and_keep_no_probe_out(server: AdminServe
     assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
     for _, writer in slow:
         writer.close()
+
+
+@pytest.mark.fault("S10")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:80", 200), ("[::1]:80", 200), ("evil.example", 403), ("127.0.0.1.evil.example:80", 403)],
+)
+async def test_without_a_token_a_site_reads_nothing_by_a_name_that_it_leads_here(
+    server: AdminServer, parts: Parts, host: str, status: int
+) -> None:
+    parts.unready["postgres"] = "refused"
+    assert (await get(server, "/metrics", host=host)).status == status
+    assert (b"refused" in (await get(server, "/readyz", host=host)).body) == (status == 200)
+    assert (await get(server, "/healthz", host=host)).status == 200
 
 
 @pytest.mark.fault("S10")
