@@ -11,7 +11,8 @@ from urllib.parse import SplitResult, parse_qs, unquote, unquote_plus, urlencode
 
 _NATS_SCHEMES = frozenset({"nats", "tls"})
 _ENCODE = "in user and password anything but letters, digits and -._~ is percent-encoded"
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@]*)(:[0-9]{1,5})?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@]*)(?::([0-9]{1,5}))?")
+_PORT_MAX = 65_535
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#\s]*)([^?#\s]*)(?:\?([^#\s]*))?(?:#(.*))?")
 """urlsplit refuses a name and a bracketed IPv6 address in one list of hosts."""
 _PORT = re.compile(r":[0-9]+$")
@@ -146,7 +147,12 @@ def _parts(text: str) -> SplitResult:
     if not found:
         return _NOTHING
     parts = SplitResult(found[1].lower(), *(found[group] or "" for group in (2, 3, 4, 5)))
-    return _NOTHING if parts.fragment or not all(map(_HOST.fullmatch, _addresses(parts))) else parts
+    return _NOTHING if parts.fragment or not all(map(_is_address, _addresses(parts))) else parts
+
+
+def _is_address(text: str) -> bool:
+    found = _HOST.fullmatch(text)
+    return found is not None and 1 <= int(found[2] or 1) <= _PORT_MAX
 
 
 def _addresses(parts: SplitResult) -> list[str]:

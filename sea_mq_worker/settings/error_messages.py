@@ -13,7 +13,6 @@ _MESSAGES: Mapping[str, str] = {
     "finite_number": "expected a number",
     "float_parsing": "expected a number",
     "float_type": "expected a number",
-    "greater_than": "expected more than {gt}",
     "greater_than_equal": "expected at least {ge}",
     "int_from_float": "expected a whole number",
     "int_parsing": "expected a whole number",

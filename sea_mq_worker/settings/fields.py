@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PositiveInt,
     SecretStr,
     field_validator,
     model_validator,
@@ -34,6 +33,9 @@ TimeoutSeconds: TypeAlias = Annotated[float, Field(ge=0.1, le=_YEAR_SECONDS)]
 DelaySeconds: TypeAlias = Annotated[float, Field(ge=0.001, le=_YEAR_SECONDS)]
 """A delay of 0.001 seconds to a year."""
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+Bytes: TypeAlias = Annotated[int, Field(ge=1, le=2**62)]
+Status: TypeAlias = Annotated[int, Field(ge=200, le=599)]
+"""A final status of HTTP."""
 
 
 def _no_blank(value: object) -> object:
@@ -134,9 +136,9 @@ class Settings(BaseModel):
     """Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."""
     streams_folder: OptionalPath = None
     """Folder of JetStream definitions (default: they follow from `SEA_MQ_CONSUMERS`)."""
-    stream_replicas: PositiveInt | None = None
+    stream_replicas: Annotated[int, Field(ge=1, le=5)] | None = None
     """Number of replicas of each stream (default: 3, from the definitions)."""
-    stream_max_bytes: PositiveInt | None = None
+    stream_max_bytes: Bytes | None = None
     """Size limit of each stream (default: 10 GiB, from the definitions)."""
 
     outbox_enabled: bool = True
@@ -147,9 +149,9 @@ class Settings(BaseModel):
     """
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Maximum number of events in a claim."""
-    outbox_batch_bytes_max: PositiveInt = 8 * 2**20
+    outbox_batch_bytes_max: Bytes = 8 * 2**20
     """Maximum size of a claim, headers included; a larger event is claimed alone."""
-    outbox_bytes_max: PositiveInt = 32 * 2**20
+    outbox_bytes_max: Bytes = 32 * 2**20
     """Maximum size of all claims in flight; see Memory."""
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = 4
     """Maximum number of claims in flight, per lane."""
@@ -189,13 +191,13 @@ class Settings(BaseModel):
     """
     handler_batch_max: Annotated[int, Field(ge=2, le=1000)] = 100
     """Maximum number of messages in a batch for the handler."""
-    handler_batch_bytes_max: PositiveInt = 2**20
+    handler_batch_bytes_max: Bytes = 2**20
     """Maximum size of a batch's body; a larger message is sent by itself."""
     handler_timeout_seconds: TimeoutSeconds = 60.0
     """Time limit of a handler call; a batch is one call."""
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = 50
     """Maximum number of concurrent handler calls, per consumer."""
-    handler_accept_statuses: frozenset[int] = frozenset({200, 409})
+    handler_accept_statuses: Annotated[frozenset[Status], Field(min_length=1)] = frozenset({200, 409})
     """HTTP statuses that confirm the handler's effect."""
     handler_token_file: OptionalPath = None
     """File with the bearer token for the handler."""
@@ -220,7 +222,7 @@ class Settings(BaseModel):
     (default: four times `SEA_MQ_HANDLER_CONCURRENCY`; with a batch URL at least twice
     `SEA_MQ_HANDLER_BATCH_MAX`).
     """
-    inbox_bytes_max: PositiveInt = 32 * 2**20
+    inbox_bytes_max: Bytes = 32 * 2**20
     """Maximum size of all in-flight messages, with their headers, over all consumers."""
     inbox_lease_seconds: TimeoutSeconds = 60.0
     """Processing lease of a message."""

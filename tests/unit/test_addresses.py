@@ -35,7 +35,7 @@ def test_a_list_of_servers_is_taken_apart(text: str, expected: list[NatsAddress]
 
 
 BAD = (
-    *("", "nats://", "http://h", "nats://h/x", "[h"),
+    *("", "nats://", "http://h", "nats://h/x", "nats://h:65536", "[h"),
     *("nats://u:s3cret/x@h", "nats://h:s3cret", "nats://h#s3cret"),
 )
 
