@@ -2,8 +2,10 @@
 
 import asyncio
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +15,14 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.jobs.land import gold
 from sea_mq_worker.pipeline.jobs.land.job import write_messages
 from sea_mq_worker.pipeline.jobs.land.loss_checks import current_progress
+from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
+from sea_mq_worker.pipeline.jobs.land.tasks import run_tasks
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, IDS, SILVER
-from sea_mq_worker.pipeline.lake.table import ConflictError, LakeTable
-from sea_mq_worker.pipeline.lake.write_files import ENTRIES
+from sea_mq_worker.pipeline.lake.table import ConflictError, LakeTable, Watermark
+from sea_mq_worker.pipeline.lake.write_files import ENTRIES, write_files
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from tests.pipeline.jetstream_support import Published, Stream
@@ -220,3 +225,37 @@ def land_bronze_alone(lake: Lake, stream: str, rows: int) -> None:
     bronze.commit(files, *place.landed_to(rows))
     with pytest.raises(ConflictError, match="another run writes to this table"):
         bronze.commit(files, *place.landed_to(rows + 1))
+
+
+def test_gold_counts_every_minute_once_whichever_is_counted_again_and_while_another_run_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silver, first = LakeTable(str(tmp_path), SILVER), StreamProgress(stream="S", created=1)
+    other = replace(first, stream="T")
+    noon, minutes = datetime(2026, 1, 1, 12, tzinfo=UTC), (5, 1, 2, 0, 1, 60, 30)
+
+    def add(progress: StreamProgress, seq: int, minute: int) -> None:
+        row = {"stream": progress.stream, "incarnation": progress.incarnation, "seq": seq, "event_type": "t"}
+        row |= {"published_at": noon + timedelta(minutes=minute), "date": noon.date(), "bytes": 1}
+        written = write_files(silver.lake, [(SILVER, pa.RecordBatch.from_pylist([row], SILVER.schema))])
+        silver.commit(silver.files(pa.Table.from_batches(written)), Watermark(progress.name, seq))
+
+    def refresh(progress: StreamProgress) -> None:
+        gold.refresh(None, str(tmp_path), [progress], late_seconds=60)
+
+    def after_another(*given: Any, **options: Any) -> pa.Table:
+        entries = run_tasks(*given, **options)
+        monkeypatch.setattr(gold, "run_tasks", run_tasks)
+        refresh(other)
+        return entries
+
+    add(other, 1, minutes[0])
+    monkeypatch.setattr(gold, "run_tasks", after_another)
+    for seq, minute in enumerate(minutes, start=1):
+        add(first, seq, minute)
+        refresh(first)
+
+    counted = LakeTable(str(tmp_path), GOLD).peek((), ["minute", "events"]).to_pylist()
+    expected = Counter(noon + timedelta(minutes=minute) for minute in (minutes[0], *minutes))
+    assert len(counted) == len(expected)
+    assert {row["minute"]: row["events"] for row in counted} == expected

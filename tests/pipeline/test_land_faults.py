@@ -135,13 +135,15 @@ async def test_a_stream_restored_to_an_older_state_is_found_also_after_another_s
         with pytest.raises(DataLossError, match=r"ends at sequence 10, but 15 was landed"):
             await lake.land(names)
         await put(20, 27)
-        with pytest.raises(DataLossError, match=r"contains another message at sequence 15 "):
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            await Stream(connection, names).delete(15)
+        with pytest.raises(DataLossError, match=r"contains another message at sequence 14 "):
             await lake.land(names)
         result = await lake.land(names, accept_loss=True)
-        assert (result.rows, result.events) == (17, 7)
+        assert (result.rows, result.events) == (16, 6)
         assert result.streams[0].incarnation.endswith("#1")
         assert (await lake.land(names)).rows == 0
-        assert len(lake.rows(SILVER)) == 22
+        assert len(lake.rows(SILVER)) == 21
         async with connected(f"nats://127.0.0.1:{port}") as connection:
             await Stream(connection, names).drop()
             await Stream(connection, names).create()
