@@ -49,6 +49,7 @@ async def test_a_stream_made_again_is_landed_only_when_the_loss_is_accepted(
     await stream.create()
     await stream.publish(events_of(stream.name, 8, 13))
     await other.publish([event(other.name, 1)])
+    assert await lake.left(stream.name) == 5
 
     with pytest.raises(
         DataLossError, match=rf"stream {stream.name} was deleted and created again: sequence 10 of"
@@ -69,6 +70,7 @@ async def test_what_retention_removed_is_named(lake: Lake, stream: Stream) -> No
     await lake.land(stream.name)
     await stream.publish(events_of(stream.name, 10, 20))
     await stream.purge(seq=16)
+    assert await lake.left(stream.name) == 5
 
     with pytest.raises(DataLossError, match=r"sequences 11 to 15 were removed .* continue from sequence 16"):
         await lake.land(stream.name)
