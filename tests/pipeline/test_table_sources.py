@@ -224,6 +224,14 @@ async def test_a_password_of_any_characters_works_for_both_drivers(
         await pool.execute("DROP ROLE odd_password")
 
 
+def test_a_session_that_is_read_only_by_default_may_read_with_options_of_the_dsn(database: Database) -> None:
+    given = f"{database.dsn}?default_transaction_read_only=on&options=-c%20work_mem%3D3MB"
+    settings = Settings.model_validate({"database_url": given, "database_schema": "public"})
+    with connected(settings, purpose="test") as cursor:
+        cursor.execute("SELECT current_setting('work_mem')")
+        assert cursor.fetchone() == ("3MB",)
+
+
 @pytest.mark.parametrize(
     ("dsn", "wanted"),
     [

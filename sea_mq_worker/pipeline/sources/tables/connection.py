@@ -33,7 +33,7 @@ _DEFAULT_PORT = 5432
 _DEFAULTS = {
     "connect_timeout": "10",
     "client_encoding": "UTF8",
-    "target_session_attrs": "read-write",
+    "target_session_attrs": "primary",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
@@ -105,8 +105,9 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
     client = {name: value for name, value in given.items() if name in _LIBPQ}
     server = {name: value for name, value in given.items() if name not in _LIBPQ}
     server |= session_settings(schema, f"sea_mq_worker {purpose}") | _UNLIMITED
-    options = " ".join(f"-c {name}={_escaped(value)}" for name, value in server.items())
-    return "postgresql://?" + urlencode({**_DEFAULTS, **client, "options": options}, quote_via=quote, safe="")
+    options = [server.pop("options", ""), *(f"-c {name}={_escaped(value)}" for name, value in server.items())]
+    parameters = {**_DEFAULTS, **client, "options": " ".join(options)}
+    return "postgresql://?" + urlencode(parameters, quote_via=quote, safe="")
 
 
 def _parameters(dsn: str) -> dict[str, str]:
