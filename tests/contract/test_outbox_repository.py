@@ -16,15 +16,15 @@ HOUR_SECONDS = 3600.0
 
 @pytest.mark.clause("store-contract: the retrieval operation MUST accept a caller-provided limit")
 async def test_claims_the_longest_due_up_to_the_limit(world: World) -> None:
-    added = [await world.add() for _ in range(5)]
+    added = [await world.add(delay_seconds=-float(seconds)) for seconds in range(5)]
     relay = world.relay()
 
     first = await relay.find_unpublished(batch_max=3)
     second = await relay.find_unpublished(batch_max=3)
     third = await relay.find_unpublished(batch_max=3)
 
-    assert (ids(first), first.more) == (added[:3], True)
-    assert (ids(second), second.more) == (added[3:], False)
+    assert (ids(first), first.more) == (added[2:], True)
+    assert (ids(second), second.more) == (added[:2], False)
     assert (ids(third), third.more) == ([], False)
 
 
