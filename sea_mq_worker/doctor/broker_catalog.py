@@ -27,9 +27,9 @@ class BrokerKind(Kind):
         "correct or remove the named file, or correct SEA_MQ_STREAMS_FOLDER",
     )
     TOPOLOGY_DIFFERS = error(
-        "a stream or consumer is missing or differs from its file",
-        "it does not behave as its file defines",
-        "apply the files, or correct them",
+        "a stream or consumer is missing or differs from its definition",
+        "it does not behave as defined",
+        "apply the definitions, or correct them",
     )
     STREAM_MISSING = error(
         "a setting's stream exists neither on the server nor as a file",
