@@ -5,6 +5,8 @@ breaks its contract (schema, stream, consumer, permission), 4 gave up, 5 grace p
 forced by a second signal.
 """
 
+import inspect
+
 import typer
 
 from sea_mq_worker.cli import (
@@ -48,3 +50,16 @@ app.add_typer(partitions.app, name="partitions")
 app.command("prune")(prune.prune)
 app.command("audit")(audit.audit)
 app.add_typer(pipeline.app, name="pipeline")
+
+
+def _join_lines(commands: typer.Typer) -> None:
+    """Let the terminal's width break the lines of descriptions, not the docstrings'."""
+    for command in commands.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            _join_lines(group.typer_instance)
+
+
+_join_lines(app)

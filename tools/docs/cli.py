@@ -37,7 +37,7 @@ def table_of_commands() -> str:
     return table(
         ("command", "", "takes"),
         (
-            (f"`{name}`", " ".join(command.help.split("\n\n")[0].split()), _parameters(command))
+            (f"`{name}`", command.help.split("\n\n")[0], _parameters(command))
             for name, command in commands().items()
             if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
         ),
