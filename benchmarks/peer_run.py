@@ -24,7 +24,7 @@ from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.servers import database_connection
 
 _POSTGRES = {"wal_level": "logical"}
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _FETCH = 1_000
 _LOG_LINES = 5
 
@@ -73,7 +73,7 @@ class PeerRun:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while (seen := await self._stored()) < count:  # noqa: ASYNC110 - the server sends no event for this
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             seen = await self._stored()
             raise PeerError(
@@ -92,7 +92,7 @@ class PeerRun:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while query and await self.database.fetchrow(query) is not None:  # noqa: ASYNC110 - as above
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             raise PeerError(
                 f"after {timeout_seconds:g} s the table had unsettled events{self._last_words()}"

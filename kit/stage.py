@@ -21,7 +21,7 @@ from tests.support.proxy import TcpProxy, proxied
 from tests.support.servers import database_connection
 
 MESSAGE_BYTES_MAX = 64 * 1024
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _POSTGRES = {"wal_level": "logical", "max_connections": "200"}
 
 
@@ -64,7 +64,7 @@ class Stage:
             async with asyncio.timeout(within):
                 await self.read()
                 while len(self.stored) <= since:
-                    await asyncio.sleep(_LOOK_SECONDS / 5)
+                    await asyncio.sleep(_POLL_SECONDS / 5)
                     await self.read()
 
     async def settled(self, fault: str) -> bool:
@@ -72,7 +72,7 @@ class Stage:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.stuck_seconds):
                 while not await self._all_ended(fault):  # noqa: ASYNC110 - servers send no event for this
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                 return True
         return False
 

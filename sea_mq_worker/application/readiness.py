@@ -8,7 +8,7 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.waiting import sleep_or_stop
 from sea_mq_worker.domain.errors import ContractError
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 SLOW_TYPES = "slow event types"
 """Name of the readiness check whose reason lists the slow event types."""
@@ -54,4 +54,4 @@ class Readiness:
             for name in (name for name, lasting in broken.items() if lasting > seconds):
                 reason = self.reasons().get(name, "")
                 raise ContractError(f"{name}: {reason}; it was not fixed within {seconds:g} s")
-            await sleep_or_stop(stop, seconds=_LOOK_SECONDS)
+            await sleep_or_stop(stop, seconds=_POLL_SECONDS)

@@ -20,10 +20,10 @@ from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 from sea_mq_worker.ports.sessions import OtherSession, WorkerSessions
 
-_LOOK_SECONDS = 1.0
-"""Interval between two looks at the sessions of other workers."""
+_POLL_SECONDS = 1.0
+"""Interval between two checks of the sessions of other workers."""
 _CONFIRM_SECONDS = 0.4
-"""Time for a worker that lost all its connections, and lives, to connect again."""
+"""Time for a running worker that lost all its connections to connect again."""
 _ALONE_SECONDS = 30.0
 """Longest wait of a worker that sees no other one; a session that begins ends the wait."""
 
@@ -32,7 +32,7 @@ EndLeases = Callable[[str], Awaitable[int]]
 
 @dataclass(slots=True, kw_only=True)
 class Takeover:
-    """Looks at the sessions of other workers, and takes over from those that are gone in two looks.
+    """Checks the sessions of other workers, and takes over from those that two checks in a row find ended.
 
     Attributes:
         sides: by side, the call that ends the leases of a session and returns their number. A side that this
@@ -45,27 +45,27 @@ class Takeover:
     _suspected: frozenset[OtherSession] = frozenset()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look until the worker stops."""
+        """Check until the worker stops."""
         with contextlib.suppress(StoppedError):
             while not stop.is_set():
                 try:
-                    others = await self.look()
+                    others = await self.check()
                 except DependencyError:
                     self._suspected = frozenset()
                     others = True
                 if self._suspected:
                     await sleep_or_stop(stop, seconds=_CONFIRM_SECONDS)
                 elif others:
-                    await sleep_or_stop(stop, seconds=_LOOK_SECONDS)
+                    await sleep_or_stop(stop, seconds=_POLL_SECONDS)
                 else:
                     wait = self.sessions.wait_for_change(timeout_seconds=_ALONE_SECONDS)
                     await cancel_on_stop(stop, wait)
 
-    async def look(self) -> bool:
-        """Take over from sessions that were gone at the last look, too; return whether others are left.
+    async def check(self) -> bool:
+        """Take over from sessions that the last check found ended, too; return whether others are left.
 
         Raises:
-            StoreUnavailableError: the own session was interrupted: two looks in a row are needed anew.
+            StoreUnavailableError: the own session was interrupted: again two checks in a row are needed.
         """
         others = [one for one in await self.sessions.others() if one.side in self.sides]
         gone = {one for one in others if one.is_gone}
@@ -103,7 +103,7 @@ class AbandonedDeliveries:
     backoff: Backoff
 
     async def take_over(self, session: str) -> int:
-        """End the leases of a session that is gone, then request redelivery; return the number of leases."""
+        """End the leases of an ended session, then request redelivery; return the number of leases."""
         abandoned = await self.inbox.take_over(session)
         for one in abandoned:
             consumer = self.consumers.get((one.stream, one.consumer))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 _PORTION_MAX = 1000
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 async def feed_replay(
@@ -49,7 +49,7 @@ async def feed_replay(
             if len(waiting) + len(portion) <= ahead:
                 break
             yield _step(replay, start, chosen, waiting=len(waiting))
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         replay = await tables.put_back(replay, portion)
         waiting = [*waiting, *(one.id for one in portion)]
         yield _step(replay, start + len(portion), chosen)

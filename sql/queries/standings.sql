@@ -4,7 +4,7 @@
 -- $1 stream, $2 durable.
 SELECT standing::text AS standing FROM sea_mq_standings WHERE stream = $1::text AND durable = $2::text;
 
--- name: look
+-- name: replace
 -- Replaces the last check, and returns a row, unless another worker has done so meanwhile.
 -- $1 stream, $2 durable, $3 the last check or null, $4 this check, $5 number of missed messages, $6 and $7 their first
 -- and last sequence.

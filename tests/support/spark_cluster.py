@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Registering worker")
 _MASTER = "org.apache.spark.deploy.master.Master"
 _START_SECONDS = 60.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: \S+:(\d+)")
 _WORKER = "org.apache.spark.deploy.worker.Worker"
@@ -93,5 +93,5 @@ def _wait_for(log: Path, pattern: re.Pattern[str], *, times: int = 1) -> list[st
     while len(found := pattern.findall(log.read_text())) < times:
         if time.monotonic() > deadline:
             raise TimeoutError(log.read_text())
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return found

@@ -46,35 +46,35 @@ class World:
 
 
 @in_virtual_time
-async def test_a_worker_that_is_gone_in_two_looks_is_taken_over_once() -> None:
+async def test_a_worker_that_is_ended_in_two_checks_is_taken_over_once() -> None:
     world = World()
     world.begin()
     world.kill()
-    assert await world.takeover.look()
+    assert await world.takeover.check()
     assert world.taken == []
-    assert not await world.takeover.look()
+    assert not await world.takeover.check()
     assert world.taken == [DEAD]
     assert world.observer.of(WorkerTakenOver) == [
         WorkerTakenOver(worker=f"worker {DEAD}", side="outbox", count=3)
     ]
-    await world.takeover.look()
+    await world.takeover.check()
     assert world.taken == [DEAD]
 
 
 @in_virtual_time
-async def test_a_worker_that_comes_back_between_two_looks_is_left_alone() -> None:
+async def test_a_worker_that_comes_back_between_two_checks_is_left_alone() -> None:
     world = World()
     world.begin()
     for _ in range(3):
         world.kill()
-        await world.takeover.look()
+        await world.takeover.check()
         world.begin()
-        await world.takeover.look()
+        await world.takeover.check()
     assert world.taken == []
 
 
 @in_virtual_time
-async def test_looks_before_and_after_the_own_session_was_lost_are_not_two_in_a_row() -> None:
+async def test_checks_before_and_after_the_own_session_was_lost_are_not_two_in_a_row() -> None:
     world = World()
     world.begin()
     world.kill()
@@ -106,7 +106,7 @@ async def test_a_side_that_this_worker_does_not_have_is_left_to_others() -> None
     world.begin(side="inbox")
     world.kill()
     for _ in range(3):
-        await world.takeover.look()
+        await world.takeover.check()
     assert world.taken == []
     assert (DEAD, "inbox") in world.table.rows
 
@@ -115,7 +115,7 @@ async def test_a_side_that_this_worker_does_not_have_is_left_to_others() -> None
 async def test_a_worker_that_dies_is_taken_over_within_one_and_a_half_seconds() -> None:
     world = World()
     async with world.running():
-        await asyncio.sleep(10.0)  # alone: it looks again when the other one begins
+        await asyncio.sleep(10.0)  # alone: it checks again when the other one begins
         world.begin()
         await asyncio.sleep(3.7)
         world.kill()
@@ -129,7 +129,7 @@ async def test_leases_that_cannot_be_ended_are_reported_and_left_to_their_time()
     world.error = RowsRefusedError("a trigger refuses")
     world.begin()
     world.kill()
-    await world.takeover.look()
-    await world.takeover.look()
+    await world.takeover.check()
+    await world.takeover.check()
     assert [notice.event for notice in world.observer.of(Noticed)] == ["row_refused"]
     assert world.table.rows == {(OWN, "outbox"): "heir"}

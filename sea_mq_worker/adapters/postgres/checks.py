@@ -8,13 +8,13 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.domain.consumption import Consumption
+from sea_mq_worker.domain.handler_conflicts import HandledDurable
 from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages
 
 _PAGES = 200
 _SOME = 3
 _SEEN_SECONDS = 150.0
-"""A worker that has not said for so long what it consumes is gone."""
+"""A worker that has not repeated its record for this time has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,14 @@ async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
 
 
 class PostgresStandings:
-    """Remembers looks at consumers over restarts; one of several workers reports a finding."""
+    """Keeps the last check of each consumer over restarts; only one of several workers reports a finding."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         self._pool = pool
         self._sql = load_queries("standings")
 
     async def last(self, stream: str, durable: str) -> ConsumerStanding | None:
-        """Return the last look at a consumer, or None before the first."""
+        """Return a consumer's progress at the last check, or None before the first check."""
         rows = await fetch(self._pool, self._sql["standing"], stream, durable)
         return ConsumerStanding(**json.loads(rows[0]["standing"])) if rows else None
 
@@ -61,37 +61,37 @@ class PostgresStandings:
         now: ConsumerStanding,
         found: MissedMessages | None,
     ) -> bool:
-        """Put a look in the place of the last one; False: another worker was faster."""
+        """Replace the last check; False: another worker has already done so."""
         first_seq, last_seq, count = astuple(found) if found else (None, None, 0)
         rows = await fetch(
             self._pool,
-            self._sql["look"],
+            self._sql["replace"],
             *(stream, durable, json.dumps(asdict(last)) if last else None, json.dumps(asdict(now))),
             *(count, first_seq, last_seq),
         )
         return bool(rows)
 
 
-class PostgresConsumptions:
-    """Who consumes what with these tables, and for which handler; see ``domain.consumption``."""
+class PostgresHandledDurables:
+    """Records which durables are consumed with these tables, and for which handlers."""
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         self._pool = pool
         self._sql = load_queries("consumers")
 
-    async def others(self, handler: str) -> Sequence[Consumption]:
-        """Return what workers with another handler consume."""
+    async def others(self, handler: str) -> Sequence[HandledDurable]:
+        """Return the durables that workers with another handler have consumed lately."""
         rows = await fetch(self._pool, self._sql["others"], handler, _SEEN_SECONDS)
-        return [Consumption(**dict(row) | {"subjects": tuple(row["subjects"])}) for row in rows]
+        return [HandledDurable(**dict(row) | {"subjects": tuple(row["subjects"])}) for row in rows]
 
-    async def say(self, own: Sequence[Consumption]) -> None:
-        """Say that this is consumed; for ``_SEEN_SECONDS`` others believe it."""
+    async def record(self, own: Sequence[HandledDurable]) -> None:
+        """Record durables for the next ``_SEEN_SECONDS``."""
         for one in own:
             await fetch(
-                self._pool, self._sql["consume"], one.stream, one.durable, one.handler, list(one.subjects)
+                self._pool, self._sql["record"], one.stream, one.durable, one.handler, list(one.subjects)
             )
 
-    async def leave(self, own: Sequence[Consumption]) -> None:
-        """Say that this is not consumed any more, as far as this worker knows."""
+    async def remove(self, own: Sequence[HandledDurable]) -> None:
+        """Remove the records; another worker that consumes the same durables soon writes them again."""
         consumed = zip(*((one.stream, one.durable, one.handler) for one in own), strict=True)
-        await fetch(self._pool, self._sql["leave"], *consumed)
+        await fetch(self._pool, self._sql["remove"], *consumed)

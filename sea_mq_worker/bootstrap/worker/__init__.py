@@ -1,1 +1,1 @@
-"""The worker's process: its two sides, what it tells of itself, and how all of it starts and stops."""
+"""The worker's process: builds both sides, telemetry and the admin server, and starts and stops them."""

@@ -25,8 +25,8 @@ _SOON_SECONDS = 5.0
 """A failed event that is due again within this time is waited for."""
 _COUNT_SECONDS = 600.0
 """Time limit of the count, which takes longer than the worker's statements for a hundred million events."""
-_LOOK_SECONDS = 0.5
-_LOOK_SHARE = 20.0
+_POLL_SECONDS = 0.5
+_POLL_SHARE = 20.0
 _PROBE_MAX_SECONDS = 2.0
 
 
@@ -99,7 +99,7 @@ class Backlog:
                     self.is_done = True
                     return
                 took = time.monotonic() - began
-                await sleep_or_stop(stop, seconds=max(_LOOK_SECONDS, _LOOK_SHARE * took))
+                await sleep_or_stop(stop, seconds=max(_POLL_SECONDS, _POLL_SHARE * took))
 
     async def exit_code(self, base: WorkerContext) -> ExitCode:
         """Return the code with which a worker exits whose loops have ended; log the events that are left.

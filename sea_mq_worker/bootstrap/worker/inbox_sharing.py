@@ -1,4 +1,4 @@
-"""One inbox, one handler: who consumes the same for another handler is found before anything is fetched."""
+"""Refuse two handlers on one inbox before any message is fetched."""
 
 import contextlib
 import hashlib
@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.postgres.checks import PostgresConsumptions
+from sea_mq_worker.adapters.postgres.checks import PostgresHandledDurables
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.maintenance import PeriodicTask
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.domain.consumption import Consumption, clashes
 from sea_mq_worker.domain.errors import ContractError, WorkerError
+from sea_mq_worker.domain.handler_conflicts import HandledDurable, conflicts
 
 _EVERY_SECONDS = 60.0
 _DIGEST_CHARS = 8
@@ -33,23 +33,23 @@ async def share_inbox(
     """
     handler = handler_name(base.settings.handler_url)
     own = [
-        Consumption(stream=one.stream, durable=one.name, handler=handler, subjects=one.subjects)
+        HandledDurable(stream=one.stream, durable=one.name, handler=handler, subjects=one.subjects)
         for one in consumers
     ]
-    consumptions = PostgresConsumptions(pool=pool)
+    durables = PostgresHandledDurables(pool=pool)
 
     async def begin() -> None:
-        for mine, theirs in clashes(own, await consumptions.others(handler)):
-            raise ContractError(_clash(mine, theirs, base.settings.database_schema))
-        await consumptions.say(own)
+        for mine, theirs in conflicts(own, await durables.others(handler)):
+            raise ContractError(_conflict(mine, theirs, base.settings.database_schema))
+        await durables.record(own)
 
-    async def leave() -> None:
+    async def remove() -> None:
         with contextlib.suppress(WorkerError):
-            await consumptions.leave(own)
+            await durables.remove(own)
 
     await base.connect(begin, "PostgreSQL")
-    base.stack.push_async_callback(leave)
-    return PeriodicTask(work=lambda: consumptions.say(own), store_breaker=breaker, seconds=_EVERY_SECONDS).run
+    base.stack.push_async_callback(remove)
+    return PeriodicTask(work=lambda: durables.record(own), store_breaker=breaker, seconds=_EVERY_SECONDS).run
 
 
 def handler_name(url: str) -> str:
@@ -59,7 +59,7 @@ def handler_name(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc} ({digest})"
 
 
-def _clash(mine: Consumption, theirs: Consumption, schema: str) -> str:
+def _conflict(mine: HandledDurable, theirs: HandledDurable, schema: str) -> str:
     return (
         f"consumers {mine.durable} and {theirs.durable} of stream {mine.stream} take some of the same"
         f" subjects for two handlers, {mine.handler} and {theirs.handler}. With the tables in schema"

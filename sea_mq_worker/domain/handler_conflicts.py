@@ -1,4 +1,4 @@
-"""Durables consumed for handlers, and conflicts between two handlers."""
+"""Conflicts between two handlers that would share one inbox."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ _ONE, _REST = "*", ">"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consumption:
-    """A durable that is consumed for a handler; ``subjects`` are its filters, wildcards included."""
+class HandledDurable:
+    """A durable and the handler that gets its messages; ``subjects`` are its filters, wildcards included."""
 
     stream: str
     durable: str
@@ -16,13 +16,13 @@ class Consumption:
     subjects: tuple[str, ...]
 
 
-def clashes(
-    own: Sequence[Consumption], others: Sequence[Consumption]
-) -> Iterator[tuple[Consumption, Consumption]]:
+def conflicts(
+    own: Sequence[HandledDurable], others: Sequence[HandledDurable]
+) -> Iterator[tuple[HandledDurable, HandledDurable]]:
     """Find subjects that are consumed twice, by different durables for different handlers.
 
     With one inbox, each message reaches only one of the two handlers. A durable that this worker consumes too
-    is no clash: its handler is being changed.
+    is no conflict: its handler is being changed.
     """
     durables = {(one.stream, one.durable) for one in own}
     for one in own:
