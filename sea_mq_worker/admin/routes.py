@@ -20,8 +20,6 @@ Reasons: TypeAlias = Mapping[str, str]
 """Reason by the name of the unready part; empty: all parts are ready."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_OPEN_METRICS = "application/openmetrics-text"
-_OPEN_METRICS_TYPE = f"{_OPEN_METRICS}; version=1.0.0; charset=utf-8"
 _FOLDER = Path(__file__).with_name("page")
 _SCRIPTS = ("action_form", "api", "charts", "operator_panel", "page", "rendering", "side_cards")
 _FILES = {
@@ -42,7 +40,7 @@ class Routes:
 
     Attributes:
         ready: why the worker is not ready, by part.
-        metrics: the exposition; the argument selects OpenMetrics.
+        metrics: the exposition.
         status: the data of ``/status``.
         history: the data of ``/history``, the last hour.
         access: authorizes all but health.
@@ -50,7 +48,7 @@ class Routes:
     """
 
     ready: Callable[[], Reasons]
-    metrics: Callable[[bool], bytes]
+    metrics: Callable[[], bytes]
     status: Callable[[], object]
     history: Callable[[], object]
     access: TokenAuth
@@ -74,19 +72,13 @@ class Routes:
             case "/readyz":
                 return health(self.ready(), authorized=refused is None)
             case "/metrics":
-                return refused or self._metrics(request)
+                return refused or AdminResponse(HTTPStatus.OK, self.metrics(), _METRICS_TYPE)
             case "/status":
                 return refused or json_response(self.status())
             case "/history":
                 return refused or json_response(self.history())
             case _:
                 return AdminResponse(HTTPStatus.NOT_FOUND)
-
-    def _metrics(self, request: Request) -> AdminResponse:
-        """Render OpenMetrics, which has exemplars, if the client accepts it; otherwise the text format."""
-        open_metrics = _OPEN_METRICS in request.headers.get("accept", "")
-        content_type = _OPEN_METRICS_TYPE if open_metrics else _METRICS_TYPE
-        return AdminResponse(HTTPStatus.OK, self.metrics(open_metrics), content_type)
 
     async def _operator(self, request: Request) -> AdminResponse:
         refused = self.access.refuse_operator(request)

@@ -5,10 +5,8 @@ The environment overrides the file.
 
 import os
 import tomllib
-import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,9 +16,6 @@ from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerS
 from sea_mq_worker.settings.relations import contradictions
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
-
-RENAMED: Mapping[str, str] = MappingProxyType({})
-"""Present keys, by the names that they had in earlier releases of this major version."""
 
 _REQUIRED = "is required; set it (`python -m sea_mq_worker dev` starts its own servers and needs no settings)"
 _VARIABLES = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
@@ -36,7 +31,7 @@ def config_file() -> str | None:
 
 
 def load_settings(*, needs: Collection[str] = (), config: str | None = None) -> Settings:
-    """Read and check the settings. A key's earlier name works, with a FutureWarning.
+    """Read and check the settings.
 
     Args:
         needs: keys that the command requires.
@@ -47,7 +42,7 @@ def load_settings(*, needs: Collection[str] = (), config: str | None = None) -> 
     """
     _refuse_unknown_variables()
     try:
-        settings = Settings.model_validate(_renamed(_file(config)) | _renamed(_environment()))
+        settings = Settings.model_validate(_file(config) | _environment())
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     check_settings(settings, needs=needs)
@@ -66,20 +61,7 @@ def check_settings(settings: Settings, *, needs: Collection[str]) -> None:
 
 
 def _line(key: str, text: str) -> str:
-    return f"{_variable(key)}: {text}"
-
-
-def _variable(key: str) -> str:
-    return f"{ENV_PREFIX}{key.upper()}"
-
-
-def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries by their present keys; a present key wins over its earlier name."""
-    entries = {RENAMED.get(key, key): value for key, value in given.items()}
-    for key in given.keys() & RENAMED.keys():
-        text = f"{_variable(key)} is deprecated; it is named {_variable(RENAMED[key])} now"
-        warnings.warn(text, FutureWarning, stacklevel=3)
-    return entries | {key: value for key, value in given.items() if key not in RENAMED}
+    return f"{ENV_PREFIX}{key.upper()}: {text}"
 
 
 def _file(given: str | None) -> dict[str, Any]:
@@ -92,22 +74,21 @@ def _file(given: str | None) -> dict[str, Any]:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error.strerror}") from None
     except ValueError as error:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error}") from None
-    if unknown_keys := sorted(entries.keys() - _VARIABLES.keys() - RENAMED.keys()):
+    if unknown_keys := sorted(entries.keys() - _VARIABLES.keys()):
         lines = (f"{CONFIG_VARIABLE}: {path}: {unknown(key, _VARIABLES)}" for key in unknown_keys)
         raise SettingsError("\n".join(lines))
     return entries
 
 
 def _environment() -> dict[str, str]:
-    names = _VARIABLES | {key: _variable(key) for key in RENAMED}
-    return {key: os.environ[name] for key, name in names.items() if name in os.environ}
+    return {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
 
 
 def _refuse_unknown_variables() -> None:
     """Reject a misspelt variable, which would otherwise leave the default in force silently."""
     ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
     known = {CONFIG_VARIABLE, *_VARIABLES.values()}
-    if unknown_names := sorted(ours - known - set(map(_variable, RENAMED))):
+    if unknown_names := sorted(ours - known):
         raise SettingsError("\n".join(unknown(name, known) for name in unknown_names))
 
 

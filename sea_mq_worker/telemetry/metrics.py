@@ -9,7 +9,7 @@ from sea_mq_worker.domain import facts
 from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.exposition import Exposition
-from sea_mq_worker.telemetry.series import Families, Histogram, Number, Rate, RecentSpans
+from sea_mq_worker.telemetry.series import Families, Histogram, Number, Rate
 
 Side: TypeAlias = Literal["outbox", "inbox"]
 
@@ -22,17 +22,14 @@ class MetricsObserver:
 
     Args:
         clock: monotonic seconds.
-
-    Attributes:
-        spans: spans of in-flight messages, recorded by tracing; they become exemplars.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._families = Families()
         self._exposition = Exposition(self._families)
-        self.spans = RecentSpans()
-        self._rendered: dict[bool, tuple[bytes, float]] = {}
+        self._rendered = b""
+        self._rendered_at = float("-inf")
         self._rates = {"published": Rate(clock), "processed": Rate(clock)}
         self._open_circuits: set[str] = set()
         self._sampled_at: dict[Side, float] = {}
@@ -99,15 +96,13 @@ class MetricsObserver:
         self._number("consumer_pending", consumer).value = pending
         self._number("consumer_ack_pending", consumer).value = ack_pending
 
-    def render(self, open_metrics: bool = False) -> bytes:
+    def render(self) -> bytes:
         """Return the exposition, rendered at most once a second, because rendering takes milliseconds."""
         now = self._clock()
-        rendered, at = self._rendered.get(open_metrics, (b"", float("-inf")))
-        if now - at >= _RENDER_SECONDS:
+        if now - self._rendered_at >= _RENDER_SECONDS:
             self.measure()
-            rendered = self._exposition.render(open_metrics=open_metrics)
-            self._rendered[open_metrics] = (rendered, now)
-        return rendered
+            self._rendered, self._rendered_at = self._exposition.render(), now
+        return self._rendered
 
     def measure(self) -> Families:
         for side, at in self._sampled_at.items():
@@ -146,21 +141,12 @@ class MetricsObserver:
         self._rates["published"].add(count)
         self._latency.observe_all(fact.latencies)
         self._count("outbox_duplicates_total", amount=fact.duplicates)
-        if self.spans:
-            for event in fact.each():
-                self._exemplify(self._latency, event.latency_seconds, event.outbox_id)
 
     def _message_processed(self, fact: facts.MessageProcessed) -> None:
         processed, seconds = self._processed_by(fact.consumer, fact.status)
         processed.value += 1
         self._rates["processed"].add()
         seconds.observe(fact.seconds)
-        if self.spans:
-            self._exemplify(seconds, fact.seconds, fact.message_id)
-
-    def _exemplify(self, histogram: Histogram, value: float, message_id: str) -> None:
-        if span := self.spans.take(message_id):
-            histogram.exemplify(value, span)
 
     def _processed_by(self, consumer: str, status: int) -> tuple[Number, Histogram]:
         """Look the labels up once per pair, because every message needs them."""

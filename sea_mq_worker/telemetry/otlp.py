@@ -4,12 +4,11 @@ Metrics have the same names as for Prometheus.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import cast
 
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -116,17 +115,10 @@ def _histogram(family: Family[Histogram], since_ns: int, now_ns: int) -> Metric:
             explicit_bounds=BOUNDS_SECONDS,
             min=cast("float", None),  # both are unknown, and optional in the protocol
             max=cast("float", None),
-            exemplars=list(_exemplars(histogram)),
         )
         for values, histogram in family.series.items()
     ]
     return Metric(metric.name, metric.meaning, metric.unit, HistogramData(points, _CUMULATIVE))
-
-
-def _exemplars(histogram: Histogram) -> Iterator[Exemplar]:
-    for found in histogram.exemplars.values():
-        at = int(found.at * 1e9)
-        yield Exemplar({}, found.value, at, span_id=found.span.span_id, trace_id=found.span.trace_id)
 
 
 def _missing(what: str) -> WorkerError:

@@ -1,13 +1,12 @@
 """Series in plain numbers and lists: a count costs 0.1 microseconds, the scrape does the rest.
 
-Besides, the recent spans that become exemplars of histograms, and the rates of the status page.
+Besides, the rates of the status page.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from sea_mq_worker.telemetry.catalog.metrics import METRICS, Metric
 
@@ -17,21 +16,9 @@ BOUNDS_SECONDS = (
 )
 _VALUES_MAX = 64
 """Cap on values of a label, above the number of consumers, circuits and reasons of any worker."""
-_SPANS_MAX = 10_000
-"""Cap on stored spans, above the number of in-flight messages; the oldest is dropped."""
 _RATE_SECONDS = 10
 
 SeriesT = TypeVar("SeriesT")
-
-
-class SpanName(Protocol):
-    """Identity of a span: the ids of its trace and of itself."""
-
-    @property
-    def trace_id(self) -> int: ...
-
-    @property
-    def span_id(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -47,8 +34,6 @@ class Histogram:
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
     sum: float = 0.0
-    exemplars: dict[int, "Exemplar"] = field(default_factory=dict)
-    """The latest exemplar of each bucket, by its index."""
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(BOUNDS_SECONDS, value)] += 1
@@ -59,19 +44,6 @@ class Histogram:
         for value in values:
             counts[bisect_left(BOUNDS_SECONDS, value)] += 1
         self.sum += sum(values)
-
-    def exemplify(self, value: float, span: SpanName) -> None:
-        """Link an observed value to its trace."""
-        self.exemplars[bisect_left(BOUNDS_SECONDS, value)] = Exemplar(value, span, time.time())
-
-
-@dataclass(frozen=True, slots=True)
-class Exemplar:
-    """One value of a bucket and its span; ``at`` is in seconds since 1970."""
-
-    value: float
-    span: SpanName
-    at: float
 
 
 class Family(Generic[SeriesT]):
@@ -107,25 +79,6 @@ class Families:
     def __init__(self) -> None:
         self.numbers = {m.name: Family(m, Number) for m in METRICS if m.kind != "histogram"}
         self.histograms = {m.name: Family(m, Histogram) for m in METRICS if m.kind == "histogram"}
-
-
-class RecentSpans:
-    """Sampled spans of messages that metrics have not counted yet; empty if tracing is off."""
-
-    def __init__(self) -> None:
-        self._spans: dict[str, SpanName] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._spans)
-
-    def note(self, message_id: str, span: SpanName) -> None:
-        """Store the span of a message; drop the oldest above the cap."""
-        if len(self._spans) >= _SPANS_MAX:
-            del self._spans[next(iter(self._spans))]
-        self._spans[message_id] = span
-
-    def take(self, message_id: str) -> SpanName | None:
-        return self._spans.pop(message_id, None)
 
 
 class Rate:

@@ -25,7 +25,6 @@ from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.telemetry.catalog import spans as v
-from sea_mq_worker.telemetry.series import RecentSpans
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
@@ -42,7 +41,6 @@ class TracedPublisher:
     """A JetStreamPublisher that makes a PRODUCER span per message and adds its context to the headers."""
 
     inner: JetStreamPublisher
-    recent: RecentSpans = field(default_factory=RecentSpans)
     tracer: Tracer = field(default_factory=_tracer)
 
     @property
@@ -71,7 +69,7 @@ class TracedPublisher:
         span, message = self._begin(message)
         try:
             outcome = await self.inner.publish(subject, payload, message.headers)
-            self._note(message, span, outcome)
+            self._note(span, outcome)
         finally:
             span.end()
         return outcome
@@ -83,8 +81,8 @@ class TracedPublisher:
         traced = [message for _, message in begun]
         try:
             outcomes = await self.inner.publish_batch(traced, timeout_seconds=timeout_seconds)
-            for (span, message), outcome in zip(begun, outcomes, strict=True):
-                self._note(message, span, outcome)
+            for (span, _), outcome in zip(begun, outcomes, strict=True):
+                self._note(span, outcome)
         finally:
             for span, _ in begun:
                 span.end()
@@ -110,10 +108,9 @@ class TracedPublisher:
         headers = _carrying(span, message.headers)
         return span, message if headers is message.headers else message._replace(headers=headers)
 
-    def _note(self, message: OutboundMessage, span: Span, outcome: PublishOutcome) -> None:
+    def _note(self, span: Span, outcome: PublishOutcome) -> None:
         if isinstance(outcome, Stored):
             span.set_attributes({v.STREAM: outcome.stream, v.STREAM_SEQ: outcome.seq})
-            _remember(self.recent, message.id, span)
         _judge(span, outcome, good=isinstance(outcome, Stored))
 
 
@@ -127,7 +124,6 @@ class TracedHandler:
 
     inner: EventHandler
     url: str
-    recent: RecentSpans = field(default_factory=RecentSpans)
     tracer: Tracer = field(default_factory=_tracer)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
@@ -139,7 +135,7 @@ class TracedHandler:
         headers = _carrying(client, request.trace_headers)
         try:
             result = await self.inner.handle(request._replace(trace_headers=headers))
-            self._note(request, consumer, client, result)
+            self._note(consumer, client, result)
         finally:
             client.end()
             consumer.end()
@@ -158,10 +154,9 @@ class TracedHandler:
         name = v.PROCESS.name.format(subject=request.subject)
         return self.tracer.start_span(name, parent, SpanKind.CONSUMER, about, _links(origin))
 
-    def _note(self, request: HandlerRequest, consumer: Span, client: Span, result: HandlerResult) -> None:
+    def _note(self, consumer: Span, client: Span, result: HandlerResult) -> None:
         if isinstance(result, Accepted):
             client.set_attribute(v.STATUS, result.status)
-            _remember(self.recent, request.message_id, consumer)
         elif isinstance(result, Poison):
             client.set_attribute(v.STATUS, _REJECTED)
         for span in (consumer, client):
@@ -221,11 +216,6 @@ def _carrying(span: Span, headers: Mapping[str, str]) -> Mapping[str, str]:
     carrier = {name: value for name, value in headers.items() if name not in _TRACE_HEADERS}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
-
-
-def _remember(recent: RecentSpans, message_id: str, span: Span) -> None:
-    if span.is_recording():
-        recent.note(message_id, span.get_span_context())
 
 
 def _judge(span: Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:

@@ -24,7 +24,7 @@ class Parts:
     """What the server asks, changeable by the test."""
 
     unready: dict[str, str] = field(default_factory=dict)
-    exposition: Callable[[bool], bytes] = lambda _: b"sea_mq_up 1\n"
+    exposition: Callable[[], bytes] = lambda: b"sea_mq_up 1\n"
     numbers: Callable[[], dict[str, object]] = lambda: {"totals": {"published": 3}}
 
     def server(
@@ -40,8 +40,8 @@ class Parts:
         )
         return AdminServer(host="127.0.0.1", port=port, routes=routes)
 
-    def metrics(self, open_metrics: bool) -> bytes:
-        return self.exposition(open_metrics)
+    def metrics(self) -> bytes:
+        return self.exposition()
 
     def status(self) -> dict[str, object]:
         return self.numbers()
@@ -107,18 +107,6 @@ async def test_health_and_readiness_have_reasons(server: AdminServer, parts: Par
     reported = {"state": "paused", "parts": ["postgres"], "reasons": {"postgres": "refused"}}
     assert json.loads(reply.body) == {"ok": False, **reported}
     assert (await get(server, "/healthz")).status == 200
-
-
-async def test_openmetrics_is_served_on_request(server: AdminServer, parts: Parts) -> None:
-    parts.exposition = lambda open_metrics: b"open" if open_metrics else b"plain"
-    asked = {"accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5"}
-    reply = await get(server, "/metrics", **asked)
-    assert reply.body == b"open"
-    assert reply.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    for accepted in ({}, {"accept": "text/plain"}):
-        reply = await get(server, "/metrics", **accepted)
-        assert reply.body == b"plain"
-        assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 async def test_the_status_is_served_as_json(server: AdminServer) -> None:

@@ -177,9 +177,9 @@ class WorkerProcess:
         samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {series: float(value) for series, _, value in samples}
 
-    async def exposition(self, **headers: str) -> str:
+    async def exposition(self) -> str:
         """Return /metrics as it is."""
-        status, text = await self.get("metrics", headers)
+        status, text = await self.get("metrics")
         assert status == 200, text
         return text
 

@@ -217,7 +217,7 @@ LESSER_PROOFS = (
 """Those that no test runs as they are written; our own programs read their words all the same."""
 
 NOT_COMMANDS = {"outbox wait": "a span"}
-OTHERS_OPTIONS = {"--enable-feature=exemplar-storage": "of Prometheus", "--processes": "said not to exist"}
+OTHERS_OPTIONS = {"--processes": "said not to exist"}
 
 
 def named(document: str) -> Iterator[tuple[str, list[str]]]:

@@ -1,12 +1,9 @@
 """Facts become numbers: a bounded vocabulary, cheap to keep and cheap to read."""
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from sea_mq_worker.domain.facts import (
@@ -15,7 +12,6 @@ from sea_mq_worker.domain.facts import (
     CircuitOpened,
     EventDied,
     EventPostponed,
-    EventPublished,
     EventsPublished,
     Fact,
     LeasesLost,
@@ -105,12 +101,6 @@ EXPECTED = {
 }
 
 
-@dataclass(frozen=True)
-class Span:
-    trace_id: int
-    span_id: int
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -197,29 +187,6 @@ def test_depth_reports_the_pending_messages_of_each_durable(metrics: MetricsObse
     assert found["sea_mq_consumer_pending{consumer=c}"] == 7
     assert found["sea_mq_consumer_ack_pending{consumer=c}"] == 2
     assert found["sea_mq_consumer_pending{consumer=d}"] == 0
-
-
-def test_a_latency_leads_to_its_trace_where_openmetrics_is_asked_for(metrics: MetricsObserver) -> None:
-    metrics.spans.note("i", Span(trace_id=0xABC, span_id=0xDEF))
-    event = EventPublished(
-        outbox_id="i",
-        event_type="t",
-        subject="s",
-        published_at=datetime.now(UTC),
-        duplicate=False,
-        latency_seconds=0.02,
-    )
-    metrics.observe(EventsPublished(latencies=(0.02,), duplicates=0, each=lambda: (event,)))
-    metrics.spans.note("m", Span(trace_id=0x123, span_id=0x456))
-    metrics.observe(MessageProcessed(message_id="m", consumer="c", subject="s", status=200, seconds=0.3))
-    text = metrics.render(open_metrics=True).decode()
-    families = openmetrics.text_string_to_metric_families(text)
-    found = [sample for family in families for sample in family.samples if sample.exemplar]
-    assert [(s.name, s.labels["le"], s.exemplar.labels["trace_id"], s.exemplar.value) for s in found] == [
-        ("sea_mq_outbox_latency_seconds_bucket", "0.025", f"{0xABC:032x}", 0.02),
-        ("sea_mq_inbox_message_seconds_bucket", "0.5", f"{0x123:032x}", 0.3),
-    ]
-    assert b"trace_id" not in metrics.render()
 
 
 def test_rates_are_of_the_last_ten_whole_seconds(metrics: MetricsObserver, clock: Clock) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker import settings
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
 
 
@@ -31,25 +30,6 @@ def test_the_environment_wins_over_the_file(file: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SEA_MQ_GRACE_SECONDS", "7")
     found = load_settings()
     assert (found.context, found.grace_seconds, found.outbox_notify) == ("crm", 7.0, False)
-
-
-def test_the_earlier_name_of_a_setting_works_with_a_warning(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    earlier = {"shutdown_seconds": "grace_seconds", "bounded_context": "context"}
-    monkeypatch.setattr(settings, "RENAMED", earlier)
-    file.write_text("bounded_context = 'crm'\nshutdown_seconds = 5\n")
-    monkeypatch.setenv("SEA_MQ_SHUTDOWN_SECONDS", "7")
-    with pytest.warns(FutureWarning) as warned:
-        found = load_settings()
-    assert (found.context, found.grace_seconds) == ("crm", 7.0)
-    assert {str(one.message) for one in warned} == {
-        f"SEA_MQ_{old.upper()} is deprecated; it is named SEA_MQ_{new.upper()} now"
-        for old, new in earlier.items()
-    }
-    monkeypatch.setenv("SEA_MQ_GRACE_SECONDS", "9")
-    with pytest.warns(FutureWarning):
-        assert load_settings().grace_seconds == 9.0
 
 
 def test_a_line_end_that_a_secret_was_stored_with_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,11 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcome, Stored, Unknown
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
-from sea_mq_worker.telemetry.series import RecentSpans
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.testing.handler import InMemoryHandler, Respond
 from tests.support.handlers import handler_request
@@ -244,30 +242,3 @@ async def test_the_handlers_address_is_shown_without_its_secrets(traces: Traces)
     assert reported["url.full"] == "http://handler.internal:80/handle"
     assert reported["server.address"] == "handler.internal"
     assert "secret" not in str([span.attributes for span in traces.spans])
-
-
-async def test_the_span_of_an_effect_is_remembered_and_of_a_failure_is_not(traces: Traces) -> None:
-    recent = RecentSpans()
-    publisher = TracedPublisher(
-        RecordingPublisher([Stored("S", 1), Unknown("timeout")]), recent, traces.tracer
-    )
-    messages = [OutboundMessage(id=i, subject="s", payload=b"1", headers={}) for i in ("stored", "unknown")]
-    await publisher.publish_batch(messages, timeout_seconds=1.0)
-    assert recent.take("stored") == traces.spans[0].get_span_context()
-    assert recent.take("unknown") is None
-
-
-async def test_what_is_not_sampled_is_not_remembered() -> None:
-    tracer = TracerProvider(sampler=ALWAYS_OFF).get_tracer("test")
-    recent = RecentSpans()
-    await TracedHandler(InMemoryHandler(), URL, recent, tracer).handle(REQUEST)
-    assert not recent
-
-
-def test_only_recent_spans_are_kept(traces: Traces) -> None:
-    recent = RecentSpans()
-    span = traces.tracer.start_span("s").get_span_context()
-    for number in range(20_000):
-        recent.note(str(number), span)
-    assert recent.take("0") is None
-    assert recent.take("10000") == span

@@ -90,7 +90,7 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
     )
     await base.connect(publisher.start, f"stream {s.stream}")
     _check_window(base, publisher.duplicate_window_seconds)
-    return traced_publisher(base, publisher) if s.tracing else publisher
+    return traced_publisher(publisher) if s.tracing else publisher
 
 
 def _search_seconds(s: Settings) -> float:

@@ -80,14 +80,14 @@ def _interval_seconds() -> float:
     return int(given) / 1000
 
 
-def traced_publisher(base: WorkerContext, inner: JetStreamPublisher) -> JetStreamPublisher:
+def traced_publisher(inner: JetStreamPublisher) -> JetStreamPublisher:
     from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415
 
-    return TracedPublisher(inner, base.metrics.spans)
+    return TracedPublisher(inner)
 
 
 def traced_handler(base: WorkerContext, inner: EventHandler) -> EventHandler:
     from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415
 
     url = base.settings.handler_batch_url or base.settings.handler_url
-    return TracedHandler(inner, url, base.metrics.spans)
+    return TracedHandler(inner, url)
