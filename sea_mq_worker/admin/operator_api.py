@@ -70,7 +70,7 @@ class RecordDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupResult:
-    """Where an event or message is.
+    """Location of an event or message.
 
     Attributes:
         answer: sentences, the most important first.

@@ -8,7 +8,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 ActionOutcome: TypeAlias = Literal["done", "refused", "failed"]
-"""How an operator's action ended."""
+"""End of an operator's action."""
 
 ActionName: TypeAlias = Literal[
     "archive",

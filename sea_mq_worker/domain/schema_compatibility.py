@@ -1,4 +1,4 @@
-"""Which changes of an event version's JSON Schema are compatible.
+"""Compatible changes of an event version's JSON Schema.
 
 Consumers must understand new events, and replays old ones. So within a version only annotations may change,
 and only optional properties may be added. Any other change needs another version.

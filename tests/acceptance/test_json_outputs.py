@@ -1,4 +1,4 @@
-"""What commands print with `--json` is as docs/reference/cli.schema.json says; `World.run` compares it."""
+"""The output of commands with `--json` fits docs/reference/cli.schema.json; `World.run` compares it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a clock that was ahead has left behind, in every form of the outbox."""
+"""Traces of a clock that was ahead, in every form of the outbox."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How a reaper gets through more than one look reads, in every form of the outbox."""
+"""A reaper gets through more rows than one search reads, in every form of the outbox."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What operators ask reads few pages of large tables, whatever the machine: indexes are used."""
+"""Operators' queries read few pages of large tables on any machine, because they use indexes."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass

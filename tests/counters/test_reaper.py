@@ -1,4 +1,4 @@
-"""What a look for leases that ran out costs depends on what is claimed, not on what waits."""
+"""The cost of a search for expired leases depends on the claimed events, not on the waiting ones."""
 
 import asyncpg
 import pytest

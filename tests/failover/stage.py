@@ -32,7 +32,7 @@ PACE_SECONDS = 0.02
 KEYS = 4
 ACK_WAIT_SECONDS = 5
 WORK_SECONDS = 0.05
-"""How long the handler works on a message, so that some are in hand at any time."""
+"""Duration of a handler call, so that some messages are in flight at any time."""
 QUIET_SECONDS = 120.0
 """More than the outbox lease and the time until the reaper looks: a claim may be lost on its way back."""
 _AGAIN_SECONDS = 0.05
@@ -114,7 +114,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a failover cost; pauses are the longest in seconds since it began."""
+    """Cost of a failover; pauses are the longest in seconds since it began."""
 
     pause_out: float
     pause_in: float

@@ -1,4 +1,4 @@
-"""What a failover of NATS or PostgreSQL costs, under traffic in both directions.
+"""The cost of a failover of NATS or PostgreSQL under traffic in both directions.
 
 The long tests measure it on shipped settings. The short ones cause one failover of each server, on settings
 that let nothing wait for a minute, and measure no time.
@@ -30,9 +30,9 @@ from tests.support.waiting import eventually
 from tests.support.worker import running
 
 AWAY_SECONDS = 3.0
-"""How long a frozen node, a cut or a lost quorum lasts."""
+"""Duration of a frozen node, a cut or a lost quorum."""
 BEHIND_SECONDS = 0.4
-"""How far an asynchronous standby is behind when its primary dies."""
+"""Lag of an asynchronous standby when its primary dies."""
 MOVES_WITHIN_SECONDS = 10.0
 """After the servers can serve again."""
 

@@ -1,4 +1,4 @@
-"""What is done again and again costs no more the thousandth time: memory, descriptors, pages of a claim."""
+"""Repeated work costs no more the thousandth time: memory, descriptors, pages of a claim."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""What becomes of received messages when the broker, its streams or the durable change under them."""
+"""Received messages while the broker, its streams or the durable change."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""How soon work moves again after a worker is killed under load, and that nothing else comes of it."""
+"""The time until work continues after a worker is killed under load, and the absence of other effects."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a broker that is away, refuses or goes slow does to events: nothing but delay, and it is told why."""
+"""A broker that is away, refuses or is slow only delays events, and the worker reports the reason."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a worker that is killed had claimed moves on long before its leases end."""
+"""The claims of a killed worker are taken over long before its leases end."""
 
 import asyncio
 import os

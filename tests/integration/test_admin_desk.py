@@ -1,4 +1,4 @@
-"""What is asked and done through the admin server with its token, and who is refused."""
+"""Operators' requests through the admin server with its token, and refused requests."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

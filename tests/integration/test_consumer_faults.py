@@ -1,4 +1,4 @@
-"""What a consumer meets besides messages: missing, deleted, forbidden, restarted, cancelled."""
+"""Faults of a consumer: missing, deleted, forbidden, restarted, cancelled."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The page's desk on real servers: one question at a time, bounded, and clear about missing rights."""
+"""The operator API on real servers: one query at a time, bounded, and clear about missing rights."""
 
 import asyncio
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Rows that are PUBLISHED against what their stream has, by a bounded look."""
+"""Comparison of PUBLISHED rows with their stream, by a bounded sample."""
 
 import asyncpg
 import pytest

@@ -1,4 +1,4 @@
-"""What only HTTP shows: the bytes on the wire and a server that behaves badly."""
+"""Behaviour that only HTTP has: the bytes on the wire, and a server that behaves badly."""
 
 import asyncio
 import ssl

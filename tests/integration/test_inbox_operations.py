@@ -1,4 +1,4 @@
-"""What operators see and do of the inbox, and pruning of both tables, against PostgreSQL."""
+"""Operators' queries and changes of the inbox, and pruning of both tables, on PostgreSQL."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""What only PostgreSQL's inbox can show: other transactions, racing workers, text it cannot store."""
+"""Only PostgreSQL's inbox has these cases: other transactions, racing workers, text it cannot store."""
 
 import asyncio
 import random

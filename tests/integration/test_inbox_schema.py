@@ -1,4 +1,4 @@
-"""What the inbox table itself refuses, whoever writes to it (SDS-047 2.2)."""
+"""The inbox table itself refuses these rows, whoever writes them (SDS-047 2.2)."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""What operators see and do, against PostgreSQL (Open Outbox, operator; QRY-050, QRY-051)."""
+"""Operators' queries and changes on PostgreSQL (Open Outbox, operator; QRY-050, QRY-051)."""
 
 import asyncio
 import json

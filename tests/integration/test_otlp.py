@@ -1,4 +1,4 @@
-"""What is exported over OTLP: the metrics' points, and the resource that they describe."""
+"""The export over OTLP: the metrics' points, and the resource that they describe."""
 
 import sys
 from typing import Any

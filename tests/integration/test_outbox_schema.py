@@ -1,4 +1,4 @@
-"""What the database itself enforces, whoever writes the SQL."""
+"""The database itself enforces these rules, whoever writes the SQL."""
 
 import itertools
 import secrets

@@ -1,4 +1,4 @@
-"""What the page asks the tables: reasons and counts, within bounds."""
+"""The page's queries of the tables: reasons and counts, within bounds."""
 
 import re
 from collections.abc import AsyncIterator

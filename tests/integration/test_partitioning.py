@@ -1,4 +1,4 @@
-"""How the outbox comes to partitions of a day each, and what workers make of it."""
+"""The change of the outbox to daily partitions, and workers beside it."""
 
 import asyncio
 import shlex

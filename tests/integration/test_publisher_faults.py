@@ -1,4 +1,4 @@
-"""What the publisher makes of trouble on a real server: never a lost row's life, never a dead connection."""
+"""The publisher in trouble on a real server: it gives up no event and keeps no dead connection."""
 
 import asyncio
 import json

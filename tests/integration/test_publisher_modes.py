@@ -1,4 +1,4 @@
-"""Which way a batch goes, and that every way tells each message's true place in the stream."""
+"""The choice of a publish mode for each batch; every mode reports each message's true place in the stream."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Messages that the server gave up: by advisory, by sweep, and those that are gone."""
+"""Messages that the server gave up, found by advisory and by sweep, and messages that left the stream."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Definitions as files, and bringing a server into line with them."""
+"""Definitions as files, and their application to a server."""
 
 import json
 from pathlib import Path

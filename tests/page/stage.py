@@ -1,4 +1,4 @@
-"""What the page is shown on: a site with a token, and rows that no producer of ours would write."""
+"""A site with a token to show the page on, and rows that no producer of ours would write."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Where micro-batches begin and end, and when a query may not go on; without Spark."""
+"""Begin and end of micro-batches, and the changes that end a query; without Spark."""
 
 import asyncio
 from functools import partial

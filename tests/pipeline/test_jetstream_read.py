@@ -1,4 +1,4 @@
-"""How a stream is described and read: every message once, in order, or an error; without Spark."""
+"""A stream is described and read without Spark: every message once, in order, or an error."""
 
 import asyncio
 import sys

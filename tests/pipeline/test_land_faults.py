@@ -1,4 +1,4 @@
-"""What a stream lost is never skipped in silence; a run that ends in the middle loses and doubles nothing."""
+"""A loss of the stream is never skipped in silence; an interrupted run loses and doubles nothing."""
 
 import asyncio
 import dataclasses

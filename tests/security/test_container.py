@@ -1,4 +1,4 @@
-"""What the container promises of the worker holds without an engine: it writes nothing and owns nothing."""
+"""The container's promises hold without an engine: the worker writes nothing and owns nothing."""
 
 import asyncio
 import os

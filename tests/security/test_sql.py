@@ -1,4 +1,4 @@
-"""What stands in a search path besides the worker's tables is never called, and no name becomes SQL."""
+"""Objects in a search path besides the worker's tables are never called, and no name becomes SQL."""
 
 import ast
 import re

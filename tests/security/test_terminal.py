@@ -1,4 +1,4 @@
-"""What comes from outside and is shown to people neither forges a line nor speaks to their terminal."""
+"""Text from outside that is shown to people neither forges a line nor controls their terminal."""
 
 import pytest
 import typer

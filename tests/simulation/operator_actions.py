@@ -1,4 +1,4 @@
-"""What operators do: replay events, redrive dead letters with the redriver that the command line uses."""
+"""Operators' actions: replay events, redrive dead letters with the redriver of the command line."""
 
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.events import EventState

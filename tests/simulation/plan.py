@@ -1,4 +1,4 @@
-"""What happens in one simulation, as plain data: who writes what when, what goes wrong, what operators do.
+"""One simulation as plain data: writes and their times, faults, and actions of operators.
 
 Times are seconds of virtual time.
 """

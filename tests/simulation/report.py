@@ -1,4 +1,4 @@
-"""What a simulation found: broken invariants, and what happened at least once."""
+"""The result of a simulation: broken invariants, and events that happened at least once."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A whole system for doctor to look at, and the ways to break it."""
+"""A whole system for doctor to examine, and the ways to break it."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""What the loops of both sides have around them, as bootstrap makes it, in virtual time."""
+"""Everything around the loops of both sides, as bootstrap makes it, in virtual time."""
 
 import asyncio
 from collections.abc import Callable

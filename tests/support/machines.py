@@ -1,4 +1,4 @@
-"""Machines that lack something."""
+"""Machines that lack something that the worker needs."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which deliveries of a worker that has ended come again, and when."""
+"""Redelivery of the messages of a worker that has ended."""
 
 from sea_mq_worker.application.takeover import AbandonedDeliveries
 from sea_mq_worker.domain.inbox_results import InboxEntry

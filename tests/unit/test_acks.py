@@ -1,4 +1,4 @@
-"""What the stream's answers mean: only a message's own fault may cost it its life."""
+"""The meaning of the stream's answers: only a message's own fault may end it."""
 
 import json
 

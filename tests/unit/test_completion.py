@@ -1,4 +1,4 @@
-"""How endings gather before they are recorded, in virtual time."""
+"""Outcomes gather before they are recorded, in virtual time."""
 
 from sea_mq_worker.domain.facts import MessageProcessed
 from sea_mq_worker.domain.messages import HandlerRequest

@@ -1,4 +1,4 @@
-"""The place where claims go on reading, and the sweeps that find what came to lie behind it."""
+"""The position at which claims continue to read, and the sweeps that find events behind it."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Which workers cannot share an inbox."""
+"""Workers that cannot share an inbox."""
 
 import pytest
 

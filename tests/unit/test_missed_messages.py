@@ -1,4 +1,4 @@
-"""What two looks at a consumer tell of messages that it was never given."""
+"""Messages that a consumer was never given, found by two checks of its progress."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What an error of the JetStream API means for the worker."""
+"""The worker's reaction to each error of the JetStream API."""
 
 import nats.errors
 import pytest

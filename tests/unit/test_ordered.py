@@ -1,4 +1,4 @@
-"""Which sequences a batch's messages have, when others store theirs in between."""
+"""Sequences of a batch's messages when other writers store messages in between."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the outbound loop does when it is in doubt, paused or without its session."""
+"""The outbound loop with unknown outcomes, while paused, and without its session."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

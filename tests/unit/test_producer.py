@@ -1,4 +1,4 @@
-"""What a producer is told before anything is sent, and the ids that it makes."""
+"""Errors that a producer gets before anything is sent, and the ids that it makes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How the statements of ``sql/queries`` are loaded and bound."""
+"""Statements of ``sql/queries`` are loaded and bound."""
 
 import re
 from dataclasses import dataclass, fields

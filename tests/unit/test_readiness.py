@@ -1,4 +1,4 @@
-"""What somebody has to mend may last as long as it is set to, and no longer."""
+"""A fault that an operator must fix may last for the set time, and no longer."""
 
 import asyncio
 

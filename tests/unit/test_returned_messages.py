@@ -1,4 +1,4 @@
-"""What is remembered of messages that were given back."""
+"""The memory of messages that were given back."""
 
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.domain.outcomes import GivenBack

@@ -1,4 +1,4 @@
-"""What the server's answers mean, field by field."""
+"""The meaning of the server's answers, field by field."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""A process that can open no file now waits for it: no server and no file is to blame."""
+"""A process that can open no file waits: no server and no file is the cause."""
 
 import errno
 import os

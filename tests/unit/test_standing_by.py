@@ -1,4 +1,4 @@
-"""A worker that stands by while another one serves the lane with ordering keys, in virtual time."""
+"""A worker waits while another one serves the lane with ordering keys, in virtual time."""
 
 import asyncio
 

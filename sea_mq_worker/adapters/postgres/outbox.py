@@ -29,7 +29,7 @@ _TAKE_OVER_ROWS = 20_000
 """Rows of each index that a takeover reads; more than all claims of some workers."""
 _YEAR_SECONDS = 31_536_000.0
 _EVENT = slice(-len(ClaimedEvent._fields), None)
-"""Where a row of a claim holds the event."""
+"""Position of the event in a row of a claim."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

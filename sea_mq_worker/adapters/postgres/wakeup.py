@@ -54,7 +54,7 @@ _QUIET_SECONDS = 0.1
 """After a watch ended so, commits are likely to go on: the lane claims at intervals."""
 _NAP_SECONDS = 0.01
 _RELY_SECONDS = 4.0
-"""How long a worker relies on the watch of another one before it checks again."""
+"""Time for which a worker relies on the watch of another one before it checks again."""
 
 _TRY_WATCH = """
 SELECT CASE

@@ -1,4 +1,4 @@
-"""How what doctor finds in NATS is provoked, on the session's server."""
+"""Causes of doctor's findings in NATS, on the session's server."""
 
 import uuid
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""How what doctor finds in PostgreSQL is provoked, on the session's server."""
+"""Causes of doctor's findings in PostgreSQL, on the session's server."""
 
 import contextlib
 import uuid

@@ -1,4 +1,4 @@
-"""How what doctor finds in the handler, in the settings and between two systems is provoked."""
+"""Causes of doctor's findings in the handler, in the settings and between two systems."""
 
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit

@@ -36,7 +36,7 @@ _HEARTBEAT = "100"
 
 
 class PullEnd(Enum):
-    """How a pull request ended."""
+    """End of a pull request."""
 
     DONE = auto()
     """The batch is full, or the server reported its end."""

@@ -15,7 +15,7 @@ from sea_mq_worker.domain.encoding import EncodedMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """How much of a batch is stored.
+    """Number of messages of a batch that are stored.
 
     Attributes:
         sent: messages that may be stored.
