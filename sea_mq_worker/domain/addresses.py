@@ -119,6 +119,15 @@ def has_password(dsn: str) -> bool:
     return bool(parts.password) or "password" in parse_qs(parts.query)
 
 
+def http_problem(url: str) -> str:
+    """Return the error in the form of a handler's URL; empty: no error."""
+    parts = _parts(url)
+    hosts = _hosts(parts)
+    if parts.scheme not in {"http", "https"} or len(hosts) != 1 or not hosts[0] or "%" in hosts[0]:
+        return "expected an http:// or https:// URL without spaces and fragment, as http://host:8000/handle"
+    return "must not hold a user or password; use handler_token_file" if "@" in parts.netloc else ""
+
+
 def is_http_exposed(url: str) -> bool:
     """Return whether requests cross a network in plain text."""
     parts = urlsplit(url)

@@ -69,7 +69,7 @@ def _file(given: str | None) -> dict[str, Any]:
     if not path:
         return {}
     try:
-        entries = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        entries = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path}: {error.strerror}") from None
     except ValueError as error:
@@ -81,7 +81,7 @@ def _file(given: str | None) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    return {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
+    return {key: os.environ[name].strip() for key, name in _VARIABLES.items() if name in os.environ}
 
 
 def _refuse_unknown_variables() -> None:

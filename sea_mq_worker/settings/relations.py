@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from sea_mq_worker.domain.addresses import has_password, is_loopback
+from sea_mq_worker.domain.addresses import has_password, http_problem, is_loopback
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings.fields import Settings
 
@@ -49,8 +49,8 @@ def _number(value: float) -> str:
 
 def _handler(s: Settings, key: str) -> Iterator[_Contradiction]:
     url = getattr(s, key)
-    if url and not _is_http_url(url):
-        yield key, "expected an http:// or https:// URL"
+    if url and (problem := http_problem(url)):
+        yield key, problem
     if not s.handler_allow_link_local and is_metadata_host(_host(url)):
         text = "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true"
         yield key, text
@@ -72,10 +72,6 @@ def _access(s: Settings) -> Iterator[_Contradiction]:
         yield "database_password_file", "excludes a password in database_url; remove one of them"
     if s.nats_creds_file and s.nats_nkey_seed_file:
         yield "nats_creds_file", "excludes nats_nkey_seed_file; set only one of them"
-
-
-def _is_http_url(text: str) -> bool:
-    return text.lower().startswith(("http://", "https://")) and bool(_host(text))
 
 
 def _host(url: str) -> str:

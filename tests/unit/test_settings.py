@@ -32,9 +32,20 @@ def test_the_environment_wins_over_the_file(file: Path, monkeypatch: pytest.Monk
     assert (found.context, found.grace_seconds, found.outbox_notify) == ("crm", 7.0, False)
 
 
-def test_a_line_end_that_a_secret_was_stored_with_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_end_that_a_value_was_stored_with_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://worker:word@db/orders\n")
-    assert load_settings().database_url.get_secret_value() == "postgresql://worker:word@db/orders"
+    monkeypatch.setenv("SEA_MQ_OUTBOX_NOTIFY", "false\r")
+    monkeypatch.setenv("SEA_MQ_LOG_LEVEL", "error\r")
+    monkeypatch.setenv("SEA_MQ_CONTEXT", "crm\r")
+    found = load_settings()
+    assert found.database_url.get_secret_value() == "postgresql://worker:word@db/orders"
+    assert (found.outbox_notify, found.log_level, found.context) == (False, "error", "crm")
+
+
+def test_a_file_of_windows_is_read(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbfcontext = 'crm'\r\ngrace_seconds = 5\r\n")
+    found = load_settings()
+    assert (found.context, found.grace_seconds) == ("crm", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +124,7 @@ def test_an_error_says_what_the_setting_expects(
 
 
 HANDLER = {"HANDLER_URL": "http://handler/handle"}
+NO_URL = "expected an http:// or https:// URL without spaces and fragment, as http://host:8000/handle"
 LINK_LOCAL = "is link-local or a cloud's metadata service; if intended, set handler_allow_link_local=true"
 IDLE = "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them"
 TWICE = "has two durables named c: each name must be unique in a worker, also across streams"
@@ -127,7 +139,14 @@ BOTH = "requires {side}_tls_key_file, and the reverse; set both or neither"
             "HANDLER_BATCH_URL: must not be handler_url, which receives single messages",
         ),
         (HANDLER | {"HANDLER_BATCH_URL": "http://169.254.169.254/"}, f"HANDLER_BATCH_URL: {LINK_LOCAL}"),
-        ({"HANDLER_URL": "ftp://handler/"}, "HANDLER_URL: expected an http:// or https:// URL"),
+        *(
+            ({"HANDLER_URL": url}, f"HANDLER_URL: {NO_URL}")
+            for url in ("ftp://h/", "http://h:x/", "http://h:0/")
+        ),
+        (
+            {"HANDLER_URL": "http://u:word@h/"},
+            "HANDLER_URL: must not hold a user or password; use handler_token_file",
+        ),
         (
             {"DATABASE_URL": "postgresql://u:p@h/d", "DATABASE_PASSWORD_FILE": "/p"},
             "DATABASE_PASSWORD_FILE: excludes a password in database_url; remove one of them",

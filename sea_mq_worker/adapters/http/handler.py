@@ -15,6 +15,7 @@ from sea_mq_worker.adapters.http.client.pool import ConnectionPool
 from sea_mq_worker.adapters.http.client.response import Response
 from sea_mq_worker.adapters.http.client.transport import HandlerTransport, Header
 from sea_mq_worker.adapters.http.wire_format import problem_text, request_body, retry_after_seconds
+from sea_mq_worker.domain.addresses import http_problem
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, may_be_one_message, result_for_status
@@ -27,7 +28,6 @@ _RETRY_AFTER_MAX_SECONDS = 300.0
 _KEEPALIVE_SECONDS = 1.5
 """An idle connection is not used again after this long: less than the keep-alive time-outs of handlers
 (uvicorn 5 s, gunicorn 2 s), or calls meet connections that are closing."""
-_PORTS = range(1, 65536)
 _STEP_SHARE = 1 / 3
 """Share of the deadline for the wait for a slot, and again for the connect."""
 _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -178,17 +178,12 @@ def _constant_headers(url: httpx2.URL) -> list[Header]:
 
 def _checked_url(url: str) -> httpx2.URL:
     """Raise for a URL that fails at every call; the text omits the URL, which may hold a password."""
+    if problem := http_problem(url):
+        raise ValueError(f"the handler's URL: {problem}")
     try:
-        parsed = httpx2.URL(url)
+        return httpx2.URL(url)
     except httpx2.InvalidURL:
-        raise ValueError("the handler's URL is not a URL") from None
-    if parsed.scheme not in {"http", "https"} or not parsed.host or "%" in parsed.host:
-        raise ValueError("the handler's URL must begin with http:// or https:// and name a host")
-    if parsed.port is not None and parsed.port not in _PORTS:
-        raise ValueError("the handler's URL must name a port of 1 to 65535")
-    if parsed.userinfo:
-        raise ValueError("the handler's URL must not hold a user or password; use a token")
-    return parsed
+        raise ValueError("the handler's URL names no valid host") from None
 
 
 def _trust(scheme: str) -> ssl.SSLContext:
