@@ -44,11 +44,13 @@ async def test_an_unexpected_error_ends_the_whole_process(shared: Site) -> None:
     [
         pytest.param({"database_url": ""}, "SEA_MQ_DATABASE_URL", id="in itself"),
         pytest.param({"handler_timeout_seconds": 3}, "SEA_MQ_HANDLER_TIMEOUT_SECONDS", id="by the consumer"),
+        pytest.param({"tracing": True}, "OTEL_*", id="of OpenTelemetry"),
     ],
 )
 async def test_a_wrong_setting_is_named_on_one_line(
-    shared: Site, settings: dict[str, Any], named: str
+    shared: Site, settings: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
     async with shared.worker(**settings) as worker:
         assert await worker.ended() == 2
     [line] = [line for line in worker.written.splitlines() if not line.startswith("{")]

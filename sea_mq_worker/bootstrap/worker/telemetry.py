@@ -19,10 +19,17 @@ _INTERVAL_MS = "60000"
 
 
 def start_tracing(base: WorkerContext) -> None:
-    """Export spans as configured by the OTEL_* variables, the last ones at the worker's end."""
+    """Export spans as configured by the OTEL_* variables, the last ones at the worker's end.
+
+    Raises:
+        SettingsError: a variable is out of range, or contradicts another.
+    """
     from sea_mq_worker.telemetry.otlp import described, export_spans  # noqa: PLC0415
 
-    shutdown = export_spans(described(context=base.settings.context, worker=base.name))
+    try:
+        shutdown = export_spans(described(context=base.settings.context, worker=base.name))
+    except ValueError as error:
+        raise SettingsError(f"OTEL_*: {error}") from None
     base.stack.push_async_callback(_aside, shutdown)
 
 
