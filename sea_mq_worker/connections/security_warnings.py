@@ -49,13 +49,18 @@ def in_plain_text(s: Settings) -> Iterator[str]:
             yield f"{ENV_PREFIX}{key.upper()}: use https://"
 
 
-def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
-    """Return the files of secrets that every user may read, by the variable that names each."""
-    named = [(key, getattr(s, key)) for key in _SECRETS]
-    files = [(f"{ENV_PREFIX}{key.upper()}", Path(path)) for key, path in named if path]
+def secret_files(s: Settings) -> Iterator[tuple[str, Path]]:
+    """Yield the files of secrets, by the variable that names each."""
+    for key in _SECRETS:
+        if path := getattr(s, key):
+            yield f"{ENV_PREFIX}{key.upper()}", path
     if config := os.environ.get(CONFIG_VARIABLE):
-        files.append((CONFIG_VARIABLE, Path(config)))
-    for name, path in files:
+        yield CONFIG_VARIABLE, Path(config)
+
+
+def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
+    """Yield the files of secrets that every user may read."""
+    for name, path in secret_files(s):
         try:
             mode = path.stat().st_mode
         except OSError:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sea_mq_worker.connections.secret_files import read_secret
 from sea_mq_worker.doctor.finding import Finding, Kind, error
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.settings import Settings, SettingsError
 
 _SECONDS = 3.0
 _BYTES_MAX = 64 * 1024
@@ -61,10 +62,18 @@ def _reasons(answer: Mapping[str, Any]) -> Mapping[str, str]:
     return {str(part): "" for part in answer.get("parts") or ["the answer has no reason"]}
 
 
+def _token(s: Settings) -> str:
+    """Return the token; empty if it cannot be read: /readyz then names the parts without their reasons."""
+    try:
+        return read_secret(s.admin_token_file, key="admin_token_file")
+    except (SettingsError, UnavailableError):
+        return ""
+
+
 async def _get_readyz(host: str, s: Settings) -> Any:
     reader, writer = await asyncio.open_connection(host, s.admin_port)
     try:
-        token = read_secret(s.admin_token_file, key="admin_token_file")
+        token = _token(s)
         shown = f"Authorization: Bearer {token}\r\n" if token else ""
         name = f"[{host}]" if ":" in host else host
         writer.write(f"GET /readyz HTTP/1.1\r\nHost: {name}\r\n{shown}Connection: close\r\n\r\n".encode())

@@ -74,8 +74,8 @@ async def worker_not_ready(p: Patient) -> Mend:
     server = AdminServer(host="127.0.0.1", port=0, routes=routes)
     await server.start()
     p.stack.push_async_callback(server.close)
-    p.given["admin_port"] = server.port
-    found = await p.finds("worker_not_ready")
+    p.given |= {"admin_port": server.port, "admin_token_file": p.files / "missing"}
+    found = await p.finds("worker_not_ready", "secret_file_unreadable")
     assert found["worker_not_ready"].what == "handler"
     p.given["admin_token_file"] = token
 
@@ -87,7 +87,18 @@ async def worker_not_ready(p: Patient) -> Mend:
     return heal
 
 
-# --- what others may read
+# --- what may be read, and by whom
+
+
+@provokes
+async def secret_file_unreadable(p: Patient) -> Mend:
+    file = p.files / "token"
+    p.given["handler_token_file"] = file
+
+    async def write(_finding: Finding) -> None:
+        file.touch(mode=0o600)
+
+    return write
 
 
 @provokes
