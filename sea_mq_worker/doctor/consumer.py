@@ -54,7 +54,7 @@ def _missed(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[
 
 
 def _filter(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[Finding]:
-    for subject in consumer.filters:
+    for subject in () if stream.copies else consumer.filters:
         if not any(covers(p, subject) or covers(subject, p) for p in stream.subjects):
             what = f"{subject} matches none of {', '.join(stream.subjects)}"
             yield BrokerKind.CONSUMER_FILTER.finding(where, what)

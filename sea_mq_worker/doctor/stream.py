@@ -6,7 +6,6 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.finding import APPLY, Finding
-from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.settings import Settings
 
 _FULL = 0.8
@@ -48,7 +47,7 @@ def _own(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Findi
         yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, what, command=APPLY)
     if config.get("retention") != "limits":
         yield BrokerKind.STREAM_DROPS_READ.finding(where, f"retention is {config.get('retention')}")
-    if not any(covers(pattern, subject) for pattern in stream.subjects):
+    if not stream.takes(subject):
         what = f"it takes {', '.join(stream.subjects) or 'nothing'}, the worker publishes {subject}"
         yield BrokerKind.SUBJECTS_UNCOVERED.finding(where, what, command=APPLY)
     others = [name for name in facts.takers.get(subject, ()) if name != stream.name]

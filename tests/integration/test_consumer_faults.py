@@ -68,11 +68,12 @@ async def test_a_missing_consumer_is_named_with_what_to_do(connection: NatsConne
         await consumer.fetch(1)
 
 
-async def test_a_consumer_without_explicit_acknowledgement_is_refused(
-    connection: NatsConnection, stream: str
+@pytest.mark.parametrize("unfit", [{"ack_policy": "none"}, {"headers_only": True}])
+async def test_a_consumer_that_omits_bodies_or_acknowledgements_is_refused(
+    connection: NatsConnection, stream: str, unfit: dict[str, Any]
 ) -> None:
-    consumer = await bound(connection, stream, ack_policy="none")
-    with pytest.raises(ContractError, match="explicit acknowledgement"):
+    consumer = await bound(connection, stream, **unfit)
+    with pytest.raises(ContractError, match="explicit acknowledgement and bodies"):
         await consumer.start()
 
 

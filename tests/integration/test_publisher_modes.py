@@ -1,6 +1,7 @@
 """The choice of a publish mode for each batch; every mode reports each message's true place in the stream."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress
+from sea_mq_worker.embedded import EmbeddedNats
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.integration.test_publisher_faults import BATCHES, Mode, created, every_mode, started, update
 from tests.support.jetstream import connected, create_stream, store, stored_messages
@@ -210,3 +212,19 @@ async def test_a_stream_that_renames_subjects_is_searched_whole(
     found = await publisher.find([SearchedId(one.id, 60, one.subject)])
 
     assert found[one.id] == Stored(names, 1, duplicate=True)
+
+
+async def test_a_stream_behind_a_mapping_of_the_account_is_searched_whole(tmp_path: Path) -> None:
+    async with (
+        EmbeddedNats(tmp_path, config={"mappings": {"sea.>": "stored.sea.>"}}) as server,
+        connected(server.url) as connection,
+    ):
+        await create_stream(connection, "SEA", "stored.sea.>")
+        publisher = NatsJetStreamPublisher(connection=connection, stream="SEA")
+        await publisher.start()
+        [one] = batch = [message("sea")]
+        await publish(publisher, batch)
+
+        found = await publisher.find([SearchedId(one.id, 60, one.subject)])
+
+        assert found[one.id] == Stored("SEA", 1, duplicate=True)

@@ -1,6 +1,7 @@
 """Definitions as files, and their application to a server."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.subjects import durable_consumer, events_stream
 from sea_mq_worker.resources import resource_folder
-from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer, shipped_files
+from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer, create_stream, shipped_files
 from tests.support.worker import change_json
 
 MEGABYTE = 2**20
@@ -153,14 +154,19 @@ async def test_apply_names_and_fixes_differences_and_keeps_undefined_fields(
     await apply(connection, wanted)
     stream, durable = f"{names.upper()}V_EVENTS", f"{names}__from_{names}v"
     changed = (await consumer_info(connection, stream, durable))["config"]
-    changed |= {"ack_wait": 30 * SECOND, "backoff": [SECOND], "metadata": {"team": "blue"}}
+    changed |= {"ack_wait": 30 * SECOND, "backoff": [SECOND], "headers_only": True}
+    changed |= {"metadata": {"team": "blue"}}
     await api(
         connection,
         f"CONSUMER.CREATE.{stream}.{durable}.{names}v.event.>",
         {"stream_name": stream, "config": changed, "action": "update"},
     )
     found = {d.field: (d.wanted, d.found) for d in await check(connection, wanted)}
-    assert found == {"ack_wait": (120 * SECOND, SECOND), "backoff": ([], [SECOND])}
+    assert found == {
+        "ack_wait": (120 * SECOND, SECOND),
+        "backoff": ([], [SECOND]),
+        "headers_only": (False, True),
+    }
     assert [change.action for change in await apply(connection, wanted)] == ["updated"]
     assert await check(connection, wanted) == []
     after = (await consumer_info(connection, stream, durable))["config"]
@@ -207,6 +213,27 @@ async def test_a_consumer_without_advisories_is_found(
     (folder / "consumers" / f"{stream}.{durable}.json").write_text(json.dumps(config))
     found = await check(connection, small(folder, names))
     assert [d.field for d in found] == ["advisories"]
+
+
+@pytest.mark.parametrize("copying", [lambda of: {"mirror": of}, lambda of: {"sources": [of]}])
+async def test_a_consumer_of_a_stream_that_copies_another_is_in_line(
+    connection: NatsConnection,
+    folder: Path,
+    names: str,
+    copying: Callable[[dict[str, str]], dict[str, Any]],
+) -> None:
+    await create_stream(connection, f"{names}_ORIGIN", f"{names}v.event.>")
+    stream = f"{names.upper()}V_EVENTS"
+    config = {
+        "name": stream,
+        "num_replicas": 1,
+        "max_bytes": MEGABYTE,
+        **copying({"name": f"{names}_ORIGIN"}),
+    }
+    await api(connection, f"STREAM.CREATE.{stream}", config)
+    durable = [one for one in small(folder, names) if one.label.endswith(f"of stream {stream}")]
+    assert [change.action for change in await apply(connection, durable)] == ["created"]
+    assert await check(connection, durable, advisories=False) == []
 
 
 async def test_two_contexts_consume_one_stream_side_by_side(

@@ -71,9 +71,10 @@ def test_a_pause_counts_while_it_lasts() -> None:
         ({"ack_policy": "explicit"}, True),
         ({"ack_policy": "all"}, False),
         ({"ack_policy": "explicit", "deliver_subject": "x"}, False),
+        ({"ack_policy": "explicit", "headers_only": True}, False),
     ],
 )
-def test_a_pull_consumer_has_explicit_acknowledgement_and_no_deliver_subject(
+def test_a_usable_consumer_is_pulled_from_with_explicit_acknowledgement_and_bodies(
     config: dict[str, Any], *, fits: bool
 ) -> None:
-    assert consumer(config).is_explicit_pull is fits
+    assert consumer(config).is_usable is fits

@@ -29,6 +29,7 @@ class StreamInfo:
         created: creation time as the server writes it; a different text means a different stream.
         now: the server's clock when it answered.
         clock_offset_seconds: the server's clock minus this machine's.
+        copies: the stream gets messages of other streams, which can have any subject.
         volatile: the stream acknowledges before it stores; a crash of the server loses such messages.
         unusable_reason: why the stream takes no publishes; empty if it takes them.
         transforms_subjects: messages are stored under other subjects than they were published to.
@@ -46,6 +47,7 @@ class StreamInfo:
     clock_offset_seconds: float
     config: Mapping[str, Any]
     subjects: tuple[str, ...]
+    copies: bool
     replicas: int
     duplicate_window_seconds: float
     max_age_seconds: float
@@ -83,6 +85,7 @@ class StreamInfo:
             clock_offset_seconds=now.timestamp() - local_time if now else 0.0,
             config=config,
             subjects=tuple(config.get("subjects") or ()),
+            copies=bool(config.get("mirror") or config.get("sources")),
             replicas=int(config.get("num_replicas", 1)),
             duplicate_window_seconds=config.get("duplicate_window", 0) / _NANOSECONDS,
             max_age_seconds=config.get("max_age", 0) / _NANOSECONDS,
@@ -104,6 +107,10 @@ class StreamInfo:
             offline=tuple(peer["name"] for peer in cluster.get("replicas") or () if peer.get("offline")),
         )
 
+    def takes(self, subject: str) -> bool:
+        """Whether messages published to ``subject``, which may be a pattern, are stored."""
+        return any(covers(pattern, subject) for pattern in self.subjects)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerInfo:
@@ -113,6 +120,7 @@ class ConsumerInfo:
         created: creation time as the server writes it; a different text means a different consumer.
         now: the server's clock when it answered.
         filters: subjects that the consumer wants; empty if it wants all of the stream.
+        is_usable: the consumer is pulled from, with explicit acknowledgement, and delivers bodies.
         ack_wait_seconds: until an unacknowledged message is delivered again for the first time.
         max_deliver: -1 for no limit.
         max_ack_pending: at most -1 for no limit.
@@ -135,7 +143,7 @@ class ConsumerInfo:
     now: datetime
     config: Mapping[str, Any]
     filters: tuple[str, ...]
-    is_explicit_pull: bool
+    is_usable: bool
     ack_wait_seconds: float
     max_deliver: int
     max_ack_pending: int
@@ -170,7 +178,8 @@ class ConsumerInfo:
             now=datetime.fromisoformat(answer.get("ts", created)),
             config=config,
             filters=tuple(config.get("filter_subjects") or ([one] if one else ())),
-            is_explicit_pull=config.get("ack_policy") == "explicit" and not config.get("deliver_subject"),
+            is_usable=config.get("ack_policy") == "explicit"
+            and not (config.get("deliver_subject") or config.get("headers_only")),
             ack_wait_seconds=ack_wait / _NANOSECONDS,
             max_deliver=config.get("max_deliver", -1),
             max_ack_pending=config.get("max_ack_pending", -1),

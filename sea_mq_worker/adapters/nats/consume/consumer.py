@@ -60,13 +60,13 @@ class NatsJetStreamConsumer:
 
         Raises:
             BrokerUnavailableError: the server did not answer.
-            ContractError: it is missing, is no pull consumer with explicit acknowledgement, or is forbidden.
+            ContractError: it is missing, forbidden or unfit: it pushes, omits bodies or awaits no answers.
         """
         info = await consumer_info(self._connection, self.stream, self.name)
-        if not info.is_explicit_pull:
+        if not info.is_usable:
             raise ContractError(
-                f"{self._label} is not a pull consumer with explicit acknowledgement: delete it with "
-                f"`nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
+                f"{self._label} is not a pull consumer with explicit acknowledgement and bodies: delete it "
+                f"with `nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
             )
         self.ack_wait_seconds = info.ack_wait_seconds
         self.max_deliver = info.max_deliver

@@ -23,9 +23,10 @@ from sea_mq_worker.adapters.nats.server_info import (
     streams_taking,
 )
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.domain.topology import EXISTENCE, Change, Difference
 
+_USABLE = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", "headers_only": False}
+"""A consumer's fields that the worker depends on, for definitions that do not name them."""
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 
 
@@ -104,6 +105,8 @@ def _wanted(connection: NatsConnection, definition: Definition) -> dict[str, Any
     """Leave out the fields that the connected server is too old for."""
     here = connection.server_version
     config = _without_reserved(definition.config)
+    if isinstance(definition, ConsumerDefinition):
+        config = _USABLE | config
     return {key: value for key, value in config.items() if here >= _SINCE.get(key, (0, 0))}
 
 
@@ -121,8 +124,6 @@ def _differences(
     name = definition.label
     if not found:
         return [Difference(name=name, field=EXISTENCE, wanted="present", found="missing")]
-    if isinstance(definition, ConsumerDefinition):
-        wanted = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", **wanted}
     return [
         Difference(name=name, field=field, wanted=value, found=_value(found, field, value))
         for field, value in wanted.items()
@@ -143,12 +144,12 @@ async def _filters_outside_stream(
     connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
 ) -> list[Difference]:
     """Find a filter that matches nothing, which the server accepts silently."""
-    subjects = (await stream_info(connection, definition.stream)).subjects
+    stream = await stream_info(connection, definition.stream)
     name = definition.label
     found = []
     for subject in config.get("filter_subjects") or [config.get("filter_subject", ">")]:
-        if subject != ">" and not any(covers(pattern, subject) for pattern in subjects):
-            within = f"within {', '.join(subjects)}"
+        if subject != ">" and not (stream.copies or stream.takes(subject)):
+            within = f"within {', '.join(stream.subjects)}"
             found.append(Difference(name=name, field="filter_subject", wanted=within, found=subject))
     return found
 
@@ -175,8 +176,6 @@ async def _create_or_update(
         verb = "UPDATE" if found else "CREATE"
         await api(connection, f"STREAM.{verb}.{definition.name}", config)
         return
-    if found:
-        config["backoff"] = wanted.get("backoff", [])
     action = "update" if found else "create"
     request = {"stream_name": definition.stream, "config": config, "action": action}
     subject = f"CONSUMER.CREATE.{definition.stream}.{definition.name}"

@@ -120,9 +120,10 @@ class _Scan:
 
     def _filter(self) -> dict[str, object]:
         subjects = sorted({each.subject for each in self._wanted.values()})
-        if self._info.transforms_subjects or "" in subjects or len(subjects) > _SUBJECTS_MAX:
+        if self._info.transforms_subjects or len(subjects) > _SUBJECTS_MAX:
             return {}
-        return {"filter_subjects": subjects}
+        stored_as_published = all(map(self._info.takes, subjects))
+        return {"filter_subjects": subjects} if stored_as_published else {}
 
     def results(self) -> dict[str, SearchResult]:
         """Return the place of each id found, and the progress of each search that found nothing."""
