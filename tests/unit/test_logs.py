@@ -239,9 +239,9 @@ def test_configuring_twice_writes_once(stream: io.StringIO) -> None:
 
 def test_why_the_worker_ends_is_an_error_and_another_notice_a_warning(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
-    for event in ("contract_broken", "loop_died", "nats_connection_closed", "streams_differ"):
+    for event in ("contract_broken", "loop_died", "streams_differ"):
         LogObserver().observe(Noticed(event=event, text=""))
-    assert [line["level"] for line in lines(stream)] == ["error", "error", "error", "warning"]
+    assert [line["level"] for line in lines(stream)] == ["error", "error", "warning"]
 
 
 def test_a_listener_that_raises_is_reported_once_and_disturbs_no_other(

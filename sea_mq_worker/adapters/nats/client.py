@@ -141,10 +141,19 @@ class ResilientClient(Client):
 
         Drop the unsent bytes too. Their senders no longer wait, and publish the events again. If nats-py sent
         the bytes after a long outage, the stream could store both copies, outside its deduplication window.
+
+        Go on after any error; nats-py stops after one that it does not expect, and never connects again.
         """
-        self.abort()
-        self._pending, self._pending_data_size = [], 0
-        await super()._attempt_reconnect()
+        while not self.is_closed:
+            self.abort()
+            self._pending, self._pending_data_size = [], 0
+            try:
+                return await super()._attempt_reconnect()
+            except Exception as error:  # noqa: BLE001 - a reconnect that ends leaves a worker without a broker
+                await self._error_cb(error)
+                if not self.is_closed:
+                    self._status = Client.RECONNECTING
+        return None
 
     async def _process_err(self, err_msg: str) -> None:
         """Connect again after the server closes a connection.

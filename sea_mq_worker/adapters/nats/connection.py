@@ -1,8 +1,7 @@
-"""One connection to the broker, which reconnects without limit or reports that it is closed for good.
+"""One connection to the broker, which reconnects without limit.
 
-nats-py closes the connection for good on most ``-ERR`` answers, loses its read loop when a callback raises,
-and buffers what is published while the connection is down. So callbacks here never raise, ``closed_for_good``
-is set once nothing will bring the connection back, and callers check ``is_connected`` before they send.
+nats-py loses its read loop when a callback raises, and buffers what is published while the connection is
+down. So callbacks here never raise, and callers check ``is_connected`` before they send.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ import json
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn, TypeAlias, cast
 
 import nats.errors
@@ -28,11 +26,10 @@ _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
 _CLOSE_SECONDS_MAX = 2.0
-_WATCH_STEPS, _WATCH_STEP_SECONDS = 6, 10.0
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 Listener: TypeAlias = Callable[[str, str], None]
-"""Called with an event (connected, disconnected, reconnected, denied, error, connection_closed) and text."""
+"""Called with an event (connected, disconnected, reconnected, denied, error) and text."""
 
 
 class NatsConnection:
@@ -40,21 +37,17 @@ class NatsConnection:
 
     Attributes:
         client: for publish and subscribe.
-        closed_for_good: set once the connection cannot recover; ``closed_reason`` holds the reason.
         refused: has an error once the first connect was refused as often as there are servers.
         last_error: the latest one that nats-py reported.
     """
 
     def __init__(self, on_event: Listener) -> None:
         self.client = ResilientClient()
-        self.closed_for_good = asyncio.Event()
-        self.closed_reason = ""
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
         self._replies_denied = False
         self._pending_requests: dict[asyncio.Future[str], str] = {}
-        self._reconnect_watchdog: asyncio.TimerHandle | None = None
         self._refused_at: float | None = None
         self._refusals = 0
         self._closing = False
@@ -134,7 +127,6 @@ class NatsConnection:
     async def close(self) -> None:
         """Close for good, within a time limit even if the socket accepts no bytes; safe to call twice."""
         self._closing = True
-        self._watch(stop=True)
         # A task of its own, because nats-py ends with CancelledError where it cancels its own reconnect.
         closing = asyncio.ensure_future(self.client.close())
         closing.add_done_callback(_ignore_error)
@@ -161,8 +153,6 @@ class NatsConnection:
         self._refusals += is_refusal(error)
         if self._refusals >= len(self.client.servers) and not self.refused.done():
             self.refused.set_result(error)
-        if self._reconnect_watchdog:
-            self._watch()
         denied = _DENIED.search(str(error))
         if not denied:
             return self.emit("error", plain(error))
@@ -176,39 +166,11 @@ class NatsConnection:
     async def on_disconnected(self) -> None:
         self._replies_denied = False  # a reconnect tells it anew, before it is complete
         if not self._closing:
-            self._watch()
             self.emit("disconnected", plain(self.last_error))
 
     async def on_reconnected(self) -> None:
-        self._watch(stop=True)
         self._refused_at = None
         self.emit("reconnected", "")
-
-    async def on_closed(self) -> None:
-        if not self._closing:
-            self._mark_closed(plain(self.client.last_error or self.last_error))
-
-    def _watch(self, *, stop: bool = False, steps: int = _WATCH_STEPS) -> None:
-        """Restart or stop the watchdog of a lost connection.
-
-        Each failed reconnect reports an error; 60 s without one mean that nats-py's task has died. They are
-        waited for in steps, of which a freeze of this process ends only one.
-        """
-        if self._reconnect_watchdog:
-            self._reconnect_watchdog.cancel()
-            self._reconnect_watchdog = None
-        if not steps:
-            self._mark_closed("reconnecting has stopped")
-        elif not stop:
-            loop = asyncio.get_running_loop()
-            step = partial(self._watch, steps=steps - 1)
-            self._reconnect_watchdog = loop.call_later(_WATCH_STEP_SECONDS, step)
-
-    def _mark_closed(self, reason: str) -> None:
-        self._watch(stop=True)
-        self.closed_reason = reason
-        self.closed_for_good.set()
-        self.emit("connection_closed", reason)
 
 
 def _request_key(subject: str) -> str:
@@ -303,7 +265,6 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
             error_cb=connection.on_error,
             disconnected_cb=connection.on_disconnected,
             reconnected_cb=connection.on_reconnected,
-            closed_cb=connection.on_closed,
             **options,
         )
     )

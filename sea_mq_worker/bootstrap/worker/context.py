@@ -16,12 +16,10 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.readiness import Readiness
-from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.takeover import Takeover
-from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.domain.errors import BrokerUnavailableError, UnavailableError
+from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.domain.facts import Noticed, Progressed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.observer import Observer
@@ -102,8 +100,8 @@ class WorkerContext:
         self.readiness.watch(breaker)
         return breaker
 
-    async def nats(self, purpose: str) -> tuple[NatsConnection, dict[str, Loop]]:
-        """Open a connection for one side, with a loop that fails if the connection is closed for good."""
+    async def nats(self, purpose: str) -> NatsConnection:
+        """Open a connection for one side, which readiness watches."""
         connection = await self.connect(
             lambda: open_nats(self.settings, purpose=purpose, on_event=self._event_logger(purpose)), "NATS"
         )
@@ -111,17 +109,7 @@ class WorkerContext:
         self.readiness.check(
             f"nats {purpose}", lambda: connection.trouble, broken_seconds=lambda: connection.refused_seconds
         )
-
-        async def watch(stop: asyncio.Event) -> None:
-            try:
-                await cancel_on_stop(stop, connection.closed_for_good.wait())
-            except StoppedError:
-                return
-            raise BrokerUnavailableError(
-                f"the connection to NATS is lost for good: {connection.closed_reason}"
-            )
-
-        return connection, {f"nats {purpose}": watch}
+        return connection
 
     def _event_logger(self, purpose: str) -> Callable[[str, str], None]:
         def log(event: str, text: str) -> None:

@@ -51,7 +51,7 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     """
     s = base.settings
     pool = await base.pool("inbox")
-    connection, loops = await base.nats("inbox")
+    connection = await base.nats("inbox")
     inbox = PostgresInboxAdapter(pool=pool, worker=base.name, session=base.session_id)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
     recorder = InboxRecorder(
@@ -60,8 +60,10 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     dead_letters = await _dead_letter_stream(base, connection)
     handler_caller = _handler_caller(base, recorder, dead_letters, _handler(base))
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
-    loops["consumers of the inbox"] = await share_inbox(base, pool, consumers, store_breaker)
-    loops["missed messages"] = await missed_message_loop(base, connection, pool, store_breaker)
+    loops = {
+        "consumers of the inbox": await share_inbox(base, pool, consumers, store_breaker),
+        "missed messages": await missed_message_loop(base, connection, pool, store_breaker),
+    }
     if base.takeover is not None:
         base.takeover.sides["inbox"] = AbandonedDeliveries(
             inbox=inbox,

@@ -47,7 +47,7 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     """
     s = base.settings
     pool = await base.pool("outbox")
-    connection, loops = await base.nats("outbox")
+    connection = await base.nats("outbox")
     publishing = _publishing(base, await _publisher(base, connection))
     store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
     wakeup = await _wakeup(base)
@@ -70,7 +70,7 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     reaping = PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=reap_seconds)
     maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
     making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
-    return loops | {
+    return {
         "outbox unordered": lane(unordered, keyed=False).run,
         "outbox ordered": lane(ordered, keyed=True, turn=turn).run,
         "reaper": reaping.run,

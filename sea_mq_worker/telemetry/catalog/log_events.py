@@ -102,7 +102,7 @@ LEVELS: Mapping[type[LoggedFact], Level] = {kind: event.level for kind, event in
     facts.Progressed: "info",
 }
 
-FATAL_NOTICES = frozenset({"contract_broken", "loop_died", "nats_connection_closed"})
+FATAL_NOTICES = frozenset({"contract_broken", "loop_died"})
 """Notices after which the worker exits; they are errors, the others are warnings."""
 
 _NOTICES = {
@@ -161,7 +161,6 @@ _NOTICES = {
     "nats_disconnected": "The connection is down; the worker reconnects.",
     "nats_error": "The server or the connection reported an error.",
     "nats_denied": "The server denied a subject: grant the permission to the user.",
-    "nats_connection_closed": "The connection is closed for good; the worker exits.",
     "nats_stream": "The stream was recreated, lost acknowledged messages, or takes no publish.",
 }
 _PROGRESS = {

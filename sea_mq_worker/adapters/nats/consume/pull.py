@@ -171,7 +171,7 @@ class PullSubscription:
     def _on_event(self, event: str, text: str) -> None:
         if self._request is None:
             return
-        if event in {"disconnected", "connection_closed"}:
+        if event == "disconnected":
             self._request.end(PullEnd.DISCONNECTED)
         elif event == "denied" and text == self._subject.lower():
             self._request.end(PullEnd.DENIED)

@@ -101,7 +101,7 @@ class ReplyMux:
 
     def _on_event(self, event: str, text: str) -> None:
         for request in list(self._open.values()):
-            if event in {"disconnected", "connection_closed"}:
+            if event == "disconnected":
                 request.stop(f"the connection broke: {text}")
             elif event == "denied":
                 request.deny(text)

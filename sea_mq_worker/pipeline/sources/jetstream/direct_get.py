@@ -99,7 +99,7 @@ class DirectGet:
     def _on_event(self, event: str, text: str) -> None:
         if self._ended is None or self._ended.done():
             return
-        if event in {"disconnected", "connection_closed"}:
+        if event == "disconnected":
             self._ended.set_exception(BrokerUnavailableError(f"the connection was lost: {text}"))
         elif event == "denied" and text == self._subject.lower():
             self._ended.set_exception(
