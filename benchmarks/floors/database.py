@@ -91,7 +91,7 @@ class _Lane:
         size = len(events)
         kept = await self._pool.fetchval(
             self._sql["mark_published"].sql, [_OWNER], [claimed_at], [event["id"] for event in events],
-            self._stream, [event["seq"] for event in events], [1] * size,
+            self._stream, [event["seq"] for event in events],
         )  # fmt: skip
         if kept is not None:
             raise RuntimeError(f"of {size} claimed events, {len(kept)} were settled")

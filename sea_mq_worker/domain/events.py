@@ -91,7 +91,7 @@ NO_BYTES_MAX = 2**62
 
 
 def combined(claims: Sequence[Claim]) -> Claim:
-    """Combine claims whose published events are settled by one statement, each under its own token."""
+    """Combine claims whose published events are settled by one statement."""
     if len(claims) == 1:
         return claims[0]
     events = tuple(event for claim in claims for event in claim.events)

@@ -35,7 +35,7 @@ class OutboxRepository(Protocol):
     async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """Record confirmed events with the stream and sequences that the broker named (CMD-050).
 
-        ``claim`` may be combined of several; each event is recorded under the token of its own.
+        ``claim`` may be combined of several; an event is recorded under the token of any of them.
         """
         ...
 

@@ -308,13 +308,8 @@ class InMemoryOutbox:
 
     def _settle(self, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
         rows = self.table.rows
-        tokens = {event.id: part.token for part in claim.parts for event in part.events}
-        leased = [
-            verdict
-            for verdict in verdicts
-            if (token := tokens.get(verdict.event.id, claim.token))
-            and rows[verdict.event.id].claimed_by == token
-        ]
+        tokens = {part.token for part in claim.parts or (claim,)}
+        leased = [verdict for verdict in verdicts if rows[verdict.event.id].claimed_by in tokens]
         for verdict in leased:
             self._change(rows[verdict.event.id], verdict)
         return frozenset(verdict.event.id for verdict in leased)

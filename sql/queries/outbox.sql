@@ -254,19 +254,19 @@ SELECT head.*, :event_columns
   FROM head FULL JOIN claimed o ON false;
 
 -- name: mark_published
--- Records that the stream stored leased events. Only events that the lease still covers change: kept has their IDs, and
--- is null if the lease covers all.
+-- Records that the stream stored leased events. Only events that one of the leases still covers change: kept has their
+-- IDs, and is null if the leases cover all.
 -- Index: the primary key.
--- One element for each claim: $1 claimed_by and $2 claimed_at. One for each event: $3 ID, $5 sequence, and $6 the number
--- of its claim, counted from 1. $4 is the stream that the broker named.
+-- One element for each claim: $1 claimed_by and $2 claimed_at. One for each event: $3 ID and $5 sequence. $4 is the
+-- stream that the broker named.
 WITH settled AS (
     UPDATE outbox_events o
        SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
            published_at = clock_timestamp(), publish_error = NULL,
            stream = $4::text, stream_seq = v.stream_seq
-      FROM unnest($3::uuid[], $5::bigint[], $6::int[]) AS v (id, stream_seq, claim)
+      FROM unnest($3::uuid[], $5::bigint[]) AS v (id, stream_seq)
      WHERE o.id = ANY (ARRAY[v.id]) AND o.state = 'CLAIMED'
-       AND o.claimed_by = ($1::text[])[v.claim] AND o.claimed_at = ($2::timestamptz[])[v.claim]
+       AND o.claimed_by = ANY ($1::text[]) AND o.claimed_at = ANY ($2::timestamptz[])
     RETURNING o.id
 )
 SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept

@@ -107,11 +107,8 @@ class PostgresOutboxAdapter:
             return frozenset()
         [stream] = {verdict.stored.stream for verdict in verdicts}
         seqs = [verdict.stored.seq for verdict in verdicts]
-        parts = claim.parts or (claim,)
-        owners, times = zip(*map(_owner_and_time, parts), strict=True)
-        numbers = {event.id: number for number, part in enumerate(claim.parts, 1) for event in part.events}
-        number = [numbers.get(verdict.event.id, 0) for verdict in verdicts] if numbers else [1] * len(seqs)
-        return await self._settle("mark_published", verdicts, owners, times, stream, seqs, number)
+        owners, times = zip(*map(_owner_and_time, claim.parts or (claim,)), strict=True)
+        return await self._settle("mark_published", verdicts, owners, times, stream, seqs)
 
     async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
