@@ -11,6 +11,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
 from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
@@ -139,6 +140,8 @@ async def test_a_pooler_hides_neither_schema_nor_isolation_from_the_first_worker
         opened(pooled, schema="Orders", pooler=True) as pool,
     ):
         await claim_schema(pool, "sea")
+        with pytest.raises(ContractError, match="in schema Orders belong to the context sea"):
+            await claim_schema(pool, "lake")
         [row] = await fetch(pool, "SELECT current_setting('transaction_isolation') AS isolation")
     assert row["isolation"] == "read committed"
 

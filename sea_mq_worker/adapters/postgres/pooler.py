@@ -44,12 +44,9 @@ def _connection_class(local: str) -> type[asyncpg.Connection]:
             defaults = {"isolation": "read_committed", "readonly": False, "deferrable": False}
             return LocalTransaction(self, **(defaults | options))
 
-        async def fetch(self, query: str, *args: object, **options: Any) -> Any:
+        async def _execute(self, *args: Any, **options: Any) -> Any:
+            """Run what fetch, fetchrow, fetchval and, with arguments, execute have in common."""
             async with nullcontext() if self.is_in_transaction() else self.transaction():
-                return await super().fetch(query, *args, **options)
-
-        async def fetchval(self, query: str, *args: object, **options: Any) -> Any:
-            async with nullcontext() if self.is_in_transaction() else self.transaction():
-                return await super().fetchval(query, *args, **options)
+                return await super()._execute(*args, **options)
 
     return PooledConnection
