@@ -294,6 +294,24 @@ WITH settled AS (
 SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept
   FROM settled;
 
+-- fragment: first_tries
+-- First tries behind a place, and whether one is leased or waits wrongly.
+SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
+       CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
+            ELSE o.available_at > now() AND o.created_at > now()
+                 AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
+  FROM outbox_events o
+ WHERE o.is_open AND o.publish_error IS NULL AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+
+-- fragment: retries
+SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
+       CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
+            ELSE o.available_at > now()
+                 AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
+            END AS wrong
+  FROM outbox_events o
+ WHERE o.is_open AND o.publish_error IS NOT NULL AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
+
 -- fragment: end_wrong
 -- The rest of a reap: ends the leases that are wrong, and makes due what waits wrongly.
 pick AS MATERIALIZED (
@@ -341,24 +359,11 @@ SELECT now() AS at,
 -- Returns one row: the time, how many leases ended, how many events became due, the keys of both, and how far it read
 -- each index (null: to the end).
 WITH fresh AS MATERIALIZED (
-    SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
-                ELSE o.available_at > now() AND o.created_at > now()
-                     AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
-      FROM outbox_events o
-     WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NULL
-       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+    :first_tries AND o.ordering_key IS NULL
      ORDER BY o.available_at, o.seq
      LIMIT $4::int
 ), retried AS MATERIALIZED (
-    SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
-                ELSE o.available_at > now()
-                     AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
-                END AS wrong
-      FROM outbox_events o
-     WHERE o.is_open AND o.ordering_key IS NULL AND o.publish_error IS NOT NULL
-       AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
+    :retries AND o.ordering_key IS NULL
      ORDER BY o.available_at, o.seq
      LIMIT $4::int
 ), :end_wrong;
@@ -368,24 +373,11 @@ WITH fresh AS MATERIALIZED (
 -- Indexes: idx_outbox_due_ordered, idx_outbox_retry_ordered.
 -- Parameters and row as in reap.
 WITH fresh AS MATERIALIZED (
-    SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
-                ELSE o.available_at > now() AND o.created_at > now()
-                     AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
-      FROM outbox_events o
-     WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
-       AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
+    :first_tries AND o.ordering_key IS NOT NULL
      ORDER BY o.available_at, o.seq
      LIMIT $4::int
 ), retried AS MATERIALIZED (
-    SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-           CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
-                ELSE o.available_at > now()
-                     AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
-                END AS wrong
-      FROM outbox_events o
-     WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
-       AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
+    :retries AND o.ordering_key IS NOT NULL
      ORDER BY o.available_at, o.seq
      LIMIT $4::int
 ), :end_wrong;
