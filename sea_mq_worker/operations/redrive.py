@@ -71,9 +71,9 @@ class Redriver:
                 outcome = _done(entry, "processed before; the dead letter is removed")
         except WorkerError:
             with suppress(WorkerError):
-                await self.records.finish_redrive(opened.action, "failed")
+                await self.records.finish(opened.action, "failed")
             raise
-        await self.records.finish_redrive(opened.action, "done" if outcome.done else "refused")
+        await self.records.finish(opened.action, "done" if outcome.done else "refused")
         return outcome
 
     async def _handle(

@@ -143,10 +143,6 @@ class DeadLetterRecords(Protocol):
         """Open a dead-lettered message for another call of the handler, and begin a record."""
         ...
 
-    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        """Record the outcome of a redrive."""
-        ...
-
     async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Begin the record of a purge; return its ID."""
         ...
@@ -156,7 +152,7 @@ class DeadLetterRecords(Protocol):
         ...
 
     async def finish(self, action: int, outcome: ActionOutcome) -> None:
-        """Record the outcome of a purge."""
+        """Record the outcome of a redrive or purge."""
         ...
 
 

@@ -97,10 +97,6 @@ class InMemoryDeadLetterRecords:
         row.attempts = 0
         return Redrive(open=True, reopened=True, action=action)
 
-    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        """Record the outcome of a redrive."""
-        self._change(action, outcome=outcome, affected=int(outcome == "done"))
-
     async def begin_purge(self, selection: Mapping[str, Any], *, actor: str, reason: str) -> int:
         """Begin the record of a purge."""
         return self._begin("purge", selection, actor, reason)
@@ -117,8 +113,10 @@ class InMemoryDeadLetterRecords:
         return True
 
     async def finish(self, action: int, outcome: ActionOutcome) -> None:
-        """Record the outcome of a purge."""
-        self._change(action, outcome=outcome)
+        """Record the outcome of a redrive or purge."""
+        record = self.actions[action - 1]
+        redriven = record.action == "redrive" and outcome == "done"
+        self._change(action, outcome=outcome, affected=record.affected + redriven)
 
     def _begin(self, action: str, selection: Mapping[str, Any], actor: str, reason: str) -> int:
         check_accountable(actor, reason)

@@ -9,9 +9,11 @@ VALUES ($1::text, $2::text, $3::text, $4::text::jsonb, 0)
 RETURNING id;
 
 -- name: finish_action
--- Closes a record; nothing about it changes afterwards.
+-- Closes a record; nothing about it changes afterwards. A redrive changes one message or none.
 -- $1 action, $2 outcome.
-UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint AND a.outcome IS NULL;
+UPDATE operator_actions a
+   SET outcome = $2::text, affected = a.affected + (a.action = 'redrive' AND $2::text = 'done')::int
+ WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
 -- name: make_due
 -- First of three steps by which an operator ends PENDING events: makes them due and locks them. The lifecycle has no
@@ -85,12 +87,6 @@ SELECT NOT EXISTS (SELECT FROM inbox_messages i
                     WHERE i.message_id = $1::uuid AND i.processed_at IS NOT NULL) AS open,
        EXISTS (SELECT FROM reopened) AS reopened,
        (SELECT id FROM recorded) AS action;
-
--- name: finish_redrive
--- $1 action, $2 outcome.
-UPDATE operator_actions a
-   SET outcome = $2::text, affected = CASE WHEN $2::text = 'done' THEN 1 ELSE 0 END
- WHERE a.id = $1::bigint AND a.outcome IS NULL;
 
 -- name: close_messages
 -- Closes unsettled messages that no worker leases: their reason is CLOSED, and they have no dead letter. They are never

@@ -79,7 +79,7 @@ async def test_a_redriven_message_is_handled_when_it_comes_again(world: World) -
     assert isinstance(receipt, Leased)
     assert receipt.attempts == 1
     assert receipt.dead_letter_begun_seconds_ago >= 0.0
-    await world.records.finish_redrive(redrive.action, "done")
+    await world.records.finish(redrive.action, "done")
     assert await world.audit() == [("redrive", "done", 1)]
 
 
@@ -90,7 +90,7 @@ async def test_a_redrive_opens_neither_an_open_message_nor_a_processed_one(world
         for one in (waiting, str(uuid.uuid4()), await world.processed())
     ]
     assert [(one.open, one.reopened) for one in results] == [(True, False), (True, False), (False, False)]
-    await world.records.finish_redrive(results[-1].action, "refused")
+    await world.records.finish(results[-1].action, "refused")
     assert await world.audit() == [("redrive", "open", 0)] * 2 + [("redrive", "refused", 0)]
 
 

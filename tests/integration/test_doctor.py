@@ -125,6 +125,12 @@ async def test_a_healthy_system_in_any_schema_has_no_finding_but_what_cannot_be_
     }
 
 
+async def test_how_a_database_quotes_names_and_reads_literals_makes_no_finding(well: Patient) -> None:
+    for default in ("quote_all_identifiers = on", "standard_conforming_strings = off"):
+        await well.sql(f"ALTER DATABASE {well.database.name} SET {default}")
+    await well.finds()
+
+
 async def test_a_producer_prepares_its_transaction_as_doctor_advises(sound: Patient) -> None:
     """While a worker is on watch, which is who holds the lock."""
     insert = (

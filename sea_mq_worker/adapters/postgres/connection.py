@@ -169,6 +169,8 @@ def session_settings(schema: str, application_name: str) -> dict[str, str]:
         "jit": "off",
         "idle_session_timeout": "0",
         "default_transaction_isolation": "read committed",
+        "standard_conforming_strings": "on",
+        "quote_all_identifiers": "off",
         **_TCP,
     }
 

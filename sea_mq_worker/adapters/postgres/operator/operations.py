@@ -75,9 +75,6 @@ class PostgresOperations(PostgresInspection):
         rows = await fetch(self._pool, self._sql["redriven"], message_id, actor, reason)
         return Redrive(open=rows[0]["open"], reopened=rows[0]["reopened"], action=rows[0]["action"])
 
-    async def finish_redrive(self, action: int, outcome: ActionOutcome) -> None:
-        await fetch(self._pool, self._sql["finish_redrive"], action, outcome)
-
     async def finish(self, action: int, outcome: ActionOutcome) -> None:
         await fetch(self._pool, self._sql["finish_action"], action, outcome)
 
