@@ -30,7 +30,15 @@ _CONNECT_WAIT_MAX_SECONDS = 5.0
 _FIRST_PROBE_SECONDS = 0.2
 _GOOD_NEWS = frozenset({"connected", "reconnected"})
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux stops CLOCK_MONOTONIC while the machine is suspended; macOS does not, and has no other."""
+
 _T = TypeVar("_T")
+
+
+def monotonic_seconds() -> float:
+    """Return monotonic seconds that go on in a suspended machine, as the leases in the database do."""
+    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +58,7 @@ class WorkerContext:
     stack: AsyncExitStack
     readiness: Readiness = field(default_factory=Readiness)
     started: asyncio.Event = field(default_factory=asyncio.Event)
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic_seconds
     session: PostgresWorkerSession | None = None
     takeover: Takeover | None = None
 
