@@ -1,7 +1,7 @@
 """Build dead letters (CMD-052, EVT-047-002), and restore the original headers for a redrive.
 
 ``application/inbox/handler_call`` decides which messages are dead-lettered, and
-``application/inbox/receiving`` which are a CONTENT_CONFLICT.
+``application/inbox/leases`` which are a CONTENT_CONFLICT.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
+from sea_mq_worker.application.inbox.leases import renewing_lease
 from sea_mq_worker.connections.handler import open_handler
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
 from sea_mq_worker.domain.errors import ContractError, WorkerError

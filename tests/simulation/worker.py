@@ -1,16 +1,14 @@
 """A worker as bootstrap makes it, on wires to the simulated servers."""
 
-import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
 from sea_mq_worker.application.claim_size import MemoryBudget
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
-from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.application.supervisor import Loop, Supervisor
 from sea_mq_worker.application.takeover import AbandonedDeliveries, Takeover
@@ -28,7 +26,6 @@ from sea_mq_worker.domain.facts import (
     TypeResumed,
     TypeSlowed,
 )
-from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.outbox import InMemoryOutbox
@@ -112,27 +109,6 @@ class _SimulatedBase(WorkerContext):
 
     def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
         return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=self.dice.random)
-
-
-class _NumberedInHand(InFlightMessage):
-    """Hashes to its number, so that sets of messages have the same order in every run."""
-
-    number = 0
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NumberingReception(InboxRecorder):
-    """Counts the messages it takes."""
-
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def identify(self, message: InboundMessage, *, received_at: float) -> InFlightMessage:
-        numbered = _NumberedInHand.of(message, received_at=received_at)
-        numbered.number = next(self.numbers)
-        return numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,14 +208,12 @@ class Assembly:
         inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
         store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line=line, twin=line.servers.burier, timeout_seconds=PUBLISH_TIMEOUT)
-        recorder = _NumberingReception(
-            inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=LEASE
-        )
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
         loop = inbox_loop(
             base,
             consumer=consumer,
-            recorder=recorder,
+            inbox=inbox,
+            store_breaker=store_breaker,
             handler=HandlerWire(line, self.inbox_audit),
             dead_letters=letters,
         )

@@ -8,10 +8,11 @@ from typing import Any
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
+from sea_mq_worker.application.inbox.in_flight import InFlightMessage
+from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
-from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.inbound import _handler_caller, _inbox_loop
+from sea_mq_worker.bootstrap.worker.inbound import _handler_caller, _inbox_loop, _leases
 from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.settings import ConsumerSettings
@@ -122,25 +123,21 @@ class World(LoopWorld):
             yield
             self.stop.set()
 
-    def recorder(self) -> InboxRecorder:
-        return InboxRecorder(
-            inbox=self.inbox,
-            store_breaker=self._breaker("store"),
-            observer=self.observer,
-            lease_seconds=LEASE,
-        )
+    def leases(self) -> InboxLeases:
+        return _leases(self.context(), self.inbox, self._breaker("store"))
 
     async def record(self, message: InboundMessage) -> InFlightMessage:
         """Record a message as a worker does that dies then."""
         item = InFlightMessage.of(message, received_at=self.clock())
-        await self.recorder().record([item], self.stop)
+        await self.leases().record([item], self.stop)
         return item
 
     def loop(self) -> InboxConsumer:
         loop = inbox_loop(
             self.context(),
             consumer=self.consumer,
-            recorder=self.recorder(),
+            inbox=self.inbox,
+            store_breaker=self._breaker("store"),
             handler=self.handler,
             dead_letters=self.dlq,
         )
@@ -152,11 +149,17 @@ class World(LoopWorld):
 
 
 def inbox_loop(
-    base: WorkerContext, *, consumer: Any, recorder: InboxRecorder, handler: Any, dead_letters: Any
+    base: WorkerContext,
+    *,
+    consumer: Any,
+    inbox: Any,
+    store_breaker: CircuitBreaker,
+    handler: Any,
+    dead_letters: Any,
 ) -> InboxConsumer:
     """Put the loop together as the worker does, between these ends."""
-    handler_caller = _handler_caller(base, recorder, dead_letters, handler)
-    return _inbox_loop(base, consumer, recorder.inbox, recorder, handler_caller)
+    leases = _leases(base, inbox, store_breaker)
+    return _inbox_loop(base, consumer, _handler_caller(base, leases, dead_letters, handler))
 
 
 def always(behaviour: Behaviour) -> Any:

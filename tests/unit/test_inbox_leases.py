@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.inbox.lease_renewal import renewing_lease
+from sea_mq_worker.application.inbox.leases import renewing_lease
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.facts import (
     CircuitOpened,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.inbox.receiving import InFlightMessage
+from sea_mq_worker.application.inbox.in_flight import InFlightMessage
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened, MessageDeadLettered, MessageProcessed
 from sea_mq_worker.domain.inbox_results import Leased
@@ -26,7 +26,7 @@ async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InFlightMe
 
 async def lease(world: World, item: InFlightMessage) -> Leased:
     """Lease a message as the worker did that had the last delivery."""
-    [receipt] = await world.recorder().record([item], world.stop)
+    [receipt] = await world.leases().record([item], world.stop)
     assert isinstance(receipt, Leased)
     return receipt
 

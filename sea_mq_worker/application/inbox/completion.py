@@ -19,13 +19,12 @@ An example with at most 10 in-flight messages, so that five outcomes make a batc
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.in_flight import InFlight
-from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
+from sea_mq_worker.application.inbox.in_flight import InFlight, InFlightMessage
+from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.application.row_isolation import report_refused, write_isolated
 from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError
@@ -46,7 +45,6 @@ from sea_mq_worker.domain.outcomes import (
     Processed,
     Retried,
 )
-from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
 from sea_mq_worker.ports.observer import Observer
 
@@ -69,11 +67,8 @@ class CompletionBatcher:
     """Collects outcomes while more are expected, and records them together."""
 
     consumer: JetStreamConsumer
-    inbox: InboxRepository
-    recorder: InboxRecorder
+    leases: InboxLeases
     observer: Observer
-    store_breaker: CircuitBreaker
-    clock: Callable[[], float]
     in_flight: InFlight
     returned: ReturnedMessages
     _waiting: list[_Closed] = field(default_factory=list)
@@ -156,7 +151,7 @@ class CompletionBatcher:
         """Record outcomes under a new lease where none holds; return the settled and the number of lost."""
         if not lost:
             return (), 0
-        receipts = await self.recorder.lease([item for item, _, _ in lost], stop)
+        receipts = await self.leases.lease([item for item, _, _ in lost], stop)
         known: list[_Settled] = []
         leased: list[_Closed] = []
         for (item, run, outcome), receipt in zip(lost, receipts, strict=True):
@@ -183,10 +178,9 @@ class CompletionBatcher:
             if isinstance(outcome, Retried | GivenBack)
         ]
         kept = {run.lease.message_id for _, run, outcome in batch if isinstance(outcome, DeadLettered)}
-        done = await write_isolated(
-            processed, self.inbox.mark_processed, breaker=self.store_breaker, stop=stop
-        )
-        undone = await write_isolated(failed, self.inbox.record_error, breaker=self.store_breaker, stop=stop)
+        inbox, breaker = self.leases.inbox, self.leases.store_breaker
+        done = await write_isolated(processed, inbox.mark_processed, breaker=breaker, stop=stop)
+        undone = await write_isolated(failed, inbox.record_error, breaker=breaker, stop=stop)
         kept = kept.union(*(answer for _, answer in (*done.answers, *undone.answers)))
         refused = [(lease.message_id, error) for lease, error in done.refused]
         refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
@@ -242,7 +236,7 @@ class CompletionBatcher:
                 consumer=self.consumer.name,
                 subject=item.message.subject,
                 status=status,
-                seconds=self.clock() - item.received_at,
+                seconds=self.leases.clock() - item.received_at,
             )
         )
 

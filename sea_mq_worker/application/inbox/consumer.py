@@ -15,11 +15,10 @@ from typing import TypeAlias, assert_never
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
-from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight
-from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
+from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight, InFlightMessage
+from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import LOOK_SECONDS, ReadAhead
-from sea_mq_worker.application.inbox.receiving import InboxRecorder, InFlightMessage
 from sea_mq_worker.application.waiting import (
     IMMEDIATE_REDELIVERY_SECONDS,
     StoppedError,
@@ -60,14 +59,12 @@ class InboxConsumer:
     """
 
     consumer: JetStreamConsumer
-    recorder: InboxRecorder
-    leases: LeaseRenewal
+    leases: InboxLeases
     handler_caller: HandlerCaller
     in_flight: InFlight
     completion: CompletionBatcher
     observer: Observer
     broker_breaker: CircuitBreaker
-    clock: Callable[[], float]
     calls: CallSlots
     heartbeat_seconds: float
     siblings: frozenset[str]
@@ -166,18 +163,17 @@ class InboxConsumer:
             if early := self.completion.returned.early_seconds(message):
                 await (settler or self.consumer).nak(message, delay_seconds=early)
                 continue
-            items.append(InFlightMessage.of(message, received_at=self.clock()))
+            items.append(InFlightMessage.of(message, received_at=self.leases.clock()))
             items[-1].settler = settler
             await _yield_after(message)
         self.in_flight.add(items, extra=extra)
         try:
-            receipts = await self.recorder.record(items, stop)
+            receipts = await self.leases.record(items, stop)
         except StoppedError:
             await self._give_back(items)
             return
         for item, receipt in zip(items, receipts, strict=True):
             if isinstance(receipt, Leased):
-                self.leases.start(item)
                 working.create_task(self._work(item, receipt, stop))
                 await _yield_after(item.message)
             else:
@@ -187,7 +183,7 @@ class InboxConsumer:
         outcome: HandlingOutcome
         try:
             async with self.calls:
-                outcome = await self.handler_caller.handle(item, run, stop, leases=self.leases)
+                outcome = await self.handler_caller.handle(item, run, stop)
         except StoppedError:
             outcome = GivenBack("the worker stopped before the call", IMMEDIATE_REDELIVERY_SECONDS)
         self.completion.add(item, run, outcome)

@@ -10,8 +10,8 @@ from typing import assert_never
 from sea_mq_worker.application.circuit_breaker import Permit
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
-from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
-from sea_mq_worker.application.inbox.receiving import InFlightMessage
+from sea_mq_worker.application.inbox.in_flight import InFlightMessage
+from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError, cancel_on_stop
 from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.inbound import InvalidMessage, ParsedMessage
@@ -44,13 +44,12 @@ class HandlerCaller:
 
     handler: EventHandler
     health: HandlerHealth
+    leases: InboxLeases
     dead_letter_publisher: DeadLetterPublisher
     backoff: Backoff
     attempts_max: int
 
-    async def handle(
-        self, item: InFlightMessage, run: Leased, stop: asyncio.Event, *, leases: LeaseRenewal
-    ) -> HandlingOutcome:
+    async def handle(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> HandlingOutcome:
         """Bring a leased message to an outcome; give it back when the worker stops while it waits.
 
         The lease is checked before each call: while the handler or the database was away, another worker
@@ -64,7 +63,7 @@ class HandlerCaller:
                 case InvalidMessage(_, reason, detail):
                     return await self._dead_letter(item, run, reason, detail, stop)
                 case ParsedMessage(_, request):
-                    return await self._call_handler(item, run, request, stop, leases)
+                    return await self._call_handler(item, run, request, stop)
         except StoppedError as error:
             waited_for = str(error) or self.health.breaker.reason
             return GivenBack(
@@ -72,12 +71,7 @@ class HandlerCaller:
             )
 
     async def _call_handler(
-        self,
-        item: InFlightMessage,
-        run: Leased,
-        request: HandlerRequest,
-        stop: asyncio.Event,
-        leases: LeaseRenewal,
+        self, item: InFlightMessage, run: Leased, request: HandlerRequest, stop: asyncio.Event
     ) -> HandlingOutcome:
         wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
         if wait is None:
@@ -88,7 +82,7 @@ class HandlerCaller:
         if run.attempts > 1:  # it may have ended the process of the worker or of the handler
             request = request._replace(batch_max=1)
         while (permit := await breaker.enter(stop)) is not Permit.STOPPED:
-            if not await leases.still_leased(item, run, stop):
+            if not await self.leases.still_leased(item, run, stop):
                 if permit is Permit.PROBE:
                     breaker.release()
                 return LeaseLost()

@@ -4,15 +4,72 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.receiving import InFlightMessage
 from sea_mq_worker.application.waiting import StoppedError
+from sea_mq_worker.domain.inbound import (
+    InvalidMessage,
+    ParsedMessage,
+    content_hash,
+    identify,
+    parse_message,
+)
+from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
+from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.ports.jetstream import Settler
 
 _BATCHES = 2
 """Batches that share the slots under load: the handler works on one while another is recorded or fetched."""
 _LINGER_SECONDS = 0.005
 """Longest wait of a fetch for a whole batch of free slots, so that batches form under load."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InFlightMessage:
+    """A message that was fetched and not yet settled; compared by identity."""
+
+    message: InboundMessage
+    entry: InboxEntry
+    """Inbox entry, made without reading the body."""
+    received_at: float
+    size: int
+    """Bytes in memory."""
+    refusal: InvalidMessage | None = None
+    """Reason why it cannot be handled, as far as that is known without reading the body."""
+    run: Leased | None = None
+    """The lease, once the inbox has given one to this worker."""
+    leased_until: float = 0.0
+    """Time until which this worker certainly holds the lease."""
+    settler: Settler | None = None
+    """Receiver of acknowledgements, where that is not the consumer."""
+
+    @classmethod
+    def of(cls, message: InboundMessage, *, received_at: float) -> Self:
+        """Identify a fetched message by its headers."""
+        identity = identify(message)
+        refusal = identity if isinstance(identity, InvalidMessage) else None
+        message_id = identity.message_id if isinstance(identity, InvalidMessage) else identity
+        entry = InboxEntry(
+            message_id=message_id,
+            subject=message.subject,
+            consumer=message.consumer,
+            stream=message.stream,
+            stream_seq=message.seq,
+            content_hash=content_hash(message),
+            reply=message.reply,
+        )
+        return cls(message=message, entry=entry, received_at=received_at, size=message.size, refusal=refusal)
+
+    def refuse(self, refusal: InvalidMessage) -> None:
+        """Mark the message as invalid, and record it under the refusal's id from now on."""
+        self.refusal = refusal
+        self.entry = self.entry._replace(message_id=refusal.message_id)
+
+    def open(self) -> ParsedMessage | InvalidMessage:
+        """Parse the body; call this only after the attempt is counted, for a body may kill the process."""
+        return self.refusal or parse_message(self.message)
 
 
 class InFlight:
@@ -30,7 +87,7 @@ class InFlight:
         self._messages_max = messages_max
         self._extra_max = -(-messages_max // 2)
         self._bytes_max = bytes_max
-        self._messages: set[InFlightMessage] = set()
+        self._messages: dict[InFlightMessage, None] = {}  # unlike a set it keeps their order
         self._extra: set[InFlightMessage] = set()
         self._released = asyncio.Event()
 
@@ -56,13 +113,14 @@ class InFlight:
         return self._messages_max - len(self._messages) + len(self._extra)
 
     def add(self, items: Sequence[InFlightMessage], *, extra: bool) -> None:
-        self._messages.update(items)
+        self._messages.update(dict.fromkeys(items))
         if extra:
             self._extra.update(items)
 
     def release(self, items: Sequence[InFlightMessage]) -> None:
         """Free the slots and bytes of settled messages."""
-        self._messages.difference_update(items)
+        for item in items:
+            self._messages.pop(item, None)
         self._extra.difference_update(items)
         self._released.set()
 

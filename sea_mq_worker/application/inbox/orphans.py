@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
+from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.inbound import content_hash, recorded_as, storage_id
 from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
 from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
 
@@ -30,17 +30,14 @@ class OrphanFinder:
     Attributes:
         older_than_seconds: least age of a checked row; a few times what a redelivery takes.
         every_seconds: interval between two pages.
-        lease_seconds: processing lease in the inbox.
     """
 
     consumer: JetStreamConsumer
-    inbox: InboxRepository
+    leases: InboxLeases
     observer: Observer
     broker_breaker: CircuitBreaker
-    store_breaker: CircuitBreaker
     older_than_seconds: float
     every_seconds: float
-    lease_seconds: float
     _after: str = ""
     _lost: set[str] = field(default_factory=set)
     """Messages reported as lost that were seen in this scan or the last one."""
@@ -52,7 +49,7 @@ class OrphanFinder:
         Raises:
             StoppedError: the worker stopped while the database or the broker was away.
         """
-        entries = await call_when_available(self._page, breaker=self.store_breaker, stop=stop)
+        entries = await call_when_available(self._page, breaker=self.leases.store_breaker, stop=stop)
         if not entries:
             self._after, self._lost, self._seen = "", self._lost & self._seen, set()
             return []
@@ -82,11 +79,11 @@ class OrphanFinder:
             return {}
 
     async def _page(self) -> Sequence[InboxEntry]:
-        return await self.inbox.overdue(
+        return await self.leases.inbox.overdue(
             stream=self.consumer.stream,
             consumer=self.consumer.name,
             older_than_seconds=self.older_than_seconds,
-            lease_seconds=self.lease_seconds,
+            lease_seconds=self.leases.lease_seconds,
             after=self._after,
             limit=_PAGE,
         )
@@ -102,15 +99,16 @@ class OrphanFinder:
         )
         with contextlib.suppress(RowsRefusedError):  # the log line reports it anyway
             await call_when_available(
-                lambda: self._record_lost(entry, text), breaker=self.store_breaker, stop=stop
+                lambda: self._record_lost(entry, text), breaker=self.leases.store_breaker, stop=stop
             )
         self._lost.add(entry.message_id)
         self._notice("message_lost", text)
 
     async def _record_lost(self, entry: InboxEntry, text: str) -> None:
-        [receipt] = await self.inbox.insert([entry], lease_seconds=self.lease_seconds)
+        inbox = self.leases.inbox
+        [receipt] = await inbox.insert([entry], lease_seconds=self.leases.lease_seconds)
         if isinstance(receipt, Leased):
-            await self.inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
+            await inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
 
     def _notice(self, event: str, text: str) -> None:
         self.observer.observe(Noticed(event=event, text=text))

@@ -14,11 +14,10 @@ from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPubl
 from sea_mq_worker.application.inbox.handler_call import HandlerCaller
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth, ResumeRequests
 from sea_mq_worker.application.inbox.in_flight import CallSlots, InFlight
-from sea_mq_worker.application.inbox.lease_renewal import LeaseRenewal
+from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
-from sea_mq_worker.application.inbox.receiving import InboxRecorder
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.application.readiness import SLOW_TYPES
 from sea_mq_worker.application.supervisor import Loop
@@ -54,11 +53,9 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     connection = await base.nats("inbox")
     inbox = PostgresInboxAdapter(pool=pool, worker=base.name, session=base.session_id)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
-    recorder = InboxRecorder(
-        inbox=inbox, store_breaker=store_breaker, observer=base.observer, lease_seconds=s.inbox_lease_seconds
-    )
+    leases = _leases(base, inbox, store_breaker)
     dead_letters = await _dead_letter_stream(base, connection)
-    handler_caller = _handler_caller(base, recorder, dead_letters, _handler(base))
+    handler_caller = _handler_caller(base, leases, dead_letters, _handler(base))
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     loops = {
         "consumers of the inbox": await share_inbox(base, pool, consumers, store_breaker),
@@ -72,7 +69,7 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
         ).take_over
     consuming = {}
     for consumer in consumers:
-        loop = _inbox_loop(base, consumer, inbox, recorder, handler_caller)
+        loop = _inbox_loop(base, consumer, handler_caller)
         consuming[consumer.stream, consumer.name] = loop
         loops[f"inbox {consumer.name}"] = loop.run
     max_deliveries = MaxDeliveriesLoop(
@@ -89,14 +86,21 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     return connection, loops | {"max deliveries": max_deliveries.run, "resume": resuming.run}
 
 
+def _leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitBreaker) -> InboxLeases:
+    return InboxLeases(
+        inbox=inbox,
+        store_breaker=store_breaker,
+        observer=base.observer,
+        clock=base.clock,
+        lease_seconds=base.settings.inbox_lease_seconds,
+        session_lost_since=base.session_lost_since,
+    )
+
+
 def _inbox_loop(
-    base: WorkerContext,
-    consumer: NatsJetStreamConsumer,
-    inbox: InboxRepository,
-    recorder: InboxRecorder,
-    handler_caller: HandlerCaller,
+    base: WorkerContext, consumer: NatsJetStreamConsumer, handler_caller: HandlerCaller
 ) -> InboxConsumer:
-    s = base.settings
+    s, leases = base.settings, handler_caller.leases
     broker_breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
     in_flight = InFlight(
         messages_max=min(s.in_flight_max, consumer.max_ack_pending),
@@ -104,44 +108,31 @@ def _inbox_loop(
     )
     completion = CompletionBatcher(
         consumer=consumer,
-        inbox=inbox,
-        recorder=recorder,
+        leases=leases,
         observer=base.observer,
-        store_breaker=recorder.store_breaker,
-        clock=base.clock,
         in_flight=in_flight,
         returned=ReturnedMessages(base.clock),
     )
+    ahead = ReadAhead(
+        consumer=consumer,
+        health=handler_caller.health,
+        observer=base.observer,
+        broker_breaker=broker_breaker,
+        clock=base.clock,
+    )
     return InboxConsumer(
         consumer=consumer,
-        recorder=recorder,
-        leases=_lease_renewal(base, recorder),
+        leases=leases,
         handler_caller=handler_caller,
         in_flight=in_flight,
         completion=completion,
         observer=base.observer,
         broker_breaker=broker_breaker,
-        clock=base.clock,
         calls=_call_slots(s, in_flight),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         siblings=frozenset(durable.durable for durable in s.consumers),
-        orphans=_orphan_finder(base, consumer, inbox, broker_breaker, recorder.store_breaker),
-        ahead=_read_ahead(base, consumer, broker_breaker, handler_caller.health),
-    )
-
-
-def _read_ahead(
-    base: WorkerContext,
-    consumer: NatsJetStreamConsumer,
-    broker_breaker: CircuitBreaker,
-    health: HandlerHealth,
-) -> ReadAhead:
-    return ReadAhead(
-        consumer=consumer,
-        health=health,
-        observer=base.observer,
-        broker_breaker=broker_breaker,
-        clock=base.clock,
+        orphans=_orphan_finder(base, consumer, leases, broker_breaker),
+        ahead=ahead,
     )
 
 
@@ -150,33 +141,20 @@ def _call_slots(s: Settings, in_flight: InFlight) -> CallSlots:
     return CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency)
 
 
-def _lease_renewal(base: WorkerContext, recorder: InboxRecorder) -> LeaseRenewal:
-    return LeaseRenewal(
-        inbox=recorder.inbox,
-        store_breaker=recorder.store_breaker,
-        clock=base.clock,
-        lease_seconds=recorder.lease_seconds,
-        session_lost_since=base.session_lost_since,
-    )
-
-
 def _orphan_finder(
     base: WorkerContext,
     consumer: NatsJetStreamConsumer,
-    inbox: InboxRepository,
+    leases: InboxLeases,
     broker_breaker: CircuitBreaker,
-    store_breaker: CircuitBreaker,
 ) -> OrphanFinder:
-    again_seconds = max(consumer.ack_wait_seconds, base.settings.inbox_lease_seconds)
+    again_seconds = max(consumer.ack_wait_seconds, leases.lease_seconds)
     return OrphanFinder(
         consumer=consumer,
-        inbox=inbox,
+        leases=leases,
         observer=base.observer,
         broker_breaker=broker_breaker,
-        store_breaker=store_breaker,
         older_than_seconds=2 * again_seconds,
         every_seconds=min(_ORPHAN_SEARCH_SECONDS, 2 * again_seconds),
-        lease_seconds=base.settings.inbox_lease_seconds,
     )
 
 
@@ -207,22 +185,23 @@ async def _dead_letter_stream(base: WorkerContext, connection: NatsConnection) -
 
 
 def _handler_caller(
-    base: WorkerContext, recorder: InboxRecorder, dead_letters: JetStreamPublisher, handler: EventHandler
+    base: WorkerContext, leases: InboxLeases, dead_letters: JetStreamPublisher, handler: EventHandler
 ) -> HandlerCaller:
     s = base.settings
     dead_letter_publisher = DeadLetterPublisher(
         context=s.context,
-        inbox=recorder.inbox,
+        inbox=leases.inbox,
         publisher=dead_letters,
         observer=base.observer,
         breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
-        store_breaker=recorder.store_breaker,
+        store_breaker=leases.store_breaker,
         clock=base.clock,
-        lease_seconds=recorder.lease_seconds,
+        lease_seconds=leases.lease_seconds,
     )
     return HandlerCaller(
         handler=handler,
         health=_health(base),
+        leases=leases,
         dead_letter_publisher=dead_letter_publisher,
         backoff=_backoff(base),
         attempts_max=s.inbox_attempts_max,

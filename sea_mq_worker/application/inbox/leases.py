@@ -1,4 +1,4 @@
-"""Renewal of processing leases in the inbox while their messages are handled."""
+"""Leases of messages in the inbox: taken before the handler is called (CMD-051), renewed while it works."""
 
 import asyncio
 import contextlib
@@ -6,18 +6,21 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.application.inbox.receiving import InFlightMessage
-from sea_mq_worker.application.row_isolation import RowIsolator
+from sea_mq_worker.application.inbox.in_flight import InFlightMessage
+from sea_mq_worker.application.row_isolation import RowIsolator, report_refused, write_isolated
+from sea_mq_worker.domain.dead_letters import Reason, conflict_detail
 from sea_mq_worker.domain.errors import DependencyError
-from sea_mq_worker.domain.inbox_results import Lease, Leased
+from sea_mq_worker.domain.inbound import InvalidMessage, storage_id
+from sea_mq_worker.domain.inbox_results import ContentConflict, Lease, Leased, Receipt, Unwritable
 from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports.observer import Observer
 
 _EXTENSIONS_PER_LEASE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRenewal:
-    """Renews the leases of in-flight messages, and knows which of them certainly still hold.
+class InboxLeases:
+    """Leases messages before their bodies are read, and knows which leases certainly still hold.
 
     Attributes:
         clock: monotonic seconds.
@@ -27,13 +30,52 @@ class LeaseRenewal:
 
     inbox: InboxRepository
     store_breaker: CircuitBreaker
+    observer: Observer
     clock: Callable[[], float]
     lease_seconds: float
     session_lost_since: Callable[[float], bool]
 
-    def start(self, item: InFlightMessage) -> None:
-        """Count a new lease from when its message was received, which is before the inbox gave it."""
-        item.leased_until = item.received_at + self.lease_seconds
+    async def record(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
+        """Lease a batch; a message whose id is known with another content gets an id of its own.
+
+        Raises:
+            StoppedError: the worker stopped while the database was away.
+        """
+        receipts = await self.lease(items, stop)
+        conflicting = [
+            item
+            for item, receipt in zip(items, receipts, strict=True)
+            if isinstance(receipt, ContentConflict)
+        ]
+        if not conflicting:
+            return receipts
+        for item in conflicting:
+            detail = conflict_detail(item.entry.message_id)
+            item.refuse(InvalidMessage(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
+        again = iter(await self.lease(conflicting, stop))
+        return [next(again) if isinstance(receipt, ContentConflict) else receipt for receipt in receipts]
+
+    async def lease(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
+        """Record messages in one round trip, as they are, and lease those that must be handled.
+
+        Raises:
+            StoppedError: the worker stopped while the database was away.
+        """
+        isolator = await write_isolated(items, self._write, breaker=self.store_breaker, stop=stop)
+        receipts: dict[InFlightMessage, Receipt] = {
+            item: receipt
+            for part, answer in isolator.answers
+            for item, receipt in zip(part, answer, strict=True)
+        }
+        for item, error in isolator.refused:
+            report_refused(self.observer, f"message {item.entry.message_id}", error)
+            receipts[item] = Unwritable()
+        for item, receipt in receipts.items():
+            item.run = receipt if isinstance(receipt, Leased) else None
+            item.leased_until = (
+                item.received_at + self.lease_seconds
+            )  # received before the inbox gave the lease
+        return [receipts[item] for item in items]
 
     async def renew(self, items: Iterable[InFlightMessage]) -> None:
         """Extend all leases in one statement; a failure opens the circuit of the database."""
@@ -56,6 +98,9 @@ class LeaseRenewal:
                 lambda: self._extend([(item, run)]), breaker=self.store_breaker, stop=stop
             )
         return self.clock() < item.leased_until
+
+    async def _write(self, items: Sequence[InFlightMessage]) -> Sequence[Receipt]:
+        return await self.inbox.insert([item.entry for item in items], lease_seconds=self.lease_seconds)
 
     async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
         if not held:
