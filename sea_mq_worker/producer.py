@@ -25,7 +25,7 @@ from uuid import UUID
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.service_transaction import execute, execute_sync, in_schema
 from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.headers import EVENT_HEADER_BYTES_MAX, event_header_bytes, header_problem
+from sea_mq_worker.domain.headers import EVENT_HEADER_BYTES_MAX, event_header_bytes, own_header_problem
 from sea_mq_worker.domain.subjects import event_subject
 
 __all__ = ["Event", "InvalidEventError", "enqueue", "enqueue_sync", "uuid7"]
@@ -176,7 +176,7 @@ def _check_values(event: Event, own: Mapping[str, str]) -> None:
     if len((event.ordering_key or "").encode(errors="surrogatepass")) > ORDERING_KEY_BYTES_MAX:
         raise _invalid(f"ordering_key is longer than {ORDERING_KEY_BYTES_MAX} bytes; use a hash of it")
     for header, value in own.items():
-        problem = header_problem(str(header), value)
+        problem = own_header_problem(str(header), value)
         if problem:
             raise _invalid(f"header {header!r:.64} {problem}")
 

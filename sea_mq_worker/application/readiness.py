@@ -18,13 +18,12 @@ SLOW_TYPES = "slow event types"
 class Readiness:
     """Collects reasons from all circuits and checks; the worker is ready when there is none."""
 
-    _breakers: list[CircuitBreaker] = field(default_factory=list)
     _checks: dict[str, Callable[[], str]] = field(default_factory=dict)
     _broken: dict[str, Callable[[], float]] = field(default_factory=dict)
 
-    def watch(self, *breakers: CircuitBreaker) -> None:
+    def watch(self, breaker: CircuitBreaker) -> None:
         """Count an open circuit as a reason."""
-        self._breakers += breakers
+        self.check(breaker.name, lambda: breaker.reason, broken_seconds=lambda: breaker.broken_seconds)
 
     def check(
         self, name: str, reason: Callable[[], str], *, broken_seconds: Callable[[], float] = lambda: 0.0
@@ -38,9 +37,7 @@ class Readiness:
 
     def reasons(self) -> Mapping[str, str]:
         """Return the reasons against readiness, by name of the part."""
-        found = {name: reason() for name, reason in self._checks.items()}
-        found |= {breaker.name: breaker.reason for breaker in self._breakers}
-        return {name: reason for name, reason in found.items() if reason}
+        return {name: text for name, reason in self._checks.items() if (text := reason())}
 
     async def give_up_after(self, seconds: float, stop: asyncio.Event) -> None:
         """Check until the worker stops.
@@ -49,9 +46,8 @@ class Readiness:
             ContractError: a part that an operator must fix has been broken for longer than ``seconds``.
         """
         while not stop.is_set():
-            broken = {name: measure() for name, measure in self._broken.items()}
-            broken |= {breaker.name: breaker.broken_seconds for breaker in self._breakers}
-            for name in (name for name, lasting in broken.items() if lasting > seconds):
-                reason = self.reasons().get(name, "")
-                raise ContractError(f"{name}: {reason}; it was not fixed within {seconds:g} s")
+            for name, measure in self._broken.items():
+                if measure() > seconds:
+                    reason = self._checks[name]()
+                    raise ContractError(f"{name}: {reason}; it was not fixed within {seconds:g} s")
             await sleep_or_stop(stop, seconds=_POLL_SECONDS)

@@ -105,7 +105,8 @@ def _encoded(headers: Mapping[str, str]) -> bytes | str:
     text = "".join(values)
     breaks = "\r" in text or "\n" in text or "\0" in text
     if breaks or not all(map(_is_token, headers)) or list(map(str.strip, values)) != values:
-        return next(filter(None, map(header_problem, headers, values)))
+        problems = ((name, header_problem(name, value)) for name, value in headers.items())
+        return next(f"header {name[:64]!r} {problem}" for name, problem in problems if problem)
     try:
         return header_block(header_lines(headers))
     except UnicodeEncodeError:
@@ -115,9 +116,11 @@ def _encoded(headers: Mapping[str, str]) -> bytes | str:
 def header_problem(name: str, value: str) -> str:
     """Return why a header can never be sent unaltered; empty: it can be sent."""
     if not _is_token(name):
-        return f"header name {name[:64]!r} cannot be sent: only letters, digits and !#$%&'*+-.^_`|~ can"
-    if value != value.strip() or "\r" in value or "\n" in value or "\0" in value:
-        return f"the value of header {name[:64]!r} has a line break, NUL or outer white space"
+        return "has a name that is blank or holds other than letters, digits and !#$%&'*+-.^_`|~"
+    if any(character in value for character in "\r\n\0"):
+        return "has a value with CR, LF or NUL"
+    if value != value.strip():
+        return "has a value with leading or trailing white space, which the protocol cannot carry"
     return ""
 
 

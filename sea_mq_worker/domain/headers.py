@@ -12,7 +12,13 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from sea_mq_worker.domain.encoding import HEADER_BYTES_MAX, HeaderBlock, header_block, header_lines
+from sea_mq_worker.domain.encoding import (
+    HEADER_BYTES_MAX,
+    HeaderBlock,
+    header_block,
+    header_lines,
+    header_problem,
+)
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.messages import OutboundMessage
@@ -31,7 +37,6 @@ _OF_THE_EVENT = frozenset(
 )
 """Attributes set from the event's columns; a header of the row could only contradict them."""
 _TRACE = frozenset({"traceparent", "tracestate"})
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TRACESTATE_CHARS_MAX = 512
 """Length that W3C requires everybody to propagate; the handler may refuse a longer value."""
 _TRACESTATE = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,256}")
@@ -155,25 +160,17 @@ def _own_headers(text: str) -> dict[str, str]:
     if parsed is None:
         raise InvalidEventError("INVALID_OUTBOX: headers is not a JSON object")
     for name, value in parsed.items():
-        problem = header_problem(name, value)
+        problem = own_header_problem(name, value)
         if problem:
             raise InvalidEventError(f"INVALID_OUTBOX: header {name[:64]!r} {problem}")
     return parsed
 
 
-def header_problem(name: str, value: object) -> str:
+def own_header_problem(name: str, value: object) -> str:
     """Return why a row's own header cannot be delivered as it is; empty: it can be."""
-    if not _NAME.fullmatch(name):
-        return "has a name that is blank or holds other than letters, digits and !#$%&'*+-.^_`|~"
     if reserved := _reserved(name):
         return reserved
-    if not isinstance(value, str):
-        return "has a value that is not a string"
-    if any(c in value for c in "\r\n\0"):
-        return "has a value with CR, LF or NUL"
-    if value != value.strip():
-        return "has a value with leading or trailing white space, which the protocol cannot carry"
-    return ""
+    return header_problem(name, value) if isinstance(value, str) else "has a value that is not a string"
 
 
 def _reserved(name: str) -> str:

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
 
 from sea_mq_worker.domain.errors import InvalidMessageError
 from sea_mq_worker.domain.headers import MSG_ID, rfc3339, valid_trace_context
@@ -16,13 +15,6 @@ from sea_mq_worker.domain.subjects import parse_subject
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
-
-
-class ParsedMessage(NamedTuple):
-    """A valid message and its request to the handler."""
-
-    message_id: str
-    request: HandlerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +40,13 @@ def recorded_as(message: InboundMessage) -> str:
     return identity.message_id if isinstance(identity, InvalidMessage) else identity
 
 
-def parse_message(message: InboundMessage) -> ParsedMessage | InvalidMessage:
+def parse_message(message: InboundMessage) -> HandlerRequest | InvalidMessage:
     """Validate a message and build the handler's request."""
     headers = _lower(message.headers)
     message_id = ""
     try:
         message_id = _message_id(headers)
-        return ParsedMessage(message_id, _request(message, headers, message_id))
+        return _request(message, headers, message_id)
     except InvalidMessageError as error:
         return InvalidMessage(message_id or storage_id(message), error.reason, str(error))
 

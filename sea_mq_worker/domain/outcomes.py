@@ -164,16 +164,8 @@ class Processed:
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
-    """No effect: record the error, then NAK with a delay; costs an attempt."""
-
-    error: str
-    delay_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class GivenBack:
-    """No effect, at no attempt's cost: record the error, then NAK with a delay.
+    """No effect: record the error, then NAK with a delay; ``counted``: it costs an attempt.
 
     ``event_type``: a slow type; when its slow pace ends, the message comes sooner, but not before
     ``least_seconds``.
@@ -183,13 +175,12 @@ class GivenBack:
     delay_seconds: float
     event_type: str = ""
     least_seconds: float = 0.0
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
     """The dead-letter stream has it and the inbox knows: ACK."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +188,4 @@ class LeaseLost:
     """Another worker has the message: send nothing, because that worker settles it."""
 
 
-HandlingOutcome: TypeAlias = Processed | Retried | GivenBack | DeadLettered | LeaseLost
+HandlingOutcome: TypeAlias = Processed | GivenBack | DeadLettered | LeaseLost

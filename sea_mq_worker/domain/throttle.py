@@ -24,12 +24,14 @@ class Throttle:
         per_second: number of failures of a slow type that count per second.
         slow_since: when the type became slow; None: it is not slow.
         failed_at: time of the last failure.
+        error: the handler's error then.
     """
 
     slow_after: int
     per_second: float
     slow_since: float | None = None
     failed_at: float = 0.0
+    error: str = ""
     failures: int = 0
     """Number of failures in a row."""
     _failing: set[str] = field(default_factory=set)

@@ -10,7 +10,7 @@ from sea_mq_worker.application.inbox.leases import renewing_lease
 from sea_mq_worker.connections.handler import open_handler
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry
 from sea_mq_worker.domain.errors import ContractError, WorkerError
-from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
+from sea_mq_worker.domain.inbound import content_hash, parse_message
 from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
     ContentConflict,
@@ -19,7 +19,7 @@ from sea_mq_worker.domain.inbox_results import (
     LeasedElsewhere,
     Unwritable,
 )
-from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Accepted
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import inbox, operations
@@ -58,14 +58,14 @@ class Redriver:
             message = await original_message(self.dead_letters, entry)
         except ContractError as error:
             return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
-        envelope = parse_message(message)
-        if not isinstance(envelope, ParsedMessage) or envelope.message_id != entry.message_id:
+        request = parse_message(message)
+        if not isinstance(request, HandlerRequest) or request.message_id != entry.message_id:
             text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new ID"
             return _failed(entry, text)
-        opened = await self.records.redriven(UUID(envelope.message_id), actor=actor, reason=reason)
+        opened = await self.records.redriven(UUID(request.message_id), actor=actor, reason=reason)
         try:
             if opened.open:
-                outcome = await self._handle(entry, message, envelope)
+                outcome = await self._handle(entry, message, request)
             else:
                 await self.dead_letters.remove(seq)
                 outcome = _done(entry, "processed before; the dead letter is removed")
@@ -77,14 +77,14 @@ class Redriver:
         return outcome
 
     async def _handle(
-        self, entry: DeadLetterEntry, message: InboundMessage, envelope: ParsedMessage
+        self, entry: DeadLetterEntry, message: InboundMessage, request: HandlerRequest
     ) -> DeadLetterOutcome:
-        receipts = await self.inbox.insert([_recorded(message, envelope)], lease_seconds=self.lease_seconds)
+        receipts = await self.inbox.insert([_recorded(message, request)], lease_seconds=self.lease_seconds)
         run = receipts[0]
         if not isinstance(run, Leased):
             return _failed(entry, _NOT_LEASED[type(run)])
         async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
-            result = await self.handler.handle(envelope.request)
+            result = await self.handler.handle(request)
         if isinstance(result, Accepted):
             if not await self.inbox.mark_processed([run.lease]):
                 return _failed(
@@ -116,9 +116,9 @@ async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
         )
 
 
-def _recorded(message: InboundMessage, envelope: ParsedMessage) -> InboxEntry:
+def _recorded(message: InboundMessage, request: HandlerRequest) -> InboxEntry:
     return InboxEntry(
-        message_id=envelope.message_id,
+        message_id=request.message_id,
         subject=message.subject,
         consumer=message.consumer,
         stream=message.stream,

@@ -21,8 +21,8 @@ the message, and handles it::
 
     await publisher.publish("shop.event.order_paid.v1", b'{"order": 7}', {"Nats-Msg-Id": str(uuid4())})
     [message] = await consumer.fetch(10)
-    parsed = parse_message(message)
-    assert await handler.handle(parsed.request) == Accepted(200)
+    request = parse_message(message)
+    assert await handler.handle(request) == Accepted(200)
     await consumer.ack(message)
 """
 

@@ -17,7 +17,8 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.manage.definitions import definitions
 from sea_mq_worker.adapters.nats.manage.sync_definitions import check
-from sea_mq_worker.domain.inbound import ParsedMessage, parse_message
+from sea_mq_worker.domain.inbound import parse_message
+from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.producer import uuid7
 from sea_mq_worker.resources import resource_folder
 from tests.support.documents import blocks, commands
@@ -62,11 +63,11 @@ async def payments(nats_url: str) -> AsyncIterator[NatsConnection]:
         await api(connection, f"STREAM.DELETE.{STREAM}")
 
 
-async def the_message(payments: NatsConnection) -> ParsedMessage:
+async def the_message(payments: NatsConnection) -> HandlerRequest:
     """Parse the one message of the stream as the worker does."""
     message = (await api(payments, f"STREAM.MSG.GET.{STREAM}", {"seq": 1}))["message"]
     parsed = parse_message(stored(message, stream=STREAM, consumer="", deliveries=1))
-    assert isinstance(parsed, ParsedMessage), parsed
+    assert isinstance(parsed, HandlerRequest), parsed
     return parsed
 
 
@@ -75,7 +76,7 @@ async def test_a_message_of_the_example_has_a_valid_form(payments: NatsConnectio
     code = compile(example, SENDING, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     await eval(code, {"connection": payments.client, "json": json, "uuid7": uuid7})
     parsed = await the_message(payments)
-    assert (parsed.request.event_type, parsed.request.payload) == ("payment.received", b'{"booking": 1}')
+    assert (parsed.event_type, parsed.payload) == ("payment.received", b'{"booking": 1}')
 
 
 async def test_a_message_of_the_nats_cli_has_a_valid_form(

@@ -21,7 +21,8 @@ from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.doctor.handler import handler_findings
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.domain.inbound import ParsedMessage, parse_message
+from sea_mq_worker.domain.inbound import parse_message
+from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.producer import enqueue
@@ -224,12 +225,12 @@ async def test_a_handler_that_cannot_be_trusted_gets_nothing_and_is_reported_by_
     verify = ssl.CERT_REQUIRED if kind == "no certificate of its own" else ssl.CERT_NONE
     context = pki.authority.for_servers(pki.bad.get(kind, pki.server), verify_clients=verify)
     envelope = parse_message(inbound_message())
-    assert isinstance(envelope, ParsedMessage)
+    assert isinstance(envelope, HandlerRequest)
     async with handler_server(tls=context) as server:
         url = f"https://127.0.0.1:{server.port}/handle"
         given = settings(handler_url=url, handler_tls_ca_file=pki.authority.ca)
         client = open_handler(given, concurrency=1)
-        result = await client.handle(envelope.request)
+        result = await client.handle(envelope)
         await client.close()
         found = [(finding.slug, finding.what) async for finding in handler_findings(given)]
     assert not isinstance(result, Accepted)

@@ -54,4 +54,4 @@ async def test_the_example_of_the_fakes_handles_its_message() -> None:
     names: dict[str, Any] = {}
     running = eval(compile(example, "example", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
     await running
-    assert names["parsed"].request.payload == b'{"order": 7}'
+    assert names["request"].payload == b'{"order": 7}'

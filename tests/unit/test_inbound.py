@@ -6,20 +6,20 @@ import pytest
 
 from sea_mq_worker.domain.inbound import (
     InvalidMessage,
-    ParsedMessage,
     content_hash,
     parse_message,
     storage_id,
 )
+from sea_mq_worker.domain.messages import HandlerRequest
 from tests.support.builders import OCCURRED_AT, inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 
 
-def opened(**given: object) -> ParsedMessage:
-    envelope = parse_message(inbound_message(ID, **given))
-    assert isinstance(envelope, ParsedMessage)
-    return envelope
+def opened(**given: object) -> HandlerRequest:
+    request = parse_message(inbound_message(ID, **given))
+    assert isinstance(request, HandlerRequest)
+    return request
 
 
 def refused(**given: object) -> InvalidMessage:
@@ -37,24 +37,24 @@ def test_the_request_is_made_of_subject_headers_and_body() -> None:
         "ce-correlationid": correlation,
         "ce-causationid": causation,
     }
-    request = opened(headers=headers, payload=b'{"n": 1.00}').request
+    request = opened(headers=headers, payload=b'{"n": 1.00}')
     assert request.message_id == ID
     assert request.subject == "vibespro.event.vibe_created.v1"
     assert (request.event_type, request.event_version) == ("vibe_created", 1)
     assert request.occurred_at == "2025-12-01T00:00:00Z"
     assert (request.correlation_id, request.causation_id) == (correlation, causation)
     assert request.payload == b'{"n": 1.00}'
-    assert opened(headers=headers | {"ce-causationid": "not a uuid"}).request.causation_id is None
+    assert opened(headers=headers | {"ce-causationid": "not a uuid"}).causation_id is None
 
 
 def test_a_message_without_a_time_occurred_when_it_was_stored() -> None:
-    assert opened().request.occurred_at == "2025-12-28T22:00:00Z"
-    assert opened(headers={"Nats-Msg-Id": ID, "ce-time": "tomorrow"}).request.occurred_at.startswith("2025")
+    assert opened().occurred_at == "2025-12-28T22:00:00Z"
+    assert opened(headers={"Nats-Msg-Id": ID, "ce-time": "tomorrow"}).occurred_at.startswith("2025")
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59-23:00"])
 def test_a_time_outside_the_years_that_there_are_is_no_time(time: str) -> None:
-    assert opened(headers={"Nats-Msg-Id": ID, "ce-time": time}).request.occurred_at == "2025-12-28T22:00:00Z"
+    assert opened(headers={"Nats-Msg-Id": ID, "ce-time": time}).occurred_at == "2025-12-28T22:00:00Z"
 
 
 def test_ce_id_stands_in_for_a_missing_message_id() -> None:
@@ -107,14 +107,14 @@ def test_a_body_that_is_not_json_is_refused(payload: bytes) -> None:
     ids=lambda payload: repr(payload[:12]),
 )
 def test_every_json_value_is_passed_on_unchanged(payload: bytes) -> None:
-    assert opened(payload=payload).request.payload == payload
+    assert opened(payload=payload).payload == payload
 
 
 @pytest.mark.parametrize("payload", [b"[" + b"[]," * 700_000 + b"[]]", b"[" + b"1," * 1_000_000 + b"1]"])
 def test_a_body_is_checked_without_building_what_it_says(payload: bytes) -> None:
     message = inbound_message(ID, payload=payload)
     tracemalloc.start()
-    assert isinstance(parse_message(message), ParsedMessage)
+    assert isinstance(parse_message(message), HandlerRequest)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < len(payload) / 10
@@ -136,10 +136,10 @@ def test_a_subject_outside_the_grammar_is_refused(subject: str) -> None:
 def test_only_a_well_formed_trace_context_is_passed_on() -> None:
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     headers = {"Nats-Msg-Id": ID, "traceparent": parent, "tracestate": "a=1"}
-    assert opened(headers=headers).request.trace_headers == {"traceparent": parent, "tracestate": "a=1"}
-    assert opened(headers=headers | {"traceparent": "00-x"}).request.trace_headers == {}
+    assert opened(headers=headers).trace_headers == {"traceparent": parent, "tracestate": "a=1"}
+    assert opened(headers=headers | {"traceparent": "00-x"}).trace_headers == {}
     long = headers | {"tracestate": "a=" + "1" * 600}
-    assert opened(headers=long).request.trace_headers == {"traceparent": parent}
+    assert opened(headers=long).trace_headers == {"traceparent": parent}
 
 
 def test_the_fingerprint_differs_by_content_but_not_by_delivery() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sea_mq_worker.adapters.http.wire_format import request_body
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.encoding import validation_error
-from sea_mq_worker.domain.inbound import ParsedMessage, content_hash, parse_message
+from sea_mq_worker.domain.inbound import content_hash, parse_message
+from sea_mq_worker.domain.messages import HandlerRequest
 from tests.support.builders import dead_letter, inbound_message
 
 MAX_PAYLOAD = 2**20
@@ -58,8 +59,8 @@ def test_every_message_is_opened_or_refused(
     envelope = parse_message(message)
     assert str(uuid.UUID(envelope.message_id)) == envelope.message_id
     assert len(content_hash(message)) == 32
-    if isinstance(envelope, ParsedMessage):
-        body = json.loads(b"".join(request_body(envelope.request)))
+    if isinstance(envelope, HandlerRequest):
+        body = json.loads(b"".join(request_body(envelope)))
         assert body["message_id"] == envelope.message_id
         assert datetime.fromisoformat(body["occurred_at"]).tzinfo is not None
     letter = dead_letter(message, message_id=envelope.message_id, detail="\0 \r\n")

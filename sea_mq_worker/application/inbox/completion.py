@@ -20,7 +20,7 @@ An example with at most 10 in-flight messages, so that five outcomes make a batc
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
 from sea_mq_worker.application.inbox.in_flight import InFlight, InFlightMessage
@@ -43,7 +43,6 @@ from sea_mq_worker.domain.outcomes import (
     HandlingOutcome,
     LeaseLost,
     Processed,
-    Retried,
 )
 from sea_mq_worker.ports.jetstream import JetStreamConsumer, Settler
 from sea_mq_worker.ports.observer import Observer
@@ -54,7 +53,7 @@ class CompletedMessage:
     """The inbox has the outcome already, from whichever worker: acknowledge."""
 
 
-_Settlement: TypeAlias = Processed | Retried | GivenBack | DeadLettered | CompletedMessage
+_Settlement: TypeAlias = Processed | GivenBack | DeadLettered | CompletedMessage
 _Closed: TypeAlias = tuple[InFlightMessage, Leased, HandlingOutcome]
 _Settled: TypeAlias = tuple[InFlightMessage, Leased, _Settlement]
 
@@ -173,9 +172,9 @@ class CompletionBatcher:
         """Write outcomes; return the message ids whose lease still held, and those that the inbox refuses."""
         processed = [run.lease for _, run, outcome in batch if isinstance(outcome, Processed)]
         failed = [
-            FailedHandling(lease=run.lease, error=outcome.error, counted=isinstance(outcome, Retried))
+            FailedHandling(lease=run.lease, error=outcome.error, counted=outcome.counted)
             for _, run, outcome in batch
-            if isinstance(outcome, Retried | GivenBack)
+            if isinstance(outcome, GivenBack)
         ]
         kept = {run.lease.message_id for _, run, outcome in batch if isinstance(outcome, DeadLettered)}
         inbox, breaker = self.leases.inbox, self.leases.store_breaker
@@ -193,7 +192,7 @@ class CompletionBatcher:
 
     async def _acknowledge(self, settled: Sequence[_Settled]) -> None:
         """ACK the finished messages; those of the consumer, nearly all, in one write."""
-        finished = [item for item, _, outcome in settled if not isinstance(outcome, Retried | GivenBack)]
+        finished = [item for item, _, outcome in settled if not isinstance(outcome, GivenBack)]
         await self.consumer.ack_batch([item.message for item in finished if item.settler is None])
         for item in finished:
             if item.settler is not None:
@@ -201,33 +200,26 @@ class CompletionBatcher:
 
     async def _return_or_report(self, item: InFlightMessage, run: Leased, outcome: _Settlement) -> None:
         """NAK a message without an effect; report what became of it."""
-        message_id, settler = run.lease.message_id, self._settler(item)
+        settler = self._settler(item)
         match outcome:
             case Processed(status):
                 self._report_processed(item, run, status)
             case DeadLettered() | CompletedMessage():
                 pass
-            case GivenBack(error, delay):
-                await settler.nak(item.message, delay_seconds=delay)
+            case GivenBack():
+                await settler.nak(item.message, delay_seconds=outcome.delay_seconds)
                 self.returned.add(item.message, outcome, item.settler)
-                fact = MessageGivenBack(
-                    message_id=message_id, consumer=self.consumer.name, error=error, delay_seconds=delay
-                )
-                self.observer.observe(fact)
-            case Retried(error, delay):
-                await settler.nak(item.message, delay_seconds=delay)
-                self.returned.add(item.message, GivenBack(error, delay, least_seconds=delay), item.settler)
-                self.observer.observe(
-                    MessageRetried(
-                        message_id=message_id,
-                        consumer=self.consumer.name,
-                        error=error,
-                        attempts=run.attempts,
-                        delay_seconds=delay,
-                    )
-                )
+                self._report_given_back(run, outcome)
             case _:
                 assert_never(outcome)
+
+    def _report_given_back(self, run: Leased, outcome: GivenBack) -> None:
+        known = {"message_id": run.lease.message_id, "consumer": self.consumer.name, "error": outcome.error}
+        delay = outcome.delay_seconds
+        if outcome.counted:
+            self.observer.observe(MessageRetried(**known, attempts=run.attempts, delay_seconds=delay))
+        else:
+            self.observer.observe(MessageGivenBack(**known, delay_seconds=delay))
 
     def _report_processed(self, item: InFlightMessage, run: Leased, status: int) -> None:
         self.observer.observe(
@@ -246,9 +238,9 @@ def _with_new_lease(outcome: HandlingOutcome, lost: Leased, now: Leased) -> Hand
     match outcome:
         case LeaseLost():
             return GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
-        case Retried(error, delay_seconds) if now.attempts > lost.attempts:
-            return GivenBack(error, delay_seconds)
-        case Processed() | DeadLettered() | Retried() | GivenBack():
+        case GivenBack(counted=True) if now.attempts > lost.attempts:
+            return replace(outcome, counted=False)
+        case Processed() | DeadLettered() | GivenBack():
             return outcome
         case _:
             assert_never(outcome)

@@ -65,7 +65,7 @@ class DeadLetterPublisher:
             return LeaseLost()
         if done:
             self._report(letter)
-        return DeadLettered(letter.reason) if done else LeaseLost()
+        return DeadLettered() if done else LeaseLost()
 
     async def _dead_letter(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
         """Store the dead letter and record that; return False where another worker has the lease."""

@@ -14,7 +14,7 @@ from sea_mq_worker.application.inbox.in_flight import InFlightMessage
 from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.application.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError, cancel_on_stop
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.inbound import InvalidMessage, ParsedMessage
+from sea_mq_worker.domain.inbound import InvalidMessage
 from sea_mq_worker.domain.inbox_results import Leased
 from sea_mq_worker.domain.messages import DeadLetter, HandlerRequest
 from sea_mq_worker.domain.outcomes import (
@@ -26,7 +26,6 @@ from sea_mq_worker.domain.outcomes import (
     NotDelivered,
     Poison,
     Processed,
-    Retried,
     Retry,
 )
 from sea_mq_worker.domain.retry import Backoff
@@ -62,7 +61,7 @@ class HandlerCaller:
             match item.open():
                 case InvalidMessage(_, reason, detail):
                     return await self._dead_letter(item, run, reason, detail, stop)
-                case ParsedMessage(_, request):
+                case HandlerRequest() as request:
                     return await self._call_handler(item, run, request, stop)
         except StoppedError as error:
             waited_for = str(error) or self.health.breaker.reason
@@ -131,7 +130,8 @@ class HandlerCaller:
             case Retry(error) if run.attempts >= self.attempts_max:
                 return await self._dead_letter(item, run, Reason.EXHAUSTED, error, stop)
             case Retry(error, after_seconds):
-                return Retried(error, max(after_seconds, self.backoff.delay_seconds(run.attempts)))
+                delay = max(after_seconds, self.backoff.delay_seconds(run.attempts))
+                return GivenBack(error, delay, least_seconds=delay, counted=True)
             case _:
                 assert_never(result)
 

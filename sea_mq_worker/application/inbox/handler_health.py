@@ -4,7 +4,7 @@ import asyncio
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -26,7 +26,6 @@ _QUIET_SECONDS = 300.0
 """A slow type without a failure for this long returns to full speed."""
 _DOUBT_CAP_SECONDS = 60.0
 """Cap of the delay after a failure that does not count, so that a retry comes soon after recovery."""
-_NOT_COUNTED = nullcontext()
 _TYPES_MAX = 1000
 """Cap on event types with failures, because senders choose the names."""
 
@@ -53,7 +52,6 @@ class HandlerHealth:
     per_second: float
     slow_calls_max: int
     _throttles: dict[str, Throttle] = field(default_factory=dict)
-    _reasons: dict[str, str] = field(default_factory=dict)
     _listeners: list[OnResumed] = field(default_factory=list)
     _effect_at: float = float("-inf")
     _slow_calls: int = 0
@@ -82,8 +80,7 @@ class HandlerHealth:
         was_slow = throttle.slow_since is not None
         works = now - self._effect_at <= _WORKS_SECONDS
         counts = throttle.failed(message_id, now, may_count=isinstance(result, Poison) or works)
-        if throttle.slow_since is not None:
-            self._reasons[event_type] = result.error
+        throttle.error = result.error
         if throttle.slow_since is not None and not was_slow:
             self.observer.observe(TypeSlowed(event_type=event_type, reason=self.reason(event_type)))
         return counts
@@ -114,17 +111,15 @@ class HandlerHealth:
             throttle.take_call(self.clock()) if throttle.call_in(self.clock()) <= WAIT_MAX_SECONDS else None
         )
 
-    def calling(self, event_type: str) -> AbstractContextManager[None]:
-        """Count a call of a slow type while it lasts."""
-        return self._slow_call() if self._slow(event_type) is not None else _NOT_COUNTED
-
     @contextmanager
-    def _slow_call(self) -> Iterator[None]:
-        self._slow_calls += 1
+    def calling(self, event_type: str) -> Iterator[None]:
+        """Count a call of a slow type while it lasts."""
+        counted = self.is_slow(event_type)
+        self._slow_calls += counted
         try:
             yield
         finally:
-            self._slow_calls -= 1
+            self._slow_calls -= counted
 
     def delay_seconds(self, event_type: str, *, deliveries: int, in_line: bool) -> float:
         """Return the delay of a message's next delivery: until its turn, and growing with its deliveries."""
@@ -160,7 +155,8 @@ class HandlerHealth:
 
     def error(self, event_type: str) -> str:
         """Return the handler's last error for a slow type."""
-        return self._reasons.get(event_type, "")
+        throttle = self._slow(event_type)
+        return throttle.error if throttle is not None else ""
 
     def reason(self, event_type: str) -> str:
         """Return the cause of a slow type's pace, and how to fix it."""
@@ -188,7 +184,6 @@ class HandlerHealth:
         throttle = self._throttles.pop(event_type, None)
         if throttle is None or throttle.slow_since is None:
             return
-        del self._reasons[event_type]
         seconds = self.clock() - throttle.slow_since
         self.observer.observe(TypeResumed(event_type=event_type, why=why, slow_seconds=seconds))
         for listener in self._listeners:

@@ -11,13 +11,12 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.waiting import StoppedError
 from sea_mq_worker.domain.inbound import (
     InvalidMessage,
-    ParsedMessage,
     content_hash,
     identify,
     parse_message,
 )
 from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
-from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.ports.jetstream import Settler
 
 _BATCHES = 2
@@ -67,7 +66,7 @@ class InFlightMessage:
         self.refusal = refusal
         self.entry = self.entry._replace(message_id=refusal.message_id)
 
-    def open(self) -> ParsedMessage | InvalidMessage:
+    def open(self) -> HandlerRequest | InvalidMessage:
         """Parse the body; call this only after the attempt is counted, for a body may kill the process."""
         return self.refusal or parse_message(self.message)
 

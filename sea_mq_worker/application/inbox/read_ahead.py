@@ -8,9 +8,8 @@ reading ahead, so the cursor is in memory only.
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.handler_health import HandlerHealth
@@ -31,9 +30,6 @@ _POSTPONED_MAX = 1000
 _POSTPONED_BYTES_MAX = 1024 * 1024
 _PAGE = 50
 _PAGES_MAX = 20
-
-
-_Source: TypeAlias = "Callable[[ReadAhead, int, int, asyncio.Event], Awaitable[list[InboundMessage]]]"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,10 +58,7 @@ class ReadAhead:
     _first_skipped: int = 0
     """Sequence of the first message that found no room among the postponed."""
     _forbidden: bool = False
-    _sources: deque[_Source] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._sources = deque((ReadAhead._take_postponed, ReadAhead._read_more))
+    _postponed_first: bool = True
 
     @property
     def pause_seconds(self) -> float:
@@ -80,13 +73,12 @@ class ReadAhead:
         Raises:
             StoppedError: the worker stopped while the broker was away.
         """
-        self._sources.rotate()
-        found: list[InboundMessage] = []
-        for source in self._sources:  # they take turns at the slots
-            found += await source(self, limit - len(found), waiting, stop)
-        return found
+        self._postponed_first = not self._postponed_first  # both take turns at the slots
+        found = self._take_postponed(limit) if self._postponed_first else []
+        found += await self._read_more(limit - len(found), waiting, stop)
+        return found + self._take_postponed(limit - len(found))
 
-    async def _take_postponed(self, limit: int, _waiting: int, _stop: asyncio.Event) -> list[InboundMessage]:
+    def _take_postponed(self, limit: int) -> list[InboundMessage]:
         found: list[InboundMessage] = []
         for event_type, messages in list(self._postponed.items()):
             takes = self.health.calls_soon(event_type, limit - len(found))
