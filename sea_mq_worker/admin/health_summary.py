@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sea_mq_worker.admin.status_records import Cause, ConsumerSample, HealthSummary, Level
+from sea_mq_worker.admin.status_records import Cause, ConsumerSample, HealthSummary, Level, Sample
 
 BEHIND_SECONDS = 60.0
 """Age in seconds from which the oldest waiting event or message means that a side is behind."""
@@ -21,18 +21,18 @@ VALUES (gen_random_uuid(), 'order', '1', 'order.paid', '{}');"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """State of one side; None: not sampled yet, or not applicable."""
+    """State of one side.
+
+    Attributes:
+        undelivered: messages still in the streams; the sample's depth excludes them.
+        before: depth and undelivered messages five minutes ago; None: unknown.
+    """
 
     name: str
-    depth: int | None = None
-    oldest_seconds: float | None = None
-    dead: int | None = None
-    scheduled: int = 0
+    sample: Sample
+    sample_age_seconds: float = 0.0
     undelivered: int = 0
-    """Messages still in the streams; ``depth`` excludes them."""
-    sample_age_seconds: float | None = None
     before: float | None = None
-    """Depth and undelivered messages five minutes ago."""
     done: int = 0
 
 
@@ -62,7 +62,7 @@ def summarize(situation: Situation) -> HealthSummary:
 
 def _working(situation: Situation) -> HealthSummary:
     waiting = sum(side.undelivered for side in situation.sides)
-    busy = waiting or any(side.depth for side in situation.sides)
+    busy = waiting or any(side.sample.depth for side in situation.sides)
     text = "Nothing is late." if busy else "Nothing waits."
     if waiting:
         text = f"No received message is late; the streams have {waiting:,} more to deliver."
@@ -151,11 +151,11 @@ def _steps(part: str) -> tuple[str, ...]:
 
 
 def _stale(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if (side.sample_age_seconds or 0.0) > STALE_SECONDS]
+    sides = [side for side in situation.sides if side.sample_age_seconds > STALE_SECONDS]
     if not sides:
         return None
     named = " and ".join(side.name for side in sides)
-    oldest = max(side.sample_age_seconds or 0.0 for side in sides)
+    oldest = max(side.sample_age_seconds for side in sides)
     return HealthSummary(
         level=Level.WARN,
         state="Not sure",
@@ -165,12 +165,12 @@ def _stale(situation: Situation) -> HealthSummary | None:
 
 
 def _behind(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if (side.oldest_seconds or 0.0) > BEHIND_SECONDS]
+    sides = [side for side in situation.sides if side.sample.oldest_seconds > BEHIND_SECONDS]
     if not sides:
         return None
     text = "; ".join(
-        f"{side.name}: the oldest of {side.depth or 0:,} waits for {_duration(side.oldest_seconds or 0.0)}"
-        f"{_trend(side)}"
+        f"{side.name}: the oldest of {side.sample.depth:,} waits for "
+        f"{_duration(side.sample.oldest_seconds)}{_trend(side)}"
         for side in sides
     )
     return HealthSummary(
@@ -179,18 +179,18 @@ def _behind(situation: Situation) -> HealthSummary | None:
 
 
 def _trend(side: Side) -> str:
-    now = (side.depth or 0) + side.undelivered
+    now = side.sample.depth + side.undelivered
     if side.before is None or side.before == now:
         return ""
     return ", decreasing" if now < side.before else ", increasing"
 
 
 def _dead(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if side.dead]
+    sides = [side for side in situation.sides if side.sample.dead]
     if not sides:
         return None
     nouns = {"outbox": ("dead event", "dead events"), "inbox": ("dead letter", "dead letters")}
-    counts = " and ".join(f"{side.dead:,} {nouns[side.name][side.dead != 1]}" for side in sides)
+    counts = " and ".join(f"{side.sample.dead:,} {nouns[side.name][side.sample.dead != 1]}" for side in sides)
     return HealthSummary(
         level=Level.WARN,
         state="Working",
@@ -200,7 +200,8 @@ def _dead(situation: Situation) -> HealthSummary | None:
 
 
 def _empty(situation: Situation) -> HealthSummary | None:
-    if any(side.done or side.depth or side.scheduled or side.undelivered for side in situation.sides):
+    sides = situation.sides
+    if any(s.done or s.sample.depth or s.sample.scheduled or s.undelivered for s in sides):
         return None
     return HealthSummary(
         level=Level.IDLE,

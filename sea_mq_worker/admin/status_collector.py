@@ -1,19 +1,16 @@
-"""Build the page's status from recorded facts and the latest samples, each with its age."""
+"""Build the page's status from recorded facts and the latest samples, the tables' with their age."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Generic, TypeVar
 
 from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.health_summary import Side, Situation, summarize
 from sea_mq_worker.admin.history import STEP_SECONDS, History, HistoryData
 from sea_mq_worker.admin.status_records import (
     ConsumerSample,
-    ConsumerStatus,
     Counters,
     HealthSummary,
-    OverviewStatus,
     Sample,
     SideStatus,
     Status,
@@ -26,15 +23,14 @@ _ERRORS_SHOWN = 8
 _SLOW_TYPES_SHOWN = 8
 _FLOWS = {"outbox": "published", "inbox": "processed"}
 _SERIES = ("depth", "oldest", "rate")
-
-_ValueT = TypeVar("_ValueT")
+_NOTHING = Sample(depth=0, oldest_seconds=0.0, dead=0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Dated(Generic[_ValueT]):
+class _Dated:
     """A sample and its time in monotonic seconds, which no change of the clock affects."""
 
-    value: _ValueT
+    value: Sample
     at: float
 
 
@@ -60,9 +56,9 @@ class StatusCollector:
     def __post_init__(self) -> None:
         names = (f"{side}_{series}" for side in self.sides for series in _SERIES)
         self._history = History(*names, clock=self.now)
-        self._samples: dict[str, _Dated[Sample]] = {}
-        self._consumers: dict[str, _Dated[ConsumerSample]] = {}
-        self._overview: _Dated[Overview] | None = None
+        self._samples: dict[str, _Dated] = {}
+        self._consumers: dict[str, ConsumerSample] = {}
+        self._overview: Overview | None = None
         self._started = self.clock()
         self._state = ("", self._started)
         self._reasons_since = {"start": self.now()}
@@ -73,17 +69,13 @@ class StatusCollector:
 
     def set_overview(self, overview: Overview) -> None:
         """Record the reasons of dead events and letters, and the number of workers."""
-        self._overview = _Dated(overview, self.clock())
+        self._overview = overview
 
     def set_consumer(self, sample: ConsumerSample) -> None:
-        """Record the state of a consumer; an error keeps the numbers before it, and their time."""
+        """Record the state of a consumer; an error keeps the numbers before it."""
         key = f"{sample.stream}/{sample.durable}"
         known = self._consumers.get(key)
-        self._consumers[key] = (
-            _Dated(replace(known.value, error=sample.error), known.at)
-            if sample.error and known
-            else _Dated(sample, self.clock())
-        )
+        self._consumers[key] = replace(known, error=sample.error) if sample.error and known else sample
 
     def tick(self) -> None:
         """Add one sample to the history once there is any; call this every ``STEP_SECONDS``."""
@@ -109,27 +101,16 @@ class StatusCollector:
         return Status(
             **asdict(self.info),
             totals=counters.totals,
-            per_second=counters.per_second,
             health=self._health(),
             now=self.now(),
             started=self._wall_time(self._started),
             sides={side: self._side(side, counters) for side in self.sides},
-            consumers=[
-                ConsumerStatus(**asdict(dated.value), at=self._wall_time(dated.at))
-                for dated in self._consumers.values()
-            ],
-            overview=self._dated_overview(),
+            consumers=list(self._consumers.values()),
+            overview=self._overview,
             slow_types=sorted(self.activity.slow_types)[:_SLOW_TYPES_SHOWN],
             errors=self.activity.error_groups()[:_ERRORS_SHOWN],
             activity=self.activity.recent_events(),
         )
-
-    def _dated_overview(self) -> OverviewStatus | None:
-        if self._overview is None:
-            return None
-        overview = self._overview.value
-        at = self._wall_time(self._overview.at)
-        return OverviewStatus(reasons=overview.reasons, workers=overview.workers, at=at)
 
     def _side(self, side: str, counters: Counters) -> SideStatus:
         dated = self._samples.get(side)
@@ -149,7 +130,7 @@ class StatusCollector:
         """Return the number of messages that the consumers had not delivered at the last sample."""
         if side != "inbox":
             return 0
-        return sum(dated.value.pending or 0 for dated in self._consumers.values())
+        return sum(consumer.pending or 0 for consumer in self._consumers.values())
 
     def _health(self) -> HealthSummary:
         """Summarize the health, since its first cause or since its first appearance."""
@@ -170,27 +151,21 @@ class StatusCollector:
             waiting_for=self.activity.waiting_for,
             sides=[self._side_facts(side, totals) for side in self.sides],
             paused_consumers=[
-                dated.value
-                for dated in self._consumers.values()
-                if dated.value.pending and dated.value.paused_seconds
+                consumer
+                for consumer in self._consumers.values()
+                if consumer.pending and consumer.paused_seconds
             ],
         )
 
     def _side_facts(self, side: str, totals: Mapping[str, float]) -> Side:
         dated = self._samples.get(side)
-        done = int(totals.get(_FLOWS[side], 0))
-        if dated is None:
-            return Side(name=side, done=done, undelivered=self._undelivered(side))
         return Side(
             name=side,
-            depth=dated.value.depth,
-            oldest_seconds=dated.value.oldest_seconds,
-            dead=dated.value.dead,
-            scheduled=dated.value.scheduled,
+            sample=dated.value if dated else _NOTHING,
+            sample_age_seconds=self.clock() - dated.at if dated else 0.0,
             undelivered=self._undelivered(side),
-            sample_age_seconds=self.clock() - dated.at,
             before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
-            done=done,
+            done=int(totals.get(_FLOWS[side], 0)),
         )
 
     def _wall_time(self, at: float) -> float:

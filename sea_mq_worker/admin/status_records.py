@@ -83,7 +83,7 @@ class Sample:
     scheduled: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSample:
     """State of a durable consumer; with ``error``, the numbers are the last known ones, or absent."""
 
@@ -95,20 +95,6 @@ class ConsumerSample:
     redelivered: int | None = None
     paused_seconds: float = 0.0
     error: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConsumerStatus(ConsumerSample):
-    """A sample, and its time in seconds since 1970."""
-
-    at: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverviewStatus(Overview):
-    """An overview, and its time in seconds since 1970."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +118,12 @@ class Status(WorkerInfo):
     """State of the worker; ``now`` and ``started`` are in seconds since 1970."""
 
     totals: Mapping[str, float]
-    per_second: Mapping[str, float]
     now: float
     started: float
     health: HealthSummary
     sides: Mapping[str, SideStatus]
-    consumers: Sequence[ConsumerStatus]
-    overview: OverviewStatus | None
+    consumers: Sequence[ConsumerSample]
+    overview: Overview | None
     slow_types: Sequence[str]
     errors: Sequence[ErrorGroup]
     activity: Sequence[RecentEvent]

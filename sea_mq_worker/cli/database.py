@@ -1,27 +1,17 @@
 """``migrate`` and ``depth``: upgrade the schema, and count the backlog."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, print_table, run_command
 from sea_mq_worker.domain.read_models import Depth
+from sea_mq_worker.domain.stored_messages import ConsumerState
 
 if TYPE_CHECKING:
     from sea_mq_worker.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToDeliver:
-    """Messages that a consumer has yet to deliver, and the seconds for which it is still paused."""
-
-    stream: str
-    durable: str
-    pending: int
-    ack_pending: int
-    paused_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +26,7 @@ class Depths:
     context: str
     outbox: Depth
     inbox: Depth
-    consumers: Sequence[ToDeliver]
+    consumers: Sequence[ConsumerState]
     not_checked: Sequence[str]
 
 
@@ -120,13 +110,13 @@ async def _depths(settings: "Settings", context: str) -> Depths:
         )
     async with operations(settings) as tables:
         outbox, inbox = await tables.outbox_depth(), await tables.inbox_depth()
-    consumers, not_checked = await _to_deliver(settings)
+    consumers, not_checked = await _consumers(settings)
     return Depths(
         context=settings.context, outbox=outbox, inbox=inbox, consumers=consumers, not_checked=not_checked
     )
 
 
-async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequence[str]]:
+async def _consumers(settings: "Settings") -> tuple[Sequence[ConsumerState], Sequence[str]]:
     """Return the consumers' states, and those that could not be queried with the reason."""
     if not settings.consumers:
         return (), ()
@@ -134,6 +124,4 @@ async def _to_deliver(settings: "Settings") -> tuple[Sequence[ToDeliver], Sequen
         return (), ("streams: SEA_MQ_NATS_URL is not set",)
     from sea_mq_worker.operations.consumed_streams import consumer_states
 
-    states, not_checked = await consumer_states(settings)
-    names = [field.name for field in fields(ToDeliver)]
-    return [ToDeliver(**{name: getattr(each, name) for name in names}) for each in states], not_checked
+    return await consumer_states(settings)

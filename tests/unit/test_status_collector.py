@@ -29,7 +29,8 @@ def situation(*sides: Side, **given: Any) -> Situation:
 
 
 def outbox(**given: Any) -> Side:
-    return Side(name="outbox", **{"depth": 0, "oldest_seconds": 0.0, "dead": 0, "done": 1, **given})
+    counted = {key: given.pop(key, 0) for key in ("depth", "oldest_seconds", "dead", "scheduled")}
+    return Side(name="outbox", sample=Sample(**counted), **{"done": 1, **given})
 
 
 @pytest.mark.parametrize(

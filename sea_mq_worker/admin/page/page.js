@@ -3,7 +3,7 @@
 import { headers } from "./api.js";
 import { initOperatorPanel, refreshList, resumeButtons } from "./operator_panel.js";
 import { drawSides, showSides } from "./side_cards.js";
-import { atClock, command, count, element, moment, present, setClock, table, updateAges, whole, write } from "./rendering.js";
+import { atClock, command, count, element, moment, once, present, setClock, table, updateAges, whole, write } from "./rendering.js";
 
 const TOKEN_HINT = "The token is in the file of SEA_MQ_ADMIN_TOKEN_FILE; `dev` prints an address that signs in.";
 const STATUS_SECONDS = 2;
@@ -56,7 +56,7 @@ function reasonText({ part, reason }) {
 function showConsumers(consumers) {
   at("consumers").hidden = !consumers.length;
   const heads = ["Consumer", "To deliver", "In flight", "Redelivered", "State"];
-  once(at("consumers").lastElementChild, consumers.map(({ at: _, ...rest }) => rest), () => [
+  once(at("consumers").lastElementChild, consumers, () => [
     table("Consumers", heads, consumers.map((each) => [
       `${each.stream}/${each.durable}`,
       count(each.pending),
@@ -90,14 +90,6 @@ function offer(status) {
     write(at(tab), number ? `${text} (${count(number)})` : text);
   }
   if (offers && counted && now !== dead && refreshList(status.sides.outbox?.sample.dead, status.sides.inbox?.sample.dead)) dead = now;
-}
-
-/** Replace the children only if their data has changed. */
-function once(shown, data, make) {
-  const text = JSON.stringify(data);
-  if (shown.dataset.data === text) return;
-  shown.dataset.data = text;
-  shown.replaceChildren(...make());
 }
 
 function fail(state, text, next_steps) {

@@ -82,6 +82,14 @@ export function write(shown, text) {
   if (shown.textContent !== text) shown.textContent = text;
 }
 
+/** Replace the children only if their data has changed. */
+export function once(shown, data, make) {
+  const text = JSON.stringify(data);
+  if (shown.dataset.data === text) return;
+  shown.dataset.data = text;
+  shown.replaceChildren(...make());
+}
+
 /** Show a command with a button that copies it. */
 export function command(text) {
   const button = element("button", { type: "button", class: "copy", "aria-label": `Copy ${text}` }, "Copy");

@@ -1,7 +1,7 @@
 // A card for each side: depth, oldest, rate, latencies, and totals since the start.
 
 import { chart, draw } from "./charts.js";
-import { count, duration, element, moment, rate, rough, write } from "./rendering.js";
+import { count, duration, element, moment, once, rate, rough, write } from "./rendering.js";
 
 const SIDES = {
   outbox: {
@@ -106,7 +106,8 @@ function show(card, side, status, name) {
   card.scheduled.hidden = !sample?.scheduled;
   write(card.dead, sample ? stopped(sample.dead, capped, card.labels.dead) : "–");
   card.dead.classList.toggle("warn", Boolean(sample?.dead));
-  showReasons(card.reasons, sample?.dead ? (status.overview?.reasons[name] ?? []) : []);
+  const reasons = sample?.dead ? (status.overview?.reasons[name] ?? []) : [];
+  once(card.reasons, reasons, () => reasons.map((each) => element("li", {}, element("b", {}, count(each.count)), ` ${each.text}`)));
 }
 
 function stopped(number, capped, noun) {
@@ -115,11 +116,4 @@ function stopped(number, capped, noun) {
 
 function percentiles(latency) {
   return ["p50", "p95", "p99"].map((name) => `${rough(latency[name])} (${name})`).join(", ");
-}
-
-function showReasons(shown, reasons) {
-  const text = JSON.stringify(reasons);
-  if (shown.dataset.data === text) return;
-  shown.dataset.data = text;
-  shown.replaceChildren(...reasons.map((each) => element("li", {}, element("b", {}, count(each.count)), ` ${each.text}`)));
 }
