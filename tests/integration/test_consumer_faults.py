@@ -86,6 +86,22 @@ async def test_deletion_ends_a_waiting_fetch(connection: NatsConnection, stream:
         await asyncio.wait_for(fetching, SOON_SECONDS)
 
 
+async def test_a_consumer_that_was_made_anew_meanwhile_breaks_no_contract(
+    connection: NatsConnection, stream: str
+) -> None:
+    consumer = await bound(connection, stream)
+    fetching = asyncio.create_task(consumer.fetch(1))
+    await waiting(connection, stream)
+    durable = {"durable_name": DURABLE, "ack_policy": "explicit"}
+    anew = json.dumps({"stream_name": stream, "config": durable}).encode()
+    await connection.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{DURABLE}")
+    await connection.client.publish(f"$JS.API.CONSUMER.CREATE.{stream}.{DURABLE}", anew)
+    with pytest.raises(BrokerUnavailableError, match="Consumer Deleted"):
+        await asyncio.wait_for(fetching, SOON_SECONDS)
+    await store(connection, f"{stream.lower()}.event.made.v1")
+    assert [message.seq for message in await consumer.fetch(1)] == [1]
+
+
 async def test_a_forbidden_pull_request_is_reported(connection: NatsConnection, stream: str) -> None:
     consumer = await bound(connection, stream, max_batch=2)
     with pytest.raises(ContractError, match="MaxRequestBatch"):

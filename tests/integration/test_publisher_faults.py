@@ -221,19 +221,6 @@ class TestBrokenLinks:
         final = stored(list(await publisher.publish_batch(again(batch), timeout_seconds=10)))
         assert sorted(outcome.seq for outcome in final) == list(range(1, 201))
 
-    async def test_no_more_than_a_window_is_sent_without_an_answer(
-        self, link: tuple[TcpProxy, NatsConnection], names: str
-    ) -> None:
-        proxy, connection = link
-        await create_stream(connection, names, f"{names}.>")
-        publisher = await started(connection, names)
-        proxy.drop_to_client()
-
-        batch = [message(names) for _ in range(1500)]
-        outcomes = list(await publisher.publish_batch(batch, timeout_seconds=0.5))
-
-        assert kinds(outcomes) == [Unknown] * 1000 + [Unsent] * 500
-
     @every_mode
     async def test_a_stalled_link_costs_the_deadline_and_no_more(
         self, link: tuple[TcpProxy, NatsConnection], names: str, mode: Mode

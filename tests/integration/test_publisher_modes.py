@@ -139,10 +139,10 @@ async def test_a_recreated_stream_is_noticed_at_the_next_reconnect(
 
 
 @every_mode
-async def test_a_claim_larger_than_every_window_arrives_whole(
+async def test_a_claim_larger_than_every_batch_arrives_whole(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:
-    """More messages than a window or a batch may have, then more bytes."""
+    """More messages than a batch may have, then more bytes."""
     publisher = await created(connection, names, mode)
 
     many = await publish(publisher, [message(names) for _ in range(2500)])

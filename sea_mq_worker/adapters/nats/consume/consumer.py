@@ -20,7 +20,8 @@ _ACK = b"+ACK"
 _NANOSECONDS = 10**9
 _NO_LIMIT = 2**31 - 1
 _UNEXPECTED_DELAY_SECONDS = 0.1
-_TRANSIENT_STATUSES = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+_TRANSIENT_STATUSES = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting", "Consumer Deleted")
+"""Ends of a request after which another one can succeed, provided that the consumer exists."""
 
 
 class NatsJetStreamConsumer:

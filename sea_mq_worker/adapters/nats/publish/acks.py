@@ -45,19 +45,13 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
 
 
 def judge_error(error: dict[str, Any]) -> PublishOutcome:
-    code = error_code(error)
+    code = number(error, "err_code")
     text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
     if code in _NEVER:
         return Rejected(text)
     if code in _NOT_NOW:
         return FailedTransiently(text)
     return Unknown(text, answered=True)
-
-
-def error_code(error: dict[str, Any]) -> int:
-    """Return JetStream's own error number, or 0."""
-    code = error.get("err_code")
-    return code if _is_number(code) else 0
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -74,7 +68,7 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def number(answer: Mapping[str, Any], name: str) -> int:
-    """Return a count from a reply; 0 if it is not a number."""
+    """Return a count or code from a reply; 0 if it is not a number."""
     value = answer.get(name)
     return max(0, value) if _is_number(value) else 0
 

@@ -1,14 +1,13 @@
 """Shared by the batched modes: the replies to one batch, and how many of its messages are stored."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.publish.acks import NO_STREAM, NOT_BATCHED, error_code, parse
-from sea_mq_worker.adapters.nats.publish.hpub import WINDOW_BYTES, WINDOW_MESSAGES
+from sea_mq_worker.adapters.nats.publish.acks import NO_STREAM, NOT_BATCHED, number, parse
 from sea_mq_worker.adapters.nats.publish.reply_mux import PendingRequest, no_permission
 from sea_mq_worker.domain.encoding import EncodedMessage
 
@@ -71,20 +70,4 @@ class SentBatch(PendingRequest):
 
 def is_mode_disabled(answer: dict[str, Any]) -> bool:
     """Return whether a reply refuses this kind of batch altogether."""
-    return bool(answer.get("error")) and error_code(answer["error"]) in NOT_BATCHED
-
-
-def chunks(messages: Sequence[EncodedMessage]) -> Iterator[Sequence[EncodedMessage]]:
-    """Split messages into batches that fit server and buffers; a repeated message is a batch of its own.
-
-    The server refuses an atomic batch that holds one known id, and silently skips a known id in a fast batch.
-    """
-    start, size = 0, 0
-    for index, message in enumerate(messages):
-        full = index - start == WINDOW_MESSAGES or size + message.size > WINDOW_BYTES
-        if index > start and (full or message.repeated or messages[index - 1].repeated):
-            yield messages[start:index]
-            start, size = index, 0
-        size += message.size
-    if start < len(messages):
-        yield messages[start:]
+    return bool(answer.get("error")) and number(answer["error"], "err_code") in NOT_BATCHED

@@ -12,11 +12,14 @@ same ids. The first message that is not stored ends the call. For example, with 
 import asyncio
 from collections.abc import Sequence
 
-from sea_mq_worker.adapters.nats.publish.batch import BatchResult, BatchSender, chunks
+from sea_mq_worker.adapters.nats.publish.batch import BatchResult, BatchSender
+from sea_mq_worker.adapters.nats.publish.hpub import split
 from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
 from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Stored, Unknown, Unsent
 
+_BATCH_MESSAGES = 1000
+"""Cap on a batch; the server allows that many in an atomic one."""
 HELD_BACK = Unsent("held back behind a message that was not stored")
 
 
@@ -47,7 +50,8 @@ class OrderedPublisher:
             return [Unsent("the deadline passed before its turn")] * len(messages)
         try:
             outcomes: list[PublishOutcome] = []
-            for chunk in chunks(messages):
+            # Among others, a known id ends an atomic batch, and is silently skipped in a fast one.
+            for chunk in split(messages, _BATCH_MESSAGES, repeats_alone=True):
                 outcomes += await self._chunk(batcher, chunk, deadline)
                 if not all_stored(outcomes):
                     break
