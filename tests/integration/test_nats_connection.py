@@ -13,6 +13,7 @@ import pytest_asyncio
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
@@ -307,17 +308,22 @@ class TestApi:
                 await api(connection, "STREAM.INFO.ANY", timeout_seconds=0.3)
 
     @pytest.mark.fault("P45")
-    @pytest.mark.parametrize("answer", [b"", b"not JSON", b"[]", b"{}", b'{"error": "text"}'])
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            *(b"", b"not JSON", b"[" * 100_000, b"[]", b"{}", b'{"error": "text"}', b'{"message": {}}'),
+            b'{"message": {"seq": 1, "subject": "a", "time": "now"}}',
+        ],
+    )
     async def test_an_answer_of_somebody_else_is_unavailability(
         self, connection: NatsConnection, names: str, answer: bytes
     ) -> None:
         async def reply(message: Msg) -> None:
             await message.respond(answer)
 
-        subject = f"STREAM.INFO.{names}.own"
-        await connection.client.subscribe(f"$JS.API.{subject}", cb=reply)
+        await connection.client.subscribe(f"$JS.API.STREAM.MSG.GET.{names}.own", cb=reply)
         with pytest.raises(BrokerUnavailableError, match="the answer"):
-            (await api(connection, subject))["config"]
+            await read_back(connection, f"{names}.own", "", 1)
 
     @pytest.mark.parametrize("state", ["{}", "[]", '{"messages": "many"}'])
     async def test_information_without_its_fields_is_unavailability(

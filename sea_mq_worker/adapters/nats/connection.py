@@ -9,8 +9,8 @@ import contextlib
 import json
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import nats.errors
 
@@ -310,26 +310,19 @@ async def api(
         ) from error
     except nats.errors.Error as error:
         raise BrokerUnavailableError(f"{full}: {plain(error)}") from error
-    parsed = _Answer.read(full, answer)
-    if "error" in parsed:
-        raise api_failed(full, parsed["error"])
+    with reading(full):
+        parsed: dict[str, Any] = json.loads(answer)
+        if "error" in parsed:
+            raise api_failed(full, parsed["error"])
     return parsed
 
 
-class _Answer(dict[str, Any]):
-    """A JSON object from the JetStream API; a missing field counts as an unavailable server."""
-
-    subject = ""
-
-    @classmethod
-    def read(cls, subject: str, text: bytes) -> "_Answer":
-        with contextlib.suppress(ValueError):
-            parsed = json.loads(text)
-            if isinstance(parsed, dict) and isinstance(parsed.get("error", {}), dict):
-                answer = cls(parsed)
-                answer.subject = subject
-                return answer
-        raise BrokerUnavailableError(f"{subject}: the answer is not from JetStream's API")
-
-    def __missing__(self, key: str) -> NoReturn:
-        raise BrokerUnavailableError(f"{self.subject}: the answer has no {key}")
+@contextlib.contextmanager
+def reading(subject: str) -> Iterator[None]:
+    """Translate errors of reading an answer: one with other fields is not from JetStream's API."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BrokerUnavailableError(
+            f"{subject}: the answer is not from JetStream's API ({type(error).__name__}: {error})"
+        ) from error

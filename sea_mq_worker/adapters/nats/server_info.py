@@ -6,15 +6,14 @@ did not answer, and ContractError if the worker has no permission for it.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api, reading
 from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, ApiRefusedError
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.subjects import covers
 
 _NOT_FOUND = 404
@@ -211,7 +210,7 @@ async def find_stream(
     local_time = (began + time.time()) / 2
     if answer is None:
         return None
-    with _parsing(subject):
+    with reading(subject):
         return StreamInfo.from_json(name, answer, local_time=local_time)
 
 
@@ -237,7 +236,7 @@ async def find_consumer(connection: NatsConnection, stream: str, name: str) -> C
     answer = await _found(connection, subject)
     if answer is None:
         return None
-    with _parsing(subject):
+    with reading(subject):
         return ConsumerInfo.from_json(stream, answer)
 
 
@@ -258,9 +257,10 @@ async def durable_consumers(connection: NatsConnection, stream: str) -> Sequence
     while True:
         page = await api(connection, subject, {"offset": len(found)})
         infos = page.get("consumers") or []
-        with _parsing(subject):
+        with reading(subject):
             found += [ConsumerInfo.from_json(stream, info) for info in infos]
-        if not infos or len(found) >= page["total"]:
+            is_last = not infos or len(found) >= page["total"]
+        if is_last:
             return [info for info in found if info.config.get("durable_name")]
 
 
@@ -272,7 +272,7 @@ async def subjects_in(connection: NatsConnection, stream: str) -> set[str]:
         answer = await _found(connection, subject, request)
         if answer is None:
             raise missing_stream(stream)
-        with _parsing(subject):
+        with reading(subject):
             page = answer["state"].get("subjects") or {}
             found |= page.keys()
             if not page or len(found) >= answer.get("total", 0):
@@ -298,14 +298,6 @@ async def _found(
         if error.code != _NOT_FOUND:
             raise
         return None
-
-
-@contextmanager
-def _parsing(subject: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BrokerUnavailableError(f"{subject}: the answer has no usable field {error}") from error
 
 
 def _unusable_reason(stream: str, config: Mapping[str, Any]) -> str:

@@ -13,15 +13,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT_TOKENS = 9
 
 
-def delivery(msg: Msg) -> InboundMessage:
-    """Decode a delivery, whose reply subject holds stream, sequence and counters.
+def ack_tokens(reply: str) -> list[str]:
+    """Return what a delivery's reply subject holds; empty for a status, which has none.
 
     ``$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<ns>.<pending>``, or with domain
     and account before the stream and a token at the end.
     """
-    tokens = msg.reply.split(".")
+    tokens = reply.split(".")
     first = 2 if len(tokens) == _SHORT_TOKENS else 4
-    stream, consumer, deliveries, seq, _, nanoseconds = tokens[first : first + 6]
+    return tokens[first : first + 7]
+
+
+def delivery(msg: Msg) -> InboundMessage:
+    """Decode a delivery."""
+    stream, consumer, deliveries, seq, _, nanoseconds, _ = ack_tokens(msg.reply)
     return InboundMessage(
         stream=stream,
         seq=int(seq),

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api, reading
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, consumer_info
@@ -94,11 +94,12 @@ async def read_back(
         BrokerUnavailableError: the server did not answer.
         ContractError: there is no such stream, or reading it is forbidden.
     """
+    subject, which = f"STREAM.MSG.GET.{stream}", {"seq": seq} | ({"next_by_subj": next_of} if next_of else {})
     try:
-        which = {"seq": seq} | ({"next_by_subj": next_of} if next_of else {})
-        answer = await api(connection, f"STREAM.MSG.GET.{stream}", which)
+        answer = await api(connection, subject, which)
     except ApiRefusedError as error:
         if error.err_code != _NO_MESSAGE:
             raise
         return None
-    return stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)
+    with reading(subject):
+        return stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)

@@ -17,7 +17,6 @@ from sea_mq_worker.domain.encoding import EncodedMessage, with_headers
 from sea_mq_worker.domain.outcomes import Stored
 
 _BAD_REQUEST = 400
-_TIMED_OUT = "the deadline passed before the batch was acknowledged"
 
 
 class _AtomicBatch(SentBatch):
@@ -44,7 +43,7 @@ class AtomicBatchPublisher:
         sent_batch = _AtomicBatch(messages)
         batch = uuid.uuid4().hex
         committed = False
-        with self._replies.replies_to(sent_batch, deadline, late=_TIMED_OUT) as prefix:
+        with self._replies.replies_to(sent_batch, deadline) as prefix:
             committed = await self._commit(_sendings(messages, batch, f"{prefix}0"), sent_batch)
             while committed and not sent_batch.answer and not sent_batch.stopped:
                 await sent_batch.change()

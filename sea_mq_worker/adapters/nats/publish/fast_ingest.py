@@ -25,7 +25,6 @@ _OPENING = 8
 _START, _APPEND, _COMMIT = 0, 1, 2
 _FINAL_COUNT_SECONDS = 0.25
 """Wait after an error for the acknowledgement that reports how many messages are stored, if one comes."""
-_TIMED_OUT = "the deadline passed before the batch was acknowledged"
 
 
 class _FastBatch(SentBatch):
@@ -113,7 +112,7 @@ class FastIngestPublisher:
         """Send one batch of two or more messages."""
         batch = _FastBatch(self._stream, messages)
         sent = 0
-        with self._replies.replies_to(batch, deadline, late=_TIMED_OUT) as prefix:
+        with self._replies.replies_to(batch, deadline) as prefix:
             replies = _reply_subjects(f"{prefix}{batch.id}.{_FLOW}.fail", len(messages))
             while sent < len(messages) and (room := await self._wait_for_room(sent, batch)):
                 run = slice(sent, sent + room)

@@ -15,8 +15,6 @@ from sea_mq_worker.adapters.nats.publish.reply_mux import (
 from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
 
-_TIMED_OUT = "the deadline passed without an acknowledgement"
-
 
 class InFlightBatch(PendingRequest):
     """The messages of one call: sent in order, acknowledged in any order.
@@ -77,7 +75,7 @@ class PipelinedPublisher:
     async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
         batch = InFlightBatch(messages, self._read)
-        with self._replies.replies_to(batch, deadline, late=_TIMED_OUT) as prefix:
+        with self._replies.replies_to(batch, deadline) as prefix:
             for turn in split(messages, TURN_MESSAGES):
                 await wait_for_buffer(self._connection, batch)
                 if batch.stopped or not self._connection.is_connected:

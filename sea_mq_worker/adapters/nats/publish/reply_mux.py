@@ -13,6 +13,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 
 NOT_CONNECTED = "not connected to NATS"
+_TIMED_OUT = "the deadline passed without an acknowledgement"
 _CONNECTION_ERRORS = (nats.errors.Error, OSError, UnicodeError)
 
 
@@ -74,17 +75,17 @@ class ReplyMux:
         await self._connection.client.subscribe(f"{self._inbox}.>", cb=self._on_reply, pending_bytes_limit=0)
 
     @contextmanager
-    def replies_to(self, request: PendingRequest, deadline: float, *, late: str) -> Iterator[str]:
+    def replies_to(self, request: PendingRequest, deadline: float) -> Iterator[str]:
         """Yield the prefix of a request's reply subjects, and pass its replies to it.
 
-        An error of the connection ends the block and stops the request. The request also stops, for the
-        reason ``late``, at the deadline in the loop's time, or at once if that has passed.
+        An error of the connection ends the block and stops the request. The request also stops at the
+        deadline in the loop's time, or at once if that has passed.
         """
         number, loop = str(next(self._numbers)), asyncio.get_running_loop()
         self._open[number] = request
         if deadline <= loop.time():
-            request.stop(late)
-        timer = loop.call_at(deadline, request.stop, late)
+            request.stop(_TIMED_OUT)
+        timer = loop.call_at(deadline, request.stop, _TIMED_OUT)
         try:
             yield f"{self._inbox}.{number}."
         except _CONNECTION_ERRORS as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.consume.decoding import ack_tokens
 from sea_mq_worker.adapters.nats.publish.acks import number
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
@@ -171,12 +172,11 @@ class _Scan:
 
     def _note(self, msg: Msg) -> None:
         headers = msg.headers or {}
-        tokens = msg.reply.split(".")
-        if len(tokens) < _ACK_TOKENS_MIN:
+        tokens = ack_tokens(msg.reply)
+        if not tokens:
             status = headers.get("Status", "no status"), headers.get("Description", "")
             raise BrokerUnavailableError(f"the stream stopped sending ({' '.join(status)})")
-        shift = 0 if len(tokens) == _ACK_TOKENS_MIN else 2
-        seq, place, left = (int(tokens[shift + at]) for at in (5, 6, 8))
+        seq, place, left = int(tokens[3]), int(tokens[4]), int(tokens[6])
         self._received += 1
         if place != self._received:
             raise BrokerUnavailableError("a message was lost on the way")
@@ -186,7 +186,3 @@ class _Scan:
         wanted = self._wanted.get(headers.get(MSG_ID, ""))
         if wanted and seq != wanted.other_than:
             self._found[wanted.id] = Stored(self._stream, seq, duplicate=True)
-
-
-_ACK_TOKENS_MIN = 9
-"""Tokens of ``$JS.ACK.stream.consumer.deliveries.seq.place.time.left``; newer servers add two."""

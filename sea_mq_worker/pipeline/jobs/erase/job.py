@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.adapters.nats.connection import api, reading
 from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_timeout
@@ -152,7 +152,8 @@ async def _delete_messages(settings: Settings, found: FoundEvents) -> int:
                 if error.code != HTTPStatus.NOT_FOUND:
                     raise
                 continue
-            message = stored(answer["message"], stream=stream, consumer="", deliveries=0)
+            with reading(f"STREAM.MSG.GET.{stream}"):
+                message = stored(answer["message"], stream=stream, consumer="", deliveries=0)
             named = [value for name, value in message.headers.items() if name.lower() in ID_HEADERS]
             if not found.lake_rows.ids.isdisjoint([*named, *map(str.lower, named)]):
                 await api(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.adapters.nats.connection import NatsConnection, api, reading
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, missing_stream, stream_info
 from sea_mq_worker.connections.nats import open_nats
@@ -59,7 +59,8 @@ async def stored_message(
         if error.err_code == _NO_MESSAGE:
             return None
         raise missing_stream(stream) if error.err_code == _NO_STREAM else error from error
-    message: dict[str, Any] = answer["message"]
+    with reading(f"STREAM.MSG.GET.{stream}"):
+        message: dict[str, Any] = answer["message"]
     return message
 
 
