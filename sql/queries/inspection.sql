@@ -77,39 +77,43 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
                                ORDER BY dead_lettered_at DESC LIMIT $1::int) x
          WHERE dead_letter_reason IS DISTINCT FROM 'CLOSED') AS dead;
 
+-- fragment: largest
+-- All groups by state, and the largest ones of each other kind.
+SELECT kind, name, count, oldest_at
+  FROM (SELECT k.*, row_number() OVER (PARTITION BY k.kind ORDER BY k.count DESC, k.name) AS place
+          FROM kinds k WHERE k.name IS NOT NULL) ranked
+ WHERE place <= $2::bigint OR kind = 'state'
+ ORDER BY kind, place
+
 -- name: outbox_summary
 -- Unfinished events grouped by state, by type, by ordering key and by error, the largest groups first, with the time of
 -- the oldest. Errors that differ only in numbers count as one, except for error codes.
 -- Index: idx_outbox_unpublished; reads only the oldest events, up to a limit.
--- $1 limit of events, $2 limit of groups of a kind, $3 and $4 as in domain/likeness.py.
+-- $1 limit of events, $2 limit of groups of a kind, $3 and $4 as in domain/error_fingerprint.py.
 WITH seen AS MATERIALIZED (
-    SELECT o.state, o.event_type, o.ordering_key, o.occurred_at,
+    SELECT o.state, o.event_type, o.ordering_key, o.occurred_at AS at,
            regexp_replace(regexp_replace(o.publish_error, $3::text, '\1#', 'g'), $4::text, '\1', 'g') AS error
       FROM outbox_events o
      WHERE o.published_at IS NULL
      ORDER BY o.occurred_at
      LIMIT $1::bigint
 ), kinds AS (
-    SELECT CASE WHEN GROUPING(state) = 0 THEN 'state' WHEN GROUPING(event_type) = 0 THEN 'type'
-                WHEN GROUPING(ordering_key) = 0 THEN 'key' ELSE 'error' END AS kind,
-           CASE WHEN GROUPING(state) = 0 THEN state WHEN GROUPING(event_type) = 0 THEN event_type
-                WHEN GROUPING(ordering_key) = 0 THEN ordering_key ELSE error END AS name,
-           count(*) AS count, min(occurred_at) AS oldest_at
-      FROM seen
-     GROUP BY GROUPING SETS ((state), (event_type), (ordering_key), (error))
+    SELECT 'state' AS kind, state AS name, count(*) AS count, min(at) AS oldest_at FROM seen GROUP BY state
+     UNION ALL
+    SELECT 'type', event_type, count(*), min(at) FROM seen GROUP BY event_type
+     UNION ALL
+    SELECT 'key', ordering_key, count(*), min(at) FROM seen GROUP BY ordering_key
+     UNION ALL
+    SELECT 'error', error, count(*), min(at) FROM seen GROUP BY error
 )
-SELECT kind, name, count, oldest_at
-  FROM (SELECT k.*, row_number() OVER (PARTITION BY k.kind ORDER BY k.count DESC, k.name) AS place
-          FROM kinds k WHERE k.name IS NOT NULL) ranked
- WHERE place <= $2::bigint OR kind = 'state'
- ORDER BY kind, place;
+:largest;
 
 -- name: inbox_summary
 -- The same for unprocessed messages: by state, subject, consumer and error.
 -- Index: idx_inbox_unprocessed; reads only the oldest messages, up to a limit.
--- $1 limit of messages, $2 limit of groups of a kind, $3 and $4 as in domain/likeness.py.
+-- $1 limit of messages, $2 limit of groups of a kind, $3 and $4 as in domain/error_fingerprint.py.
 WITH seen AS MATERIALIZED (
-    SELECT i.subject, i.consumer, i.received_at,
+    SELECT i.subject, i.consumer, i.received_at AS at,
            CASE WHEN i.dead_lettered_at IS NOT NULL THEN 'DEAD_LETTERED'
                 WHEN i.locked_until > now() THEN 'HANDLING'
                 ELSE 'WAITING' END AS state,
@@ -119,19 +123,15 @@ WITH seen AS MATERIALIZED (
      ORDER BY i.received_at
      LIMIT $1::bigint
 ), kinds AS (
-    SELECT CASE WHEN GROUPING(state) = 0 THEN 'state' WHEN GROUPING(subject) = 0 THEN 'subject'
-                WHEN GROUPING(consumer) = 0 THEN 'consumer' ELSE 'error' END AS kind,
-           CASE WHEN GROUPING(state) = 0 THEN state WHEN GROUPING(subject) = 0 THEN subject
-                WHEN GROUPING(consumer) = 0 THEN consumer ELSE error END AS name,
-           count(*) AS count, min(received_at) AS oldest_at
-      FROM seen
-     GROUP BY GROUPING SETS ((state), (subject), (consumer), (error))
+    SELECT 'state' AS kind, state AS name, count(*) AS count, min(at) AS oldest_at FROM seen GROUP BY state
+     UNION ALL
+    SELECT 'subject', subject, count(*), min(at) FROM seen GROUP BY subject
+     UNION ALL
+    SELECT 'consumer', consumer, count(*), min(at) FROM seen GROUP BY consumer
+     UNION ALL
+    SELECT 'error', error, count(*), min(at) FROM seen GROUP BY error
 )
-SELECT kind, name, count, oldest_at
-  FROM (SELECT k.*, row_number() OVER (PARTITION BY k.kind ORDER BY k.count DESC, k.name) AS place
-          FROM kinds k WHERE k.name IS NOT NULL) ranked
- WHERE place <= $2::bigint OR kind = 'state'
- ORDER BY kind, place;
+:largest;
 
 -- name: discarded
 -- Actor and reason of an event's `outbox discard`. Reads the table, which has one row for each operator action.
