@@ -28,9 +28,10 @@ from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import EventChoice, delete_rows
 from sea_mq_worker.pipeline.jobs.typed.event_schemas import EventSchema, load_event_schemas
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
+from sea_mq_worker.pipeline.lake.table import LakeTable
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Published, Stream
-from tests.pipeline.landing import Lake, copy_of
+from tests.pipeline.landing import DiedError, Lake, copy_of
 from tests.support.documents import commands
 from tests.support.programs import own_programs
 from tests.support.rows import add_event, add_message
@@ -235,6 +236,31 @@ async def test_an_event_that_is_still_to_be_delivered_is_refused_by_its_id(world
 
     assert "outbox_events" in await world.places_of(done)
     assert await world.pool.fetchval("SELECT count(*) FROM operator_actions") == 0
+
+
+async def test_nothing_is_erased_while_silver_lacks_messages_that_only_it_can_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign, commit = str(uuid.uuid4()), LakeTable.commit
+    await world.stream.publish([world.message(foreign, "ada")])
+
+    def die(self: LakeTable, *given: Any, **options: Any) -> bool:
+        if self.table_schema is SILVER:
+            raise DiedError
+        return commit(self, *given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LakeTable, "commit", die)
+        with pytest.raises(DiedError):
+            await world.land()
+
+    with pytest.raises(
+        PipelineError, match=f"silver lacks messages of {world.stream.name}; run `pipeline la"
+    ):
+        await world.erase(aggregate=("customer", "ada"))
+
+    await world.land()
+    assert (await world.erase(aggregate=("customer", "ada"))).rows["silver"] == 1
 
 
 @pytest.mark.crash

@@ -3,9 +3,7 @@
 For object stores, the JVM would need an additional library and its own credentials.
 """
 
-import re
 from collections.abc import Iterator, Sequence
-from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +17,6 @@ from sea_mq_worker.pipeline.lake.storage import filesystem, is_local, reachable
 
 BATCH_ROWS = 20_000
 _TASKS_MAX = 64
-_NON_ASCII = re.compile("%[89A-F]")
-"""Matches folder names of partitions that Spark would decode wrongly, byte by byte."""
 
 
 def dataset_of(uri: str, table_schema: TableSchema, paths: Sequence[str]) -> pads.Dataset:
@@ -57,21 +53,20 @@ def read_batches(
 def read_files(
     spark: SparkSession, uri: str, table_schema: TableSchema, paths: Sequence[str], columns: Sequence[str]
 ) -> DataFrame:
-    """Return the rows of the files, which are named by their paths below ``uri``."""
+    """Return the rows of the files, which are named by their paths below ``uri``.
+
+    Spark reads a value of a partition correctly only if it is ASCII, as contexts and dates are.
+    """
     wanted = table_schema.chosen(columns)
     if not paths:
         return spark.createDataFrame(wanted.empty_table(), from_arrow_schema(wanted))
-    for_jvm = [path for path in paths if is_local(uri) and not _NON_ASCII.search(path)]
-    frames = []
-    if for_jvm:
+    if is_local(uri):
         # Brackets and stars in file names are not patterns.
         reader = spark.read.schema(from_arrow_schema(table_schema.schema))
         reader = reader.option("basePath", uri).option("__globPaths__", "false")
-        frames.append(reader.parquet(*(f"{uri}/{path}" for path in for_jvm)).select(*columns))
-    if for_tasks := sorted(set(paths).difference(for_jvm)):
+        return reader.parquet(*(f"{uri}/{path}" for path in paths)).select(*columns)
 
-        def read(path: str) -> Iterator[pa.RecordBatch]:
-            return read_batches(uri, table_schema, [path], columns)
+    def read(path: str) -> Iterator[pa.RecordBatch]:
+        return read_batches(uri, table_schema, [path], columns)
 
-        frames.append(in_tasks(spark, read, for_tasks, from_arrow_schema(wanted), tasks_max=_TASKS_MAX))
-    return reduce(DataFrame.unionAll, frames)
+    return in_tasks(spark, read, paths, from_arrow_schema(wanted), tasks_max=_TASKS_MAX)

@@ -37,7 +37,9 @@ _VERSION = version("sea-mq-worker")
 _READER_VERSION = 1
 """Tables with a higher version (deletion vectors, column mapping) cannot be read as plain Parquet."""
 
-_LOG_RETENTION = "interval 168 hours"
+_LOG = {"delta.checkpointInterval": "10", "delta.logRetentionDuration": "interval 24 hours"}
+"""Each opening of a table reads all commits since its last checkpoint, and lists all files of its log."""
+
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 
@@ -139,15 +141,14 @@ class LakeTable:
     ) -> DataFrame:
         """Return the matching rows, and skip files without them by partition and ``ranged`` columns."""
         wanted = columns or self.table_schema.schema.names
-        conditions = [each for each in conditions if each[2] is not None]
         needed = list(dict.fromkeys([*wanted, *(name for name, _, _ in conditions)]))
         rows = read_files(spark, self.uri, self.table_schema, self.paths(conditions), needed)
         return matching(rows, conditions).select(*wanted)
 
     def peek(self, conditions: Conditions, columns: Sequence[str]) -> pa.Table:
         """Return the matching rows, read in this process."""
-        matching = pq.filters_to_expression(list(conditions)) if conditions else None
-        return self.load(self.paths(conditions), columns, matching)
+        given = _given(conditions)
+        return self.load(self.paths(given), columns, pq.filters_to_expression(given) if given else None)
 
     def load(
         self, paths: Sequence[str], columns: Sequence[str] = (), matching: pc.Expression | None = None
@@ -287,10 +288,9 @@ class LakeTable:
     def entries(self, conditions: Conditions = ()) -> pa.Table:
         """Return the current files that may have matching rows.
 
-        The columns are ``path``, ``size_bytes``, ``rows``, and such as ``partition.date``, ``min.seq``,
-        ``max.seq``.
+        Columns: ``path``, ``size_bytes``, ``rows``, and such as ``partition.date``, ``min.seq``, ``max.seq``.
         """
-        table, paths = self.open(), self.paths(conditions)
+        table = self.open()
         names = [f"partition.{name}" for name in self.table_schema.partition_by]
         names += [f"{end}.{name}" for name in self.table_schema.ranged for end in ("min", "max")]
         names += ["path", "size_bytes", "rows"]
@@ -298,15 +298,19 @@ class LakeTable:
             return pa.table({name: pa.nulls(0) for name in names})
         entries = pa.table(table.get_add_actions(flatten=True)).rename_columns({"num_records": "rows"})
         decoded = pa.array([unquote(path) for path in entries["path"].to_pylist()], pa.string())
-        wanted = pc.is_in(decoded, pa.array(paths, pa.string()))
+        wanted = pc.is_in(decoded, pa.array(self._paths(table, conditions), pa.string()))
         return entries.set_column(0, "path", decoded).select(names).filter(wanted)
 
     def paths(self, conditions: Conditions = ()) -> list[str]:
         """Return the current files that may have matching rows, by their paths below the table's address."""
-        table, by = self.open(), self.table_schema.partition_by
+        table = self.open()
+        return self._paths(table, conditions) if table else []
+
+    def _paths(self, table: DeltaTable, conditions: Conditions) -> list[str]:
+        by, ranged = self.table_schema.partition_by, self.table_schema.ranged
         # An empty text would be taken for null.
-        known = [c for c in conditions if c[0] in by or (c[0] in self.table_schema.ranged and c[2] != "")]
-        pruned = table.file_uris(file_pruning_predicate=known or None) if table else []
+        known = [c for c in _given(conditions) if c[0] in by or (c[0] in ranged and c[2] != "")]
+        pruned = table.file_uris(file_pruning_predicate=known or None)
         # Below the table's address a file is named as it is, while the address itself is percent-encoded.
         return ["/".join(uri.split("/")[-len(by) - 1 :]) for uri in pruned]
 
@@ -327,7 +331,7 @@ class LakeTable:
 
     def _create(self) -> DeltaTable:
         properties = {
-            "delta.logRetentionDuration": _LOG_RETENTION,
+            **_LOG,
             # Otherwise pyarrow and DuckDB would take columns without statistics for columns without values.
             "delta.dataSkippingStatsColumns": ",".join(self.table_schema.ranged),
         }
@@ -355,6 +359,10 @@ class LakeTable:
 
     def _sync(self, version: int) -> None:
         make_durable(self.uri, f"_delta_log/{version:020}.json")
+
+
+def _given(conditions: Conditions) -> list[tuple[str, str, Any]]:
+    return [condition for condition in conditions if condition[2] is not None]
 
 
 def _removals(table: DeltaTable, paths: Collection[str], *, data_change: bool) -> list[RemoveAction]:

@@ -4,7 +4,7 @@ import json
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from itertools import accumulate
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -34,8 +34,6 @@ _SEARCHED_ROWS = 4096
 """Size of a sorted file's row groups, of which a search for an ID reads one."""
 
 _OPEN_MAX = 16
-_TEXT_MAX = 128
-
 
 TableRows: TypeAlias = tuple[TableSchema, pa.RecordBatch]
 """Rows of a table."""
@@ -149,11 +147,10 @@ class _File:
             self._ranges[name] = min(known), max(known)
 
     def _stats(self) -> str:
-        ranges = {name: ends for name, ends in self._ranges.items() if not any(map(_is_long, ends))}
         stats = {
             "numRecords": self._rows,
-            "minValues": {name: _stat(least) for name, (least, _) in ranges.items()},
-            "maxValues": {name: _stat(most, up=True) for name, (_, most) in ranges.items()},
+            "minValues": {name: _stat(least) for name, (least, _) in self._ranges.items()},
+            "maxValues": {name: _stat(most) for name, (_, most) in self._ranges.items()},
             "nullCount": self._nulls,
         }
         return json.dumps(stats)
@@ -183,14 +180,8 @@ def _folder(value: str | None) -> str:
     return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe="")
 
 
-def _is_long(value: Any) -> bool:
-    """Return whether a bound is too long for the log; queries always read a file without bounds."""
-    return isinstance(value, str) and len(value) > _TEXT_MAX
-
-
-def _stat(value: Any, *, up: bool = False) -> Any:
-    """Format a bound as in the Delta log: times in milliseconds, rounded outwards."""
+def _stat(value: Any) -> Any:
+    """Format a bound as in the Delta log: of a time its milliseconds, to which readers add one."""
     if not isinstance(value, datetime):
         return value
-    moment = value + timedelta(microseconds=999) if up else value
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
