@@ -58,8 +58,8 @@ class Snapshot:
 
 
 @contextmanager
-def snapshot(settings: Settings, *, config: str | None = None) -> Iterator[Snapshot]:
-    """Hold a snapshot of the tables; ``config`` is the path of the settings file, by default this process's.
+def snapshot(settings: Settings) -> Iterator[Snapshot]:
+    """Hold a snapshot of the tables.
 
     Spark reads when an action needs rows, and may read them again, so leave the block after the last action.
     The server keeps old row versions in the meantime, so leave the block soon. The snapshot needs a direct
@@ -75,7 +75,7 @@ def snapshot(settings: Settings, *, config: str | None = None) -> Iterator[Snaps
         cursor.execute(_LOCK)
         cursor.execute(_EXPORT)
         identity, at = cursor.fetchone()
-        yield Snapshot(identity, at, config or config_file(), cursor)
+        yield Snapshot(identity, at, config_file(), cursor)
 
 
 def read_outbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:

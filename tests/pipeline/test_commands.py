@@ -165,7 +165,7 @@ def test_reconcile_ends_with_the_next_step_for_each_bad_verdict(
         examples={},
         latency=None,
     )
-    result = Reconciliation(since=None, until=None, compared=[], rows={}, hops=[hop], notes=[], requeued=None)
+    result = Reconciliation(since=None, until=None, rows={}, hops=[hop], notes=[], requeued=None)
     monkeypatch.setattr(reconcile, "open_spark", lambda *_, **__: nullcontext())
     monkeypatch.setattr(job, "reconcile", lambda *_, **__: result)
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", NO_DATABASE)
@@ -183,6 +183,15 @@ def test_lost_events_of_the_archive_are_named_with_the_whole_command_that_sends_
         "put back 1 of 1 events; 2 are only in the archive: run `pipeline replay --reason TEXT --id a`"
         " for these; --out lists the others"
     )
+
+
+def test_a_requeue_is_not_advised_again_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = {Verdict.MISSING_IN_STREAM: 1}
+    hop = Hop(name="outbox -> S", ids=1, verdicts=lost, findings=lost, examples={}, latency=None)
+    done = Requeued(lost=1, replayed=1, capped=False, archived=[], archived_count=0, dry_run=False)
+    result = Reconciliation(since=None, until=None, rows={"S": 1}, hops=[hop], notes=[], requeued=done)
+    reconcile._print_result(result)
+    assert capsys.readouterr().out.splitlines()[-1] == "put back 1 of 1 events"
 
 
 def test_a_comparison_that_the_disk_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

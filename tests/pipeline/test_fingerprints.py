@@ -85,8 +85,8 @@ def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(
     assert sorted(row["seq"] for row in found) == sorted(row["seq"] for row in rows)
     for row in found:
         message = of_messages.get(row["seq"], {})
-        for name, other in {"sent_as": "subject", "content": "content", "header_hash": "header_hash"}.items():
-            assert row[name] == message.get(other)
+        for name in ("content", "header_hash"):
+            assert row[name] == message.get(name)
 
 
 def _sent(row: dict[str, Any]) -> OutboundMessage | None:

@@ -1,4 +1,4 @@
-"""reconcile where rows and messages have moved on: broker set back, archive, retention, other receivers."""
+"""reconcile where rows and messages have moved on: broker set back, archive, retention, a receiver."""
 
 import asyncio
 import json
@@ -31,17 +31,21 @@ from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
-from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest, Requeue, load_receiver
-from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import (
+    ReconcileRequest,
+    Reconciliation,
+    Requeue,
+    Requeued,
+    Verdict,
+)
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
-from sea_mq_worker.settings import Settings, SettingsError, config_file
+from sea_mq_worker.settings import Settings, config_file
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world
 from tests.support.jetstream import connected, store
-from tests.support.pipeline_settings import write_toml
 from tests.support.rows import opened
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
@@ -84,8 +88,7 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
 
     assert told["hops"][0]["verdicts"] == {"missing-in-stream": 100, "delivered": 220}
     assert set(told["hops"][0]["examples"]["missing-in-stream"]) <= set(lost)
-    assert "80 lost IDs were acknowledged above its last sequence 220, up to 300" in told["notes"][0]
-    assert "contains other messages at the sequences of 20 lost IDs" in told["notes"][1]
+    assert "80 lost IDs were acknowledged above its last sequence 220" in told["notes"][0]
     assert (told["requeued"]["lost"], told["requeued"]["replayed"]) == (100, 100)
     assert _written(tmp_path / "out") == set(lost)
     assert set(after.hops[0].verdicts) <= {Verdict.DELIVERED, Verdict.PENDING}
@@ -152,8 +155,12 @@ async def world(
 
 
 @pytest.mark.slow
-async def test_lake_prune_replay_and_receiver_are_taken_into_account(
-    world: World, their_database: Database, nats_url: str, spark: SparkSession, tmp_path: Path
+async def test_lake_prune_replay_and_erasure_are_taken_into_account_by_sender_and_receiver(
+    world: World,
+    their_database: Database,
+    settings_with: Callable[..., Settings],
+    spark: SparkSession,
+    tmp_path: Path,
 ) -> None:
     lake, pool = str(tmp_path / "lake"), world.pool
     archived = await world.publish(50)
@@ -162,11 +169,12 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
     pruned = await world.publish(10)
     await PostgresOperations(pool=pool).prune("outbox", datetime.now(UTC), actor="ada", reason="old")
     here = await world.publish(40)
-    async with opened(their_database, hints=OPERATOR_HINTS) as theirs:
-        receiver = replace(world, pool=theirs)
-        await receiver.receive(await world.contents(), "theirs", without=here[:3], start=61)
+    async with opened(their_database, hints=OPERATOR_HINTS) as their_pool:
+        await replace(world, pool=their_pool).receive(
+            await world.contents(), "theirs", without=here[:3], start=61
+        )
         erased = json.dumps({"id_sha256": [id_hash(here[0])]})
-        async with PostgresOperations(pool=theirs).recorded("erase", "ada", "asked", erased):
+        async with PostgresOperations(pool=their_pool).recorded("erase", "ada", "asked", erased):
             pass
     await world.stored.purge(seq=31)
     await replay_matching(
@@ -177,18 +185,20 @@ async def test_lake_prune_replay_and_receiver_are_taken_into_account(
     await world.relay()
     nobody = str(uuid4())
     await store(world.connection, world.subject, headers={"ce-id": nobody})
-    config = {"nats_url": nats_url, "context": "theirs", "database_url": their_database.dsn}
-    config["consumers"] = f"{world.stream}/theirs,SOMEBODYS_EVENTS/others"
-    receivers = [load_receiver(write_toml(tmp_path / "theirs.toml", **config))]
-    result = await _reconciled(spark, world, lake=lake, receivers=receivers)
+    result = await _reconciled(spark, world, lake=lake)
 
-    outbox, inbox = result.hops
+    (outbox,) = result.hops
     assert outbox.verdicts[Verdict.DELIVERED] == 48 + 40
     assert outbox.examples == {
         Verdict.MISSING_IN_STREAM: sorted(archived[28:30]),
         Verdict.PRUNED: sorted([*pruned, nobody]),  # stored within a minute of the prune
     }
     assert (result.rows["archive"], result.rows[f"bronze {world.stream}"]) == (50, 28)
+    config = {"context": f"{world.context}-theirs", "database_url": their_database.dsn, **IN_TIME}
+    theirs = settings_with(consumers=f"{world.stream}/theirs", **config)
+    receiver = await make_world(pool, world.connection, theirs)
+    own, inbox = (await _reconciled(spark, receiver, lake=lake)).hops
+    assert own.ids == 0
     assert inbox.examples == {
         Verdict.MISSING_IN_INBOX: sorted(here[1:3]),
         Verdict.PRUNED: here[:1],
@@ -262,14 +272,6 @@ async def test_since_reads_only_the_files_of_its_time(
     assert {path.split("/")[1] for path in read} == dates
     assert (result.rows["archive"], result.rows[f"bronze {world.stream}"]) == (5, 5)
     assert result.hops[0].verdicts == {Verdict.DELIVERED: 5}
-
-
-def test_settings_of_the_environment_are_not_taken_for_a_receiver_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://own")
-    with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_URL in the environment would override"):
-        load_receiver(write_toml(tmp_path / "theirs.toml", nats_url="nats://theirs"))
 
 
 async def test_more_lost_than_the_cap_or_a_dry_run_changes_nothing(

@@ -19,10 +19,9 @@ from sea_mq_worker.pipeline.jobs.reconcile import job, sources
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, pack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
-from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
+from sea_mq_worker.pipeline.jobs.reconcile.judging import Judge
 from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder, outside_longest_run
-from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import findings_of
+from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest, findings_of
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 from sea_mq_worker.settings import Settings
 
@@ -73,7 +72,6 @@ def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
         "stream": "SEA_EVENTS",
         "stream_seq": 200,
         "state": "PUBLISHED",
-        "sent_as": SUBJECT,
         "content": b"c",
         "header_hash": b"m",
         "in_table": True,
@@ -117,12 +115,14 @@ def judge(
     """Judge the hop from the outbox, then those of the consumers."""
     judging = Judge(
         wanted=wanted or ReconcileRequest(),
-        inboxes=[Inbox("sea", consumers, NOW, audit)],
+        context="sea",
+        consumers=consumers,
+        received_at=NOW,
         streams={OWN: state or stream_info(), "OTHER": stream_info(name="OTHER")},
         audit=audit,
         buckets=3,
     )
-    rows_of = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox 0": (RECEIVED, inbox or [])}
+    rows_of = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox": (RECEIVED, inbox or [])}
     packed = [
         pack(name, pa.Table.from_pylist(rows, schema), "id", 3) for name, (schema, rows) in rows_of.items()
     ]
@@ -158,7 +158,7 @@ CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str
     "elsewhere": ({"stream": "OTHER"}, None, ["expired"]),
     "open": ({"state": "PENDING", **OPEN}, None, ["pending"]),
     "held": ({"state": "CLAIMED", **OPEN}, None, ["pending"]),
-    "given-up": ({"state": "DEAD", "sent_as": None, **OPEN}, None, ["dead"]),
+    "given-up": ({"state": "DEAD", **OPEN}, None, ["dead"]),
     "other-body": ({}, {"content": b"x"}, ["altered"]),
     "other-headers": ({}, {"header_hash": b"x"}, ["altered"]),
     "slow": (SLOW, {}, ["late"]),
@@ -340,21 +340,9 @@ def test_each_covered_message_is_judged_by_the_inbox() -> None:
     assert found[1] == judged({name: findings for name, (_, _, findings) in RECEIVED_CASES.items()})
 
 
-def test_an_own_event_keeps_its_verdict_where_it_never_reached_the_stream() -> None:
-    events = [event("lost"), event("lost-but-received"), event("open", state="PENDING", published_at=None)]
-    events += [event("fine"), event("other", sent_as="sea.event.invoice.made.v1")]
-    inbox = [{"id": name} | DONE for name in ("lost-but-received", "in the inbox alone")]
-    consumers = [CONSUMER, consumer_info(filter_subject="sea.event.order.>", deliver_policy="new")]
-    found = judge(events, [message("fine")], inbox=inbox, consumers=consumers)
-    assert found[1] == found[2]
-    assert found[1] == judged(
-        {
-            "lost": ["missing-in-stream"],
-            "lost-but-received": ["delivered"],
-            "open": ["pending"],
-            "fine": ["missing-in-inbox"],
-        }
-    )
+def test_an_event_that_never_reached_the_stream_has_its_verdict_at_the_first_hop_alone() -> None:
+    found = judge([event("lost"), event("fine")], [message("fine")], consumers=[CONSUMER])
+    assert found == [Judged(2, {"lost": ["missing-in-stream"]}), Judged(1, {"fine": ["missing-in-inbox"]})]
 
 
 def test_a_consumer_covers_what_its_patterns_match_from_its_start_on() -> None:
@@ -390,14 +378,13 @@ def test_an_archived_event_is_unexpected_only_if_the_lake_lacks_it_too() -> None
 
 
 def test_notes_name_the_limits_of_the_result() -> None:
-    inboxes = [Inbox("sea", [CONSUMER], NOW, GONE), Inbox("theirs", [], NOW, GONE)]
-    given = {"inboxes": inboxes, "streams": {OWN: stream_info(last_seq=499)}, "audit": GONE, "buckets": 3}
-    found = job._notes(Judge(wanted=ReconcileRequest(), **given))
-    assert [note.split(" ")[0] for note in found] == ["theirs:", "own", "rows"]
-    assert "has settled sequence 500, but SEA_EVENTS ends at 499" in found[1]
-    assert f"published before {ago(2500).isoformat()} were archived" in found[2]
-    given |= {"inboxes": inboxes[:1], "streams": {OWN: stream_info(last_seq=500)}}
-    assert job._notes(Judge(wanted=ReconcileRequest(lake="lake"), **given)) == []
+    given = {"context": "sea", "consumers": [CONSUMER], "received_at": NOW, "audit": GONE, "buckets": 3}
+    behind, current = ({OWN: stream_info(last_seq=last)} for last in (499, 500))
+    found = job._notes(Judge(wanted=ReconcileRequest(), streams=behind, **given))
+    assert [note.split(" ")[0] for note in found] == ["own", "rows"]
+    assert "has settled sequence 500, but SEA_EVENTS ends at 499" in found[0]
+    assert f"published before {ago(2500).isoformat()} were archived" in found[1]
+    assert job._notes(Judge(wanted=ReconcileRequest(lake="lake"), streams=current, **given)) == []
 
 
 @pytest.mark.parametrize("change", [{"created": ago(9).isoformat()}, {"last_seq": 999}])

@@ -22,7 +22,7 @@ from sea_mq_worker.cli.pipeline.support import (
     print_progress,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
-from sea_mq_worker.pipeline.jobs.reconcile.result import LOSS, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import LOSS, ReconcileRequest, Requeue, Verdict
 
 if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued
@@ -46,14 +46,6 @@ ADVICE: Mapping[Verdict, str] = MappingProxyType(
 )
 """The operator's next step for each verdict that needs one."""
 
-ReceiverOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        exists=True,
-        dir_okay=False,
-        help="Settings file of another service that consumes this service's stream; may be repeated.",
-    ),
-]
 GraceOption = Annotated[
     float, typer.Option(min=0, help="Seconds after publishing or storing in which no ID is missing yet.")
 ]
@@ -83,7 +75,6 @@ RequeueReasonOption = Annotated[str, typer.Option(help="Reason for --requeue, ke
 def reconcile(
     *,
     lake: LakeOption = None,
-    receiver: ReceiverOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     grace: GraceOption = 60.0,
@@ -108,17 +99,16 @@ def reconcile(
     """
     _check(since, until, out, reason=reason if requeue else None)
     with job_settings("database_url", "nats_url") as settings:
-        from sea_mq_worker.pipeline.jobs.reconcile import job, request
+        from sea_mq_worker.pipeline.jobs.reconcile import job
 
-        wanted = request.ReconcileRequest(
+        wanted = ReconcileRequest(
             lake=lake_to_read(lake, settings),
-            receivers=[request.load_receiver(path) for path in receiver or ()],
             since=since,
             until=until,
             grace_seconds=grace,
             late_seconds=late,
             out=out,
-            requeue=request.Requeue(actor, reason, cap, dry_run) if requeue else None,
+            requeue=Requeue(actor, reason, cap, dry_run) if requeue else None,
         )
         with open_spark("reconcile", master=master, conf=conf, java_options=_JAVA_OPTIONS) as spark:
             result = job.reconcile(spark, settings, wanted, on_progress=print_progress)
@@ -146,11 +136,7 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
 
 
 def _print_result(result: "Reconciliation") -> None:
-    for one in result.compared:
-        typer.echo(
-            f"{one.stream}: sequences {one.first_seq} to {one.last_seq}, {one.streamed} messages"
-            + (f", {one.landed} older messages from the lake" if one.landed else "")
-        )
+    typer.echo("read " + ", ".join(f"{count:,} of {source}" for source, count in result.rows.items()))
     rows = [
         (hop.name, verdict, hop.verdicts.get(verdict, 0), hop.findings[verdict], " ".join(named[:3]))
         for hop in result.hops
@@ -170,7 +156,8 @@ def _print_result(result: "Reconciliation") -> None:
     if result.requeued:
         typer.echo(_requeue_text(result.requeued))
     for verdict, advice in ADVICE.items():
-        if count := result.found([verdict]):
+        is_done = verdict is Verdict.MISSING_IN_STREAM and result.requeued
+        if (count := result.found([verdict])) and not is_done:
             typer.echo(f"{count:,} {verdict}: {advice}")
     ids = sum(hop.ids for hop in result.hops)
     if ids and not result.found(ADVICE):

@@ -32,9 +32,8 @@ _PASSED = pa.schema(
         ("stream_seq", pa.int64()),
     ]
 )
-EVENTS = pa.schema([*_PASSED, ("in_table", pa.bool_()), ("sent_as", pa.string()), *_HASHES])
-"""A row of table or archive in the comparison. ``sent_as`` is its subject, null with both hashes if the row
-makes no message."""
+EVENTS = pa.schema([*_PASSED, ("in_table", pa.bool_()), *_HASHES])
+"""A row of table or archive in the comparison; both hashes are null if the row makes no message."""
 
 _OF_MESSAGE = (
     *("id", "seq", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),
@@ -141,7 +140,7 @@ class EventFingerprints:
                 columns.append(pa.repeat(pa.scalar(self.in_table), rows.num_rows))
                 yield pa.RecordBatch.from_arrays([*columns, *encode(rows)], schema=EVENTS)
 
-    def _of_columns(self, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def _of_columns(self, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         types, versions = rows.column("event_type"), rows.column("event_version")
         kinds = zip(types.to_pylist(), versions.to_pylist(), strict=True)
         subjects = pa.array([_subject(self.context, *kind) for kind in kinds], pa.string())
@@ -159,17 +158,14 @@ class EventFingerprints:
         }  # in the order of their names, as _header_hashes sorts lines
         lines = [_joined(":", pa.scalar(name), values) for name, values in headers.items()]
         text = pc.binary_join_element_wise(*lines, "\n", null_handling="skip")
-        return (
-            subjects,
-            _content(subjects, rows.column("payload")),
-            _sha256(pc.if_else(subjects.is_valid(), text, None)),
-        )
+        hashes = _sha256(pc.if_else(subjects.is_valid(), text, None))
+        return _content(subjects, rows.column("payload")), hashes
 
-    def _one_by_one(self, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def _one_by_one(self, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         messages = [self._message(row) for row in rows.to_pylist()]
         subjects = pa.array([sent and sent.subject for sent in messages], pa.string())
         headers = pa.array([sent and list(sent.headers.items()) for sent in messages], _HEADERS)
-        return subjects, _content(subjects, rows.column("payload")), _header_hashes(headers)
+        return _content(subjects, rows.column("payload")), _header_hashes(headers)
 
     def _message(self, row: dict[str, Any]) -> OutboundMessage | None:
         given = {name: row[name] for name in _OF_MESSAGE} | {"payload": row["payload"].encode()}

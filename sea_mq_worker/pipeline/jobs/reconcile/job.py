@@ -1,6 +1,6 @@
 """Prove ID by ID that each event of the outbox reached the stream, and each message the inbox."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,15 +9,13 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, stream_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED
 from sea_mq_worker.pipeline.jobs.reconcile.judging import FOUND, TROUBLE, Judge
 from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back, restore_signs
 from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder
-from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import Compared, Reconciliation, Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest, Reconciliation, Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.jobs.reconcile.sources import read_sources
 from sea_mq_worker.pipeline.jobs.reconcile.summary import named, summaries
@@ -48,7 +46,7 @@ def reconcile(
         *lake_datasets(wanted.lake, schemas.ARCHIVE, schemas.BRONZE),
     )
     with job_run(spark, settings, "reconcile", reads=reads, writes=()) as session, ExitStack() as held:
-        judge, packed, streamed = read_sources(session, settings, wanted, held=held, on_progress=on_progress)
+        judge, packed = read_sources(session, settings, wanted, held=held, on_progress=on_progress)
         with described(session, "reconcile: judge"):
             counts, troubled = _judged(judge, packed, held)
             hops = summaries(judge.hops, counts, troubled)
@@ -60,15 +58,13 @@ def reconcile(
         if Verdict.MISSING_IN_STREAM in hops[0].verdicts:
             lost = troubled.where(F.col("findings").bitwiseAND(Verdict.MISSING_IN_STREAM.bit) != 0)
             lost = lost.where("hop = 0")
-            notes += restore_signs(lost, streamed, judge.streams[settings.stream])
+            notes += restore_signs(lost, judge.own)
             if wanted.requeue:
                 requeued = put_back(settings, lost, wanted.requeue, on_progress)
-        rows = _rows(judge, counts)
         return Reconciliation(
             since=wanted.since,
             until=wanted.until,
-            compared=[_compared(state, rows) for state in judge.streams.values()],
-            rows=rows,
+            rows=_rows(judge, counts),
             hops=hops,
             notes=notes,
             requeued=requeued,
@@ -92,34 +88,15 @@ def _judged(judge: Judge, packed: DataFrame, held: ExitStack) -> tuple[list[Row]
 
 def _rows(judge: Judge, counts: Sequence[Row]) -> dict[str, int]:
     """Return the number of rows read from each source."""
-    contexts = {INBOX.format(number): f"inbox {inbox.context}" for number, inbox in enumerate(judge.inboxes)}
     lake = ("archive", *(f"bronze {name}" for name in judge.streams)) if judge.wanted.lake else ()
-    rows = dict.fromkeys((*judge.streams, *contexts.values(), "outbox", *lake), 0)
     read = {row.source: row.rows for row in counts if row.counted == "rows"}
-    return rows | {contexts.get(source, source): number for source, number in read.items()}
-
-
-def _compared(state: StreamInfo, rows: Mapping[str, int]) -> Compared:
-    return Compared(
-        stream=state.name,
-        created=state.created,
-        first_seq=state.first_seq,
-        last_seq=state.last_seq,
-        first_time=state.first_time,
-        last_time=state.last_time,
-        streamed=rows[state.name],
-        landed=rows.get(f"bronze {state.name}", 0),
-    )
+    return dict.fromkeys((*judge.streams, INBOX, "outbox", *lake), 0) | read
 
 
 def _notes(judge: Judge) -> list[str]:
     """Return notes on limits of the result, and on consumers that are ahead of their stream."""
-    notes = [
-        f"{inbox.context}: no consumer of this service reads {judge.own.name}"
-        for inbox in judge.inboxes[1:]
-        if not inbox.consumers
-    ]
-    for one in (consumer for inbox in judge.inboxes for consumer in inbox.consumers):
+    notes = []
+    for one in judge.consumers:
         last = judge.streams[one.stream].last_seq
         if one.ack_floor > last:
             notes.append(

@@ -17,8 +17,7 @@ from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, explained, is_in, micros, micros_of
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, Batches, Column, pack, unpack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS
-from sea_mq_worker.pipeline.jobs.reconcile.request import ReconcileRequest
-from sea_mq_worker.pipeline.jobs.reconcile.result import Verdict
+from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest, Verdict
 from sea_mq_worker.pipeline.jobs.reconcile.rows import Rows, at, flags, numbers
 
 _CLOCK = 60e6
@@ -42,21 +41,6 @@ FOUND = pa.unify_schemas([TROUBLE, PACKED, pa.schema([("counted", pa.string())])
 hop, or their latency in ``seconds``; or packed events with copies, by their ordering keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inbox:
-    """A service's inbox, and the progress of its consumers just before the read.
-
-    Attributes:
-        at: the database's time of the read.
-        audit: operators' actions in the service's schema.
-    """
-
-    context: str
-    consumers: Sequence[ConsumerInfo]
-    at: datetime
-    audit: Audit
-
-
 class _Hop(NamedTuple):
     """Findings on each ID as bits, and its seconds; NaN: it did not pass the hop."""
 
@@ -70,15 +54,19 @@ class Judge:
     """Judges the rows of IDs, of which it has all; for ``mapInArrow``.
 
     Attributes:
-        inboxes: this service's inbox first, then the receivers'.
+        context: this service's context.
+        consumers: the consumers' progress just before the inbox was read.
+        received_at: the database's time when the inbox was read.
         streams: streams by name, this service's first: bounds before the read, but the first message and the
             clock after it. Older messages of the lake have negative positions.
-        audit: operators' actions in this service's schema.
+        audit: operators' actions.
         buckets: number of buckets for ordering keys.
     """
 
     wanted: ReconcileRequest
-    inboxes: Sequence[Inbox]
+    context: str
+    consumers: Sequence[ConsumerInfo]
+    received_at: datetime
     streams: Mapping[str, StreamInfo]
     audit: Audit
     buckets: int
@@ -91,9 +79,8 @@ class Judge:
     @property
     def hops(self) -> list[str]:
         """Source and target of each hop, the hop from the outbox first."""
-        received = ((inbox, consumer) for inbox in self.inboxes for consumer in inbox.consumers)
-        inboxes = (f"{one.stream} -> {inbox.context} {one.name}" for inbox, one in received)
-        return [f"outbox -> {self.own.name}", *inboxes]
+        received = (f"{one.stream} -> {self.context} {one.name}" for one in self.consumers)
+        return [f"outbox -> {self.own.name}", *received]
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield rows with the schema ``FOUND``."""
@@ -126,32 +113,21 @@ class Judge:
         findings = verdict | self._is_duplicated(rows) * Verdict.DUPLICATED.bit
         is_there = rows.is_known | (rows.first_own >= 0)
         yield self._hop(rows.is_judged & is_there, findings, is_altered, seconds)
-        for number, inbox in enumerate(self.inboxes):
-            received = rows.received(number)
-            for consumer in inbox.consumers:
-                yield self._inbox_hop(rows, inbox, consumer, received, verdict)
+        for consumer in self.consumers:
+            yield self._inbox_hop(rows, consumer)
 
-    def _inbox_hop(
-        self, rows: Rows, inbox: Inbox, consumer: ConsumerInfo, received: pa.Table, verdict: Column
-    ) -> _Hop:
+    def _inbox_hop(self, rows: Rows, consumer: ConsumerInfo) -> _Hop:
+        received = rows.received
         covered = _covers(consumer, rows.copies["subject"], rows.seq, rows.time)
         covered &= rows.is_in(consumer.stream)
         copy = rows.first(covered)
-        is_expected = copy >= 0
-        if consumer.stream == self.own.name:
-            event = rows.event
-            sent_at = micros(pc.coalesce(event["published_at"], event["created_at"]))
-            is_missing = _covers(consumer, event["sent_as"], numbers(event["stream_seq"]), sent_at)
-            is_expected = rows.is_judged & (is_expected | ((rows.first_own < 0) & is_missing))
-        findings = self._inbox_verdict(rows, inbox, consumer, received, copy)
-        # An event without a copy keeps the reason, unless the inbox has its end.
-        is_open = ~np.isin(findings, [Verdict.DELIVERED.bit, Verdict.DEAD.bit])
-        findings = np.where((copy < 0) & is_open, verdict, findings)
+        is_judged = (copy >= 0) & (rows.is_judged | (consumer.stream != self.own.name))
+        findings = self._inbox_verdict(rows, consumer, copy)
         taken = rows.first(covered & (rows.seq == numbers(received["stream_seq"])[rows.who]))
         seconds = (micros(received["processed_at"]) - at(rows.time, np.where(taken < 0, copy, taken))) / 1e6
         is_other = rows.differs("content", received["content_hash"])
         is_altered = rows.any(covered & is_other) & ~rows.any(covered & ~is_other)
-        return self._hop(is_expected, findings, is_altered, seconds)
+        return self._hop(is_judged, findings, is_altered, seconds)
 
     def _hop(self, is_judged: Column, findings: Column, is_altered: Column, seconds: Column) -> _Hop:
         is_late = seconds > (np.inf if self.wanted.late_seconds is None else self.wanted.late_seconds)
@@ -159,8 +135,8 @@ class Judge:
         return _Hop(is_judged, findings, seconds)
 
     def _outbox_verdict(self, rows: Rows) -> Column:
-        # Events acknowledged before the first inbox was read have their message below the last sequence.
-        asked_at, audit, first = micros_of(self.inboxes[0].at), self.audit, rows.first_own
+        # Events acknowledged before the inbox was read have their message below the last sequence.
+        asked_at, audit, first = micros_of(self.received_at), self.audit, rows.first_own
         state, published = rows.event["state"], micros(rows.event["published_at"])
         removed = (audit.outbox_pruned_before, None if self.wanted.lake else audit.archived_before)
         removed_before = micros_of(max((limit for limit in removed if limit), default=None)) + _CLOCK
@@ -186,17 +162,16 @@ class Judge:
         found[rows.who[later[~is_explained]]] = True
         return found
 
-    def _inbox_verdict(
-        self, rows: Rows, inbox: Inbox, consumer: ConsumerInfo, received: pa.Table, first: Column
-    ) -> Column:
-        asked_at, time, position = micros_of(inbox.at), at(rows.time, first), at(rows.position, first)
+    def _inbox_verdict(self, rows: Rows, consumer: ConsumerInfo, first: Column) -> Column:
+        asked_at, received = micros_of(self.received_at), rows.received
+        time, position = at(rows.time, first), at(rows.position, first)
         is_absent = flags(received["id"].is_null())
         is_held = micros(received["locked_until"]) > asked_at
         is_unsettled = position > consumer.ack_floor
         is_young = time > asked_at - self.wanted.grace_seconds * 1e6
         has_left = position < self.streams[consumer.stream].first_seq
-        is_removed = time < micros_of(inbox.audit.inbox_pruned_before) + _CLOCK
-        is_removed |= rows.has_hash(inbox.audit.erased)
+        is_removed = time < micros_of(self.audit.inbox_pruned_before) + _CLOCK
+        is_removed |= rows.has_hash(self.audit.erased)
         created = micros_of(datetime.fromisoformat(consumer.created))
         return _case(
             (flags(received["processed_at"].is_valid()), Verdict.DELIVERED),
@@ -276,8 +251,6 @@ def _counted(number: int, hop: _Hop) -> Iterator[pa.Table]:
     """Count the IDs of a hop, and their latencies."""
     seconds = hop.seconds[hop.is_judged & ~np.isnan(hop.seconds)]
     rounded = (seconds.view(np.int64) & _LATENCY_BITS).view(float)
-    longest = seconds.max(initial=-np.inf)
-    rounded[seconds == longest] = longest
     values, counts = np.unique(rounded, return_counts=True)
     yield pa.table({"counted": ["ids"], "hop": [number], "rows": [np.count_nonzero(hop.is_judged)]})
     latency = {"counted": pa.repeat("latency", len(values)), "hop": pa.repeat(number, len(values))}

@@ -13,9 +13,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.database import replays
 from sea_mq_worker.operations.replay import replay_matching
-from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches, unpack
-from sea_mq_worker.pipeline.jobs.reconcile.request import Requeue
-from sea_mq_worker.pipeline.jobs.reconcile.result import Requeued
+from sea_mq_worker.pipeline.jobs.reconcile.result import Requeue, Requeued
 from sea_mq_worker.settings import Settings
 
 _BATCH = 1000
@@ -23,32 +21,16 @@ _PAUSE_SECONDS = 1.0
 _EXAMPLES = 20
 
 
-def restore_signs(lost: DataFrame, streamed: DataFrame, state: StreamInfo) -> list[str]:
-    """Describe the signs of a restored broker that the lost events show; ``streamed`` are packed messages."""
-    created = datetime.fromisoformat(state.created)
-    stored = streamed.where(F.col("source") == state.name).mapInArrow(_sequences, "stream_seq long")
-    row = (
-        lost.where(F.col("stream") == state.name)
-        .join(stored.withColumn("is_taken", F.lit(True)), "stream_seq", "left")
-        .agg(
-            F.count_if(F.col("published_at") < F.lit(created)).alias("older"),
-            F.count_if(F.col("stream_seq") > state.last_seq).alias("above"),
-            F.count_if("is_taken").alias("replaced"),
-            F.max("stream_seq").alias("highest"),
-        )
-        .collect()[0]
+def restore_signs(lost: DataFrame, state: StreamInfo) -> list[str]:
+    """Describe the signs of a restored or recreated stream that the lost events show."""
+    is_older = F.col("published_at") < F.lit(datetime.fromisoformat(state.created))
+    is_above = F.col("stream_seq") > state.last_seq
+    count = lost.where((F.col("stream") == state.name) & (is_older | is_above)).count()
+    note = (
+        f"{state.name} was restored to an older state or created again: {count} lost IDs were acknowledged"
+        f" above its last sequence {state.last_seq}, or before its creation at {state.created}"
     )
-    notes = {
-        f"{state.name} was restored to an older state: {row.above} lost IDs were acknowledged above its last "
-        f"sequence {state.last_seq}, up to {row.highest}; use --requeue to publish the lost events again": (
-            row.above
-        ),
-        f"{state.name} contains other messages at the sequences of {row.replaced} lost IDs: it was restored "
-        "or created again, and has stored new messages since": row.replaced,
-        f"{state.name} was created at {created.isoformat()}, after {row.older} lost IDs had been "
-        "acknowledged by an earlier stream with this name": row.older,
-    }
-    return [note for note, count in notes.items() if count]
+    return [note] if count else []
 
 
 def put_back(
@@ -77,11 +59,6 @@ def put_back(
         archived_count=archived,
         dry_run=how.dry_run,
     )
-
-
-def _sequences(batches: Batches) -> Batches:
-    for messages in unpack(batches).values():
-        yield from messages.select(["seq"]).rename_columns(["stream_seq"]).to_batches()
 
 
 async def _replay(

@@ -1,4 +1,4 @@
-"""The result of a comparison: verdicts with counts and examples, latencies and notes.
+"""The scope of a comparison, and its result: verdicts with counts and examples, latencies and notes.
 
 An ID can have several findings; the worst finding is its verdict. The order, worst first: lost, altered,
 unexpected, duplicated, out of order, dead by the worker's own decision, late; then findings that cannot be
@@ -53,9 +53,47 @@ LOSS = frozenset({Verdict.MISSING_IN_STREAM, Verdict.MISSING_IN_INBOX, Verdict.A
 """Verdicts that make a run fail by default."""
 
 
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Options for putting lost events back; ``actor`` and ``reason`` are for the audit.
+
+    Attributes:
+        cap: put back no event if more than this are lost, because the settings may name another broker.
+        dry_run: only count.
+    """
+
+    actor: str
+    reason: str
+    cap: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileRequest:
+    """Scope and output of a comparison.
+
+    Attributes:
+        lake: the lake with archive and bronze; None: only tables and streams.
+        since: compare only own events created, and other messages stored, at this time or later.
+        until: compare only own events created, and other messages stored, before this time.
+        grace_seconds: events published or stored within this time are never missing.
+        late_seconds: a hop is late above this time; None: never.
+        out: a new folder for JSON lines of all IDs with another verdict than delivered; None: no files.
+        requeue: put back the events that the stream lost; None: change nothing.
+    """
+
+    lake: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    grace_seconds: float = 60.0
+    late_seconds: float | None = None
+    out: str | None = None
+    requeue: Requeue | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopLatency:
-    """Seconds per hop; percentiles are exact to a thousandth of the value, the longest is exact."""
+    """Seconds per hop; exact to a thousandth of the value."""
 
     events: int
     p50: float
@@ -86,28 +124,6 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """The compared part of a stream.
-
-    Attributes:
-        created: the stream's creation time.
-        first_seq: the first message after the read.
-        last_seq: the last message before the read; later messages are not judged.
-        streamed: messages read from the stream.
-        landed: messages read from the lake, because they left the stream.
-    """
-
-    stream: str
-    created: str
-    first_seq: int
-    last_seq: int
-    first_time: datetime | None
-    last_time: datetime | None
-    streamed: int
-    landed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Requeued:
     """Result of putting lost events back.
 
@@ -133,7 +149,6 @@ class Reconciliation:
 
     since: datetime | None
     until: datetime | None
-    compared: Sequence[Compared]
     rows: Mapping[str, int]
     hops: Sequence[Hop]
     notes: Sequence[str]

@@ -16,8 +16,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.exchange import Column
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
 from sea_mq_worker.pipeline.lake.erased_ids import id_hash
 
-INBOX = "inbox {}"
-"""Name of the source of an inbox, by its number."""
+INBOX = "inbox"
+"""Name of the inbox as a source."""
 
 
 class Rows:
@@ -63,9 +63,10 @@ class Rows:
         self.is_own = self.is_in(own)
         self.first_own = self.first(self.is_own)
 
-    def received(self, inbox: int) -> pa.Table:
-        """Return the row of each ID in an inbox; null where there is none."""
-        table = self._tables.get(INBOX.format(inbox), RECEIVED.empty_table())
+    @cached_property
+    def received(self) -> pa.Table:
+        """The row of each ID in the inbox; null where there is none."""
+        table = self._tables.get(INBOX, RECEIVED.empty_table())
         return table.take(pc.index_in(self.event["id"], value_set=table["id"].combine_chunks()))
 
     def is_in(self, stream: str) -> Column:

@@ -28,8 +28,8 @@ from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import (
     MessageFingerprints,
     received,
 )
-from sea_mq_worker.pipeline.jobs.reconcile.judging import Inbox, Judge
-from sea_mq_worker.pipeline.jobs.reconcile.request import Receiver, ReconcileRequest
+from sea_mq_worker.pipeline.jobs.reconcile.judging import Judge
+from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest
 from sea_mq_worker.pipeline.jobs.reconcile.rows import INBOX
 from sea_mq_worker.pipeline.lake import schemas
 from sea_mq_worker.pipeline.lake.read_files import BATCH_ROWS, dataset_of
@@ -40,7 +40,7 @@ from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
 from sea_mq_worker.pipeline.sources.jetstream.state import query_nats, stored_message, stream_state
 from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource, TableReader
-from sea_mq_worker.settings import ConsumerSettings, Settings
+from sea_mq_worker.settings import Settings
 
 _INCARNATION = 1 << 48
 """Offset between incarnations: positions are sequences, each incarnation after the previous one."""
@@ -62,34 +62,27 @@ def read_sources(
     *,
     held: ExitStack,
     on_progress: Callable[[str], None],
-) -> tuple[Judge, DataFrame, DataFrame]:
+) -> tuple[Judge, DataFrame]:
     """Read the streams, and prepare the read of all other sources.
 
     The sources are read as of moments against the direction in which an event travels: consumers' positions,
-    inboxes, streams, outbox, archive. An event found in one source had then already reached the sources
+    inbox, streams, outbox, archive. An event found in one source had then already reached the sources
     before it. Events in transit therefore look pending, and never lost. Events that move to the lake in the
     meantime are found there, because its files are listed last. ``held`` keeps snapshots and persisted rows
     until it is closed.
 
     Returns:
-        The judge, who knows all facts but the rows; the rows of all sources, packed by ID; and the messages
-        of the streams among them, on the executors' disks.
+        The judge, who knows all facts but the rows; and the rows of all sources, packed by ID.
 
     Raises:
         PipelineError: the disk for temporary files is too small.
         DataLossError: a stream was recreated or restored during the read.
     """
     since = wanted.since and wanted.since - _CLOCK
-    inboxes: list[Inbox] = []
-    parts: list[Part] = []
-    for each in (Receiver(None, settings), *wanted.receivers):
-        theirs, is_own = each.settings, each.config is None
-        consumers = [one for one in theirs.consumers if is_own or one.stream == settings.stream]
-        progress = _query_consumers(theirs, consumers)
-        moment = held.enter_context(snapshot(theirs, config=each.config))
-        parts += _inbox(INBOX.format(len(inboxes)), moment, since)
-        inboxes.append(Inbox(theirs.context, progress, moment.at, read_audit(moment)))
-    names = [settings.stream, *(one.stream for inbox in inboxes for one in inbox.consumers)]
+    consumers = _query_consumers(settings)
+    inbox = held.enter_context(snapshot(settings))
+    parts = _inbox(inbox, since)
+    names = [settings.stream, *(one.stream for one in consumers)]
     before = {name: _query_stream(settings, name, since) for name in dict.fromkeys(names)}
     messages = sum(min(state.messages, state.last_seq - first + 1) for state, first in before.values())
     check_disk(spark, messages)
@@ -106,16 +99,16 @@ def read_sources(
             on_progress(f"{row.source}: read {row.rows}")
     streams = {name: _after(settings, state) for name, state in streams.items()}
     parts += _lake(settings, wanted, streams, since)
-    without_secrets = replace(wanted, receivers=())
-    judge = Judge(without_secrets, inboxes, streams, audit=read_audit(moment), buckets=buckets)
-    return judge, streamed.unionAll(read_parts(spark, parts, buckets)), streamed
+    audit = read_audit(moment)
+    judge = Judge(wanted, settings.context, consumers, inbox.at, streams, audit=audit, buckets=buckets)
+    return judge, streamed.unionAll(read_parts(spark, parts, buckets))
 
 
-def _query_consumers(settings: Settings, consumers: Sequence[ConsumerSettings]) -> list[ConsumerInfo]:
+def _query_consumers(settings: Settings) -> list[ConsumerInfo]:
     async def query(connection: NatsConnection) -> list[ConsumerInfo]:
-        return [await consumer_info(connection, one.stream, one.durable) for one in consumers]
+        return [await consumer_info(connection, one.stream, one.durable) for one in settings.consumers]
 
-    return query_nats(settings, query) if consumers else []
+    return query_nats(settings, query)
 
 
 def _query_stream(settings: Settings, name: str, since: datetime | None) -> tuple[StreamInfo, int]:
@@ -136,10 +129,10 @@ def _query_stream(settings: Settings, name: str, since: datetime | None) -> tupl
     return query_nats(settings, query)
 
 
-def _inbox(source: str, moment: Snapshot, since: datetime | None) -> list[Part]:
+def _inbox(moment: Snapshot, since: datetime | None) -> list[Part]:
     columns = ("message_id", *RECEIVED.names[1:])
     reader = table_reader(moment, InboxSource, columns=columns, where=[("received_at", ">=", since)])
-    return _table(source, reader, received)
+    return _table(INBOX, reader, received)
 
 
 def _outbox(settings: Settings, moment: Snapshot, wanted: ReconcileRequest) -> list[Part]:
