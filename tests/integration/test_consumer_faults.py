@@ -12,7 +12,7 @@ import uvloop
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.pull import PullSubscription
+from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullSubscription
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
@@ -100,6 +100,27 @@ async def test_a_consumer_that_was_made_anew_meanwhile_breaks_no_contract(
         await asyncio.wait_for(fetching, SOON_SECONDS)
     await store(connection, f"{stream.lower()}.event.made.v1")
     assert [message.seq for message in await consumer.fetch(1)] == [1]
+
+
+async def test_an_interruption_is_told_without_asking_for_the_consumer(
+    connection: NatsConnection, stream: str
+) -> None:
+    """In a cluster that changes leaders, the answer would take seconds."""
+    consumer = await bound(connection, stream, max_waiting=1)
+    inbox = connection.client.new_inbox()
+    await connection.client.subscribe(inbox)
+    await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}", b"1", reply=inbox)
+    asked = await connection.client.subscribe(f"$JS.API.CONSUMER.INFO.{stream}.{DURABLE}")
+    with pytest.raises(BrokerUnavailableError, match="Exceeded MaxWaiting"):
+        await consumer.fetch(1)
+    await connection.client.flush()
+    assert asked.pending_msgs == 0
+
+
+async def test_a_pull_request_without_a_leader_is_told_on_one_line(connection: NatsConnection) -> None:
+    pulls = PullSubscription(connection, "nobody.listens", on_unexpected=_unwanted)
+    pulled = await pulls.fetch(1, wait_seconds=SOON_SECONDS)
+    assert (pulled.ended.result(), pulled.status) == (PullEnd.REFUSED, "503")
 
 
 async def test_a_forbidden_pull_request_is_reported(connection: NatsConnection, stream: str) -> None:

@@ -20,8 +20,10 @@ _ACK = b"+ACK"
 _NANOSECONDS = 10**9
 _NO_LIMIT = 2**31 - 1
 _UNEXPECTED_DELAY_SECONDS = 0.1
-_TRANSIENT_STATUSES = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting", "Consumer Deleted")
-"""Ends of a request after which another one can succeed, provided that the consumer exists."""
+_PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+"""Ends of a request after which another one can succeed."""
+_GONE = ("503", "409 Consumer Deleted")
+"""Ends of a request after which another one can succeed if the consumer still, or again, exists."""
 
 
 class NatsJetStreamConsumer:
@@ -145,15 +147,12 @@ class NatsJetStreamConsumer:
                 raise ContractError(f"the worker has no permission to publish to {self._next}; grant it")
             case PullEnd.DISCONNECTED:
                 raise BrokerUnavailableError(f"{self._label}: the connection broke")
-        await self.start()
-        if pulled.status and not pulled.status.startswith("503") and not _is_transient(pulled.status):
-            raise ContractError(f"{self._label} refuses to deliver messages: {pulled.status}")
+        if not any(text in pulled.status for text in _PASSING):
+            await self.start()
+            if pulled.status and not pulled.status.startswith(_GONE):
+                raise ContractError(f"{self._label} refuses to deliver messages: {pulled.status}")
         raise BrokerUnavailableError(f"{self._label}: {pulled.status or 'no answer to a pull request'}")
 
 
 def _nak(delay_seconds: float) -> bytes:
     return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
-
-
-def _is_transient(status: str) -> bool:
-    return any(text in status for text in _TRANSIENT_STATUSES)

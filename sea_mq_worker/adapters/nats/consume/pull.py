@@ -158,7 +158,10 @@ class PullSubscription:
 
     def _on_status(self, msg: Msg, pulled: PullResult | None) -> None:
         headers = msg.headers or {}
-        status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
+        description = headers.get("Description", "").partition("\n")[
+            0
+        ]  # nats-py adds a header to an empty one
+        status = f"{headers.get('Status', '')} {description}".strip()
         if pulled is None or msg.subject.rpartition(".")[2] != pulled.token or status.startswith(_HEARTBEAT):
             return
         if pulled.ended.done():  # the status came too late, as after a pause of this process
