@@ -24,6 +24,7 @@ _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 """Ends of a request after which another one can succeed."""
 _GONE = ("503", "409 Consumer Deleted")
 """Ends of a request after which another one can succeed if the consumer still, or again, exists."""
+_REASONS = {"": "no answer to a pull request", "503": "no leader takes pull requests now (503)"}
 
 
 class NatsJetStreamConsumer:
@@ -151,7 +152,8 @@ class NatsJetStreamConsumer:
             await self.start()
             if pulled.status and not pulled.status.startswith(_GONE):
                 raise ContractError(f"{self._label} refuses to deliver messages: {pulled.status}")
-        raise BrokerUnavailableError(f"{self._label}: {pulled.status or 'no answer to a pull request'}")
+        reason = _REASONS.get(pulled.status, pulled.status)
+        raise BrokerUnavailableError(f"{self._label}: {reason}")
 
 
 def _nak(delay_seconds: float) -> bytes:
