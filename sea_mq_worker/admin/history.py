@@ -15,7 +15,6 @@ class HistoryData:
 
     at: float
     step_seconds: int
-    samples_max: int
     series: Mapping[str, Sequence[float | None]]
 
 
@@ -52,7 +51,7 @@ class History:
         kept = min(self._count, _SAMPLES)
         places = [(self._count - kept + number) % _SAMPLES for number in range(kept)]
         series = {name: [_known(ring[place]) for place in places] for name, ring in self._rings.items()}
-        return HistoryData(at=self._at, step_seconds=STEP_SECONDS, samples_max=_SAMPLES, series=series)
+        return HistoryData(at=self._at, step_seconds=STEP_SECONDS, series=series)
 
 
 def _known(value: float) -> float | None:

@@ -12,7 +12,7 @@ from sea_mq_worker.domain.headers import MSG_ID, is_same_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
-from sea_mq_worker.testing.stream import InMemoryStream, StreamFullError
+from sea_mq_worker.testing.stream import InMemoryStream
 
 _BEHIND = Unsent("held back behind a message that was not stored")
 
@@ -36,18 +36,6 @@ class Fault(Enum):
 def no_fault(_message: OutboundMessage) -> Fault:
     """Let every message through."""
     return Fault.NONE
-
-
-def every(count: int, fault: Fault) -> Callable[[OutboundMessage], Fault]:
-    """Return faults that hit each ``count``-th message that is sent."""
-    sent = 0
-
-    def choose(_message: OutboundMessage) -> Fault:
-        nonlocal sent
-        sent += 1
-        return fault if sent % count == 0 else Fault.NONE
-
-    return choose
 
 
 @dataclass(kw_only=True, eq=False)
@@ -159,10 +147,7 @@ class InMemoryPublisher:
                 assert_never(fault)
 
     def _store(self, message: OutboundMessage) -> PublishOutcome:
-        try:
-            stored = self.stream.store(message.subject, message.payload, message.headers)
-        except StreamFullError:
-            return Unknown("maximum messages exceeded")
+        stored = self.stream.store(message.subject, message.payload, message.headers)
         known = self.stream.get(stored.seq) if stored.duplicate and not message.repeated else None
         if known and not is_same_message(message, known.payload, known.headers):
             return Rejected(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")

@@ -1,4 +1,4 @@
-"""A JetStream stream in memory: sequences, duplicate window, limits; fake publisher and consumer share it.
+"""A JetStream stream in memory: sequences and duplicate window; fake publisher and consumer share it.
 
 As on the server, the window counts from when the first copy of an id was stored, knows ids of messages
 that were purged since, and is built anew from the stored messages when the server restarts.
@@ -26,10 +26,6 @@ class StreamEntry:
     stored_at: float
 
 
-class StreamFullError(Exception):
-    """The stream holds ``messages_max`` messages and refuses more (discard policy ``new``)."""
-
-
 @dataclass(kw_only=True, eq=False)
 class InMemoryStream:
     """Messages in order of their sequence, for as long as this object lives.
@@ -38,30 +34,22 @@ class InMemoryStream:
         name: as acknowledgements give it.
         clock: seconds; only differences count.
         duplicate_window_seconds: how long a message id is remembered.
-        messages_max: how many messages are held before new ones are refused; 0 for no limit.
     """
 
     name: str
     clock: Callable[[], float]
     duplicate_window_seconds: float = 3600.0
-    messages_max: int = 0
     last_seq: int = 0
     _entries: dict[int, StreamEntry] = field(default_factory=dict)
     _known: dict[str, tuple[int, float]] = field(default_factory=dict)
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def store(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Stored:
-        """Store a message, or say which sequence its id has already.
-
-        Raises:
-            StreamFullError: there is no room.
-        """
+        """Store a message, or say which sequence its id has already."""
         self._forget()
         message_id = headers.get(MSG_ID, "")
         if message_id in self._known:
             return Stored(self.name, self._known[message_id][0], duplicate=True)
-        if 0 < self.messages_max <= len(self._entries):
-            raise StreamFullError(self.name)
         self.last_seq += 1
         now = self.clock()
         self._entries[self.last_seq] = StreamEntry(

@@ -4,17 +4,15 @@ import ast
 from textwrap import dedent
 from typing import Any
 
-import pytest
-
 from sea_mq_worker import testing
 from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.testing.stream import InMemoryStream, StreamFullError
+from sea_mq_worker.testing.stream import InMemoryStream
 
 
 class Bench:
-    def __init__(self, **given: float) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self.stream = InMemoryStream(name="S", clock=lambda: self.now, duplicate_window_seconds=10.0, **given)
+        self.stream = InMemoryStream(name="S", clock=lambda: self.now, duplicate_window_seconds=10.0)
 
     def store(self, message_id: str) -> Stored:
         return self.stream.store("s", b"", {"Nats-Msg-Id": message_id})
@@ -39,14 +37,6 @@ def test_a_restart_keeps_known_ids_of_what_is_stored_and_forgets_those_of_what_w
     assert bench.stream.entries() == []
     bench.stream.restart()
     assert bench.store("a") == Stored("S", 2)
-
-
-def test_a_full_stream_takes_repeats_but_nothing_new() -> None:
-    bench = Bench(messages_max=1)
-    bench.store("a")
-    assert bench.store("a").duplicate
-    with pytest.raises(StreamFullError):
-        bench.store("b")
 
 
 async def test_the_example_of_the_fakes_handles_its_message() -> None:
