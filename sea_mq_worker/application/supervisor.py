@@ -65,7 +65,7 @@ class Supervisor:
         causes = [
             (task.get_name(), cause)
             for task in finished
-            if (error := task.exception()) is not None
+            if (error := _error(task)) is not None
             for cause in _causes(error)
         ]
         for name, cause in causes:
@@ -78,6 +78,11 @@ class Supervisor:
 
 async def _run(loop: Loop, stop: asyncio.Event) -> None:
     await loop(stop)
+
+
+def _error(task: asyncio.Task[None]) -> BaseException | None:
+    """Return what ended a loop; a cancellation that nobody here requested is an error, too."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def _describe(cause: BaseException) -> str:

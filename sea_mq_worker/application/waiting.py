@@ -37,7 +37,7 @@ async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-    if waiting.cancelled():
+    if stop.is_set() and waiting.cancelled():
         raise StoppedError
     return waiting.result()
 

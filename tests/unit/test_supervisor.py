@@ -1,6 +1,8 @@
 import asyncio
+import contextlib
 
 from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
+from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.domain.facts import Noticed, WorkerStopped
 from sea_mq_worker.testing.observer import RecordingObserver
 
@@ -29,6 +31,18 @@ async def test_the_death_of_one_loop_stops_the_worker() -> None:
     assert [fact.event for fact in noticed] == ["loop_died"]
     assert "b died: RuntimeError" in noticed[0].text
     assert "secret" not in noticed[0].text
+
+
+async def test_a_call_that_is_cancelled_from_within_stops_the_worker_with_an_error() -> None:
+    async def waits(stop: asyncio.Event) -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(answer.cancel)  # as a driver does that gives up its connection
+        with contextlib.suppress(StoppedError):
+            await cancel_on_stop(stop, answer)
+
+    code, observer = await supervise(a=until_stopped, b=waits)
+    assert code is ExitCode.GAVE_UP
+    assert observer.of(Noticed) == [Noticed(event="loop_died", text="b died: CancelledError")]
 
 
 async def test_what_does_not_finish_in_the_grace_period_is_cut_off_and_named() -> None:
