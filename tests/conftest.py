@@ -5,12 +5,14 @@ The servers are embedded ones unless `SEA_MQ_TEST_POSTGRES` or `SEA_MQ_TEST_NATS
 """
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
@@ -52,6 +54,10 @@ def pytest_configure() -> None:
 
     Hundreds of processes are started: what one of them has compiled of Python is there for the next.
     """
+    # A shell's background job ignores it, and so would the programs under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("loaded machine", deadline=None)
+    hypothesis.settings.load_profile("loaded machine")
     os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA_OPTIONS)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

@@ -9,7 +9,6 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,8 +35,6 @@ class DidNotRunError(Exception):
 def main() -> None:
     """Try the chosen mutants and tell which survive."""
     options = _options()
-    # A shell's background job ignores it, and so would the programs under test.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     mutants = [mutant for mutant in load(options.list) if options.only in mutant.name]
     if found := problems(mutants) or ([] if mutants else [f"no mutant's name contains {options.only!r}"]):
         sys.exit("\n".join(found))

@@ -67,7 +67,7 @@ KINDS = dict.fromkeys(("occurred_at", "created_at", "published_at"), pa.timestam
 }  # fmt: skip
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @example([BASE | {"seq": 0, "occurred_at": STORED_AT}, *ODD_ROWS], random.Random(7))
 @given(st.lists(ROWS, max_size=20, unique_by=lambda row: row["seq"]), st.randoms(use_true_random=False))
 def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(

@@ -38,7 +38,7 @@ def commit(table: LakeTable, rows: pa.Table, value: int) -> None:
     table.commit(table.files(entries), Watermark("test", value))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(ID, max_size=30), max_size=3), st.lists(ID, max_size=30), st.lists(ID, max_size=30))
 def test_repeats_are_those_that_a_set_finds(
     earlier: list[list[str]], uncommitted: list[str], new: list[str]

@@ -50,7 +50,7 @@ SUBJECTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(subject=SUBJECTS, known=KNOWN, others=OTHERS, payload=st.one_of(JSON, st.binary(max_size=60)))
 def test_every_message_is_opened_or_refused(
     subject: str, known: dict[str, str], others: dict[str, str], payload: bytes

@@ -29,7 +29,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(row=ROWS)
 def test_every_event_is_encoded_as_it_is_or_refused(row: dict[str, Any]) -> None:
     event = claimed_event(**row)

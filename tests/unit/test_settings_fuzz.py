@@ -19,7 +19,7 @@ NUMBERS = st.integers(-(10**30), 10**30).map(str) | st.floats(allow_nan=True).ma
 VALUES = NUMBERS | st.sampled_from(["true", "[]", "{}", "1979-05-27", "[[", "'''", "0x7f"])
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     entries=st.dictionaries(
         st.sampled_from([*Settings.model_fields, "contxt", "a.b"]), VALUES | TEXTS.map(json.dumps), max_size=6

@@ -7,7 +7,6 @@ passed.
 import argparse
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,8 +44,6 @@ class Outcome:
 def main() -> None:
     """Run the tests on each version and print a line for each."""
     options = _options()
-    # A shell's background job ignores it, and so would the programs under test.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     all_passed = True
     if options.spark:
         outcomes = (run_spark(one, options.cache, options.tests or _SPARK_SUITES) for one in options.spark)
