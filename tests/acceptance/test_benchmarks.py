@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,19 +27,21 @@ FLOORS: dict[str, set[str]] = {
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times from /proc")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-async def test_a_quick_round_measures_what_each_program_does(tmp_path: Path) -> None:
-    chosen = ("drain, 10 to a key", "steady rate", "inbox, bare handler")
-    workloads = await measured(tmp_path, *(f"--workload={name}" for name in chosen))
-    assert workloads.keys() == set(chosen)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_the_quick_round_measures_every_workload(tmp_path: Path) -> None:
-    workloads = await measured(tmp_path, "--all")
+    file = tmp_path / "results.json"
+    output = await run("benchmarks", "--all", "--quick", "--json", str(file))
+    workloads = {name: found["median"] for name, found in json.loads(file.read_text())["workloads"].items()}
     assert workloads.keys() == FLOORS.keys()
+    for name, programs in workloads.items():
+        assert name in output.lower()
+        assert programs.keys() == {"worker", *FLOORS[name]}
+        assert all(found["rate"] > 0 for found in programs.values())
+        worker = programs["worker"]
+        assert worker["statements_per_1000"] > 0
+        if name != "looks":  # these are the operator's, and change nothing
+            assert min(worker["wal_bytes_each"], worker["peak_bytes"]) > 0
     assert workloads["churn"]["worker"]["more"]["table, MB, last fifth"] > 0
     assert workloads["memory"]["worker"]["more"]["worker after 5,000 events, MB"] > 0
     assert workloads["steady rate"]["worker"]["more"]["stored after COMMIT sent, p50 ms"] > 0
@@ -57,22 +58,6 @@ async def test_the_jobs_of_the_pipeline_are_measured(tmp_path: Path) -> None:
         assert name in output
         assert min(job["seconds"], job["peak_bytes"], job["cpu_seconds"]["driver"]) > 0
         assert (job["spark_jobs"] > 0) == (job["cpu_seconds"]["jvm"] > 0) == (not name.startswith("land"))
-
-
-async def measured(folder: Path, *options: str) -> dict[str, Any]:
-    """Run one quick round, and return the figures of each workload, by program."""
-    file = folder / "results.json"
-    output = await run("benchmarks", *options, "--quick", "--json", str(file))
-    workloads = {name: found["median"] for name, found in json.loads(file.read_text())["workloads"].items()}
-    for name, programs in workloads.items():
-        assert name in output.lower()
-        assert programs.keys() == {"worker", *FLOORS[name]}
-        assert all(found["rate"] > 0 for found in programs.values())
-        worker = programs["worker"]
-        assert worker["statements_per_1000"] > 0
-        if name != "looks":  # these are the operator's, and change nothing
-            assert min(worker["wal_bytes_each"], worker["peak_bytes"]) > 0
-    return workloads
 
 
 async def run(*command: str) -> str:

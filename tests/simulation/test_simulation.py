@@ -10,8 +10,9 @@ from tests.simulation.campaign import CASES, Case, load_case, run_campaign, run_
 from tests.simulation.plan import draw_plan
 from tests.simulation.world import simulate
 
-SEEDS = range(300)
-MORE_SEEDS = range(300, 1500)
+SEEDS = (*range(200), 484, 554)
+"""The last two show events that are rare."""
+MORE_SEEDS = range(200, 1500)
 
 
 @pytest.mark.slow

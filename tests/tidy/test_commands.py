@@ -202,7 +202,7 @@ LESSER_PROOFS = (
     ),
     Proof(document="docs/proof/peers.md", test=_KIT, less="this worker's relay alone, under four faults"),
     Proof(document="kit/README.md", test=_KIT, less="four of the faults"),
-    Proof(document="docs/proof/benchmarks.md", test=_BENCHMARKS, less="one small round"),
+    Proof(document="docs/proof/benchmarks.md", test=_BENCHMARKS, less="a small round, only with -m long"),
     Proof(
         document="docs/proof/benchmarks-peers.md", test=_RELAYS,
         less="needs other relays from the network; their descriptions and what is reckoned are checked",
