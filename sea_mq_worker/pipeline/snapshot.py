@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     LEAVES,
     LeafPartition,
@@ -15,6 +16,7 @@ from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
     leaf_of,
     ranges,
 )
+from sea_mq_worker.adapters.postgres.schema.schema_owner import require_owner
 from sea_mq_worker.pipeline.dataframes import read_all
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource, TableReader, literal
@@ -67,7 +69,7 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
 
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached, or another session is rewriting a table.
-        ContractError: PostgreSQL refuses the user, or a table is missing.
+        ContractError: PostgreSQL refuses the user, a table is missing, or the tables are another context's.
     """
     with connected(settings, purpose="pipeline snapshot") as cursor:
         cursor.execute(ONE_MOMENT)
@@ -75,7 +77,10 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         cursor.execute(_LOCK)
         cursor.execute(_EXPORT)
         identity, at = cursor.fetchone()
-        yield Snapshot(identity, at, config_file(), cursor)
+        held = Snapshot(identity, at, config_file(), cursor)
+        for found in held.rows(load_queries("context")["owner"]):
+            require_owner(found, settings.context)
+        yield held
 
 
 def read_outbox(spark: SparkSession, held: Snapshot, **options: Any) -> DataFrame:

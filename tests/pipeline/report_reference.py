@@ -71,7 +71,7 @@ def _event(random: Random, n: int, now: datetime) -> Row:
     created = _time(random)
     if state == "PENDING":
         created = now - timedelta(seconds=random.choice((20, 300, 1800, 7200, 200_000)))
-    delay = timedelta(seconds=random.choice((0, 0.0004, 2, 59.5, 3000)) * random.uniform(0, 2))
+    delay = timedelta(seconds=random.choice((0, 0.0004, 2, 59.5, 3000, -30)) * random.uniform(0, 2))
     return {
         "id": str(UUID(int=random.getrandbits(128))),
         "event_type": f"order.t{min(random.randrange(40), random.randrange(40))}",

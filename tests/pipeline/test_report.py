@@ -64,7 +64,7 @@ async def test_every_figure_is_the_one_that_a_count_of_the_rows_gives(
 async def test_a_report_of_a_day_opens_no_file_of_another_day(
     spark: SparkSession, settings: Settings, tmp_path: Path
 ) -> None:
-    lake, days = tmp_path / "lake", [BEGIN + timedelta(days=n) for n in range(3)]
+    lake, days = tmp_path / "lake", [BEGIN + timedelta(days=n, hours=12) for n in range(3)]
     events = [event for event in world(2, BEGIN).outbox if event["published_at"]][:9]
     of_days = [
         event | {"created_at": day, "published_at": day, "context": CONTEXT, "date": day.date()}
@@ -80,7 +80,9 @@ async def test_a_report_of_a_day_opens_no_file_of_another_day(
         for folder in lake.glob(f"*/*/date={day.date()}"):
             shutil.rmtree(folder)
 
-    found = await asyncio.to_thread(report, spark, settings, since=days[1], until=days[2], lake=str(lake))
+    begin = BEGIN + timedelta(days=1)
+    end = begin + timedelta(days=1)
+    found = await asyncio.to_thread(report, spark, settings, since=begin, until=end, lake=str(lake))
 
     assert found.totals.archived == 3
     assert sum(each.count for each in found.stream_bins) == 5

@@ -37,6 +37,12 @@ def as_spark(row: asyncpg.Record) -> dict[str, Any]:
     }
 
 
+async def test_tables_of_another_context_are_not_read(settings: Settings, pool: asyncpg.Pool) -> None:
+    await pool.execute("INSERT INTO sea_mq_context (context) VALUES ('orders')")
+    with pytest.raises(ContractError, match="belong to the context orders"), snapshot(settings):
+        pass
+
+
 async def test_every_column_comes_as_it_is(
     settings: Settings, pool: asyncpg.Pool, spark: SparkSession
 ) -> None:

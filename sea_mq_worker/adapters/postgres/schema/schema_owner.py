@@ -4,6 +4,7 @@ Two contexts in one outbox or inbox would process each other's rows. Each functi
 StoreUnavailableError if PostgreSQL cannot serve now, besides what it names.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from sea_mq_worker.adapters.postgres.errors import translated
@@ -27,18 +28,28 @@ async def check_owner(database: Any, context: str) -> bool:
     """Return whether the schema of ``database`` belongs to the context; False: to none, before any worker.
 
     Raises:
-        ContractError: the schema is another context's; the text names both, and the remedy.
+        ContractError: as ``require_owner``.
     """
     with translated():
         found = await database.fetchrow(load_queries("context")["owner"])
-    if found and found["context"] != context:
+    if found:
+        require_owner(found, context)
+    return found is not None
+
+
+def require_owner(found: Mapping[str, Any], context: str) -> None:
+    """Require that the owner of a schema, a row of the statement `owner`, is this context.
+
+    Raises:
+        ContractError: the schema is another context's; the text names both, and the remedy.
+    """
+    if found["context"] != context:
         schema = found["schema"]
         raise ContractError(
             f"the tables in schema {schema} belong to the context {found['context']}, not to {context}: "
             "correct SEA_MQ_CONTEXT, or give each context a schema of its own (SEA_MQ_DATABASE_SCHEMA); "
             f"if the context was renamed, write its new name into {schema}.sea_mq_context"
         )
-    return found is not None
 
 
 async def check_rows_visible(database: Any) -> None:

@@ -38,6 +38,8 @@ _LIMITS = {
 }
 _EVENT = ("id", "event_type", "ordering_key", "occurred_at", "created_at", "published_at", "publish_attempts")
 _MESSAGE = ("received_at", "processed_at", "dead_lettered_at", "attempts")
+_CLOCK_STEP_MAX = timedelta(hours=1)
+"""Cap on the time by which an event may be published before its creation."""
 
 
 def report(
@@ -106,19 +108,20 @@ def _first(held: Snapshot, lake: str | None, context: str) -> datetime | None:
 def _events(spark: SparkSession, held: Snapshot, period: Period, lake: str | None, context: str) -> DataFrame:
     """Return the events that can be part of the period, each once; ``archived``: the row is the archive's.
 
-    An event is published after it is created. So an event that was published before the period is not part of
-    it, and neither is one that was created after the period.
+    An event is part of the period if it was created or published in it. A publication precedes the creation
+    after PostgreSQL's clock was set back.
     """
+    since, until = period.since - _CLOCK_STEP_MAX, period.until + _CLOCK_STEP_MAX
     rows = read_outbox(
         spark,
         held,
         columns=(*_EVENT, "payload_bytes", "state", "publish_error"),
-        where=[("created_at", "<", period.until), ("coalesce(published_at, 'infinity')", ">=", period.since)],
+        where=[("created_at", "<", until), ("coalesce(published_at, 'infinity')", ">=", since)],
     ).withColumn("archived", F.lit(False))
     if not lake:
         return rows
-    of_period = [("published_at", ">=", period.since), ("created_at", "<", period.until)]
-    conditions = [("context", "=", context), ("date", ">=", period.since.date()), *of_period]
+    of_period = [("date", ">=", since.date()), ("published_at", ">=", since), ("created_at", "<", until)]
+    conditions = [("context", "=", context), *of_period]
     archived = LakeTable(lake, ARCHIVE).read(spark, conditions, columns=(*_EVENT, "payload"))
     given = {"payload_bytes": F.octet_length("payload"), "state": F.lit("PUBLISHED"), "archived": F.lit(True)}
     rows = rows.unionByName(archived.withColumns(given).drop("payload"), allowMissingColumns=True)
