@@ -29,6 +29,11 @@ def test_of_a_slow_type_failures_count_at_the_rate(per_second: float) -> None:
     assert 60 * per_second - 1 <= counted <= 60 * per_second + 2
 
 
+def test_of_a_slow_type_two_failures_count_at_once_after_a_quiet_time() -> None:
+    pace = slowed()
+    assert [pace.failed("x", 1000.0, may_count=True) for _ in range(4)] == [True, True, False, False]
+
+
 def test_a_failure_that_may_not_count_leaves_the_place_to_another() -> None:
     pace = slowed()
     assert not pace.failed("x", 5.0, may_count=False)
