@@ -46,6 +46,7 @@ async def test_a_drain_asks_postgresql_and_the_broker_no_more_than_it_must(
         ]
         await eventually(metered.stored, until=lambda found: found == EVENTS, within=60)
         for worker in started:
+            await worker.ready()
             worker.send(signal.SIGTERM)
         assert [await worker.ended() for worker in started] == [0] * workers
     elsewhere = workers * budgets.unbatched_statements(seconds=time.monotonic() - began)
