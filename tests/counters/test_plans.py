@@ -27,7 +27,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
 from tests.counters import budgets
 from tests.counters.meters import Servers
-from tests.counters.test_looks import PAGES
+from tests.counters.test_operator_queries import PAGES
 from tests.support.builders import claimed_event
 from tests.support.outboxes import postponed, published, released
 from tests.support.partitions import partition_outbox

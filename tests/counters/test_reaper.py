@@ -8,7 +8,7 @@ from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from tests.counters import budgets
 from tests.counters.meters import Servers
-from tests.counters.test_looks import pages
+from tests.counters.test_operator_queries import pages
 from tests.support.rows import opened
 from tests.support.servers import scratch_database
 

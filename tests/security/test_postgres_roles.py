@@ -183,7 +183,7 @@ NEEDS = {
     "producer": ("producer.", "handled."),
     "relay": (
         *("outbox.", "inbox.", "context.", "backlog.", "inspection.outbox_depth_capped", "page."),
-        *("partitions.exist", "partitions.make", "consumers.", "standings.", "ghosts."),
+        *("partitions.exist", "partitions.make", "consumers.", "standings.", "published_positions."),
         *("resume.", "refused.", "lane.", "sessions."),
     ),
     "operator": (
@@ -198,7 +198,7 @@ NEEDS = {
     ),
     "reader": (
         *("depth.", "testing.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),
-        *("leaves.leaves", "context.owner", "partitions.list", "ghosts.", "pipeline_report."),
+        *("leaves.leaves", "context.owner", "partitions.list", "published_positions.", "pipeline_report."),
     ),
 }
 

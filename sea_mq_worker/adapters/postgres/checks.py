@@ -34,7 +34,7 @@ class Acknowledged:
 
 async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
     """Read the latest rows and some others."""
-    sql = load_queries("ghosts")["acknowledged"]
+    sql = load_queries("published_positions")["acknowledged"]
     [row] = await fetch(pool, sql, stream, _PAGES, _SOME)
     some = tuple((event_id, int(seq)) for event_id, seq in (one.split() for one in row["some"]))
     return Acknowledged(greatest=row["greatest"] or 0, shared=row["shared"], some=some)
