@@ -26,7 +26,7 @@ async def test_healthy_messages_behind_failing_ones_are_handled_within_seconds(
         bad, good = await at.send(60), await at.send(20)
         at.effects.script |= dict.fromkeys(bad, answer(status))
         async with at.worker() as worker:
-            await eventually(taken(at, good), within=10.0, what="the healthy messages are handled")
+            await eventually(taken(at, good), what="the healthy messages are handled")
             if status != 422:
                 at.effects.script.clear()
             await at.quiet()

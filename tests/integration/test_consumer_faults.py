@@ -16,6 +16,7 @@ from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullSubscription
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
+from tests.support.proxy import proxied
 from tests.support.waiting import eventually
 
 STREAM, DURABLE = "FAULTS", "durable"
@@ -87,19 +88,21 @@ async def test_deletion_ends_a_waiting_fetch(connection: NatsConnection, stream:
 
 
 async def test_a_consumer_that_was_made_anew_meanwhile_breaks_no_contract(
-    connection: NatsConnection, stream: str
+    connection: NatsConnection, nats_url: str, stream: str
 ) -> None:
-    consumer = await bound(connection, stream)
-    fetching = asyncio.create_task(consumer.fetch(1))
-    await waiting(connection, stream)
-    durable = {"durable_name": DURABLE, "ack_policy": "explicit"}
-    anew = json.dumps({"stream_name": stream, "config": durable}).encode()
-    await connection.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{DURABLE}")
-    await connection.client.publish(f"$JS.API.CONSUMER.CREATE.{stream}.{DURABLE}", anew)
-    with pytest.raises(BrokerUnavailableError, match="Consumer Deleted"):
-        await asyncio.wait_for(fetching, SOON_SECONDS)
-    await store(connection, f"{stream.lower()}.event.made.v1")
-    assert [message.seq for message in await consumer.fetch(1)] == [1]
+    await bound(connection, stream)
+    async with proxied(nats_url) as (proxy, url), connected(url) as own:
+        consumer = consumer_of(own, stream)
+        fetching = asyncio.create_task(consumer.fetch(1))
+        await waiting(connection, stream)
+        proxy.stall()  # the consumer hears of its end when it is there again
+        await api(connection, f"CONSUMER.DELETE.{stream}.{DURABLE}")
+        await create_consumer(connection, stream, DURABLE)
+        proxy.heal()
+        with pytest.raises(BrokerUnavailableError, match="Consumer Deleted"):
+            await asyncio.wait_for(fetching, SOON_SECONDS)
+        await store(connection, f"{stream.lower()}.event.made.v1")
+        assert [message.seq for message in await consumer.fetch(1)] == [1]
 
 
 async def test_an_interruption_is_told_without_asking_for_the_consumer(

@@ -72,9 +72,8 @@ class InboxLeases:
             receipts[item] = Unwritable()
         for item, receipt in receipts.items():
             item.run = receipt if isinstance(receipt, Leased) else None
-            item.leased_until = (
-                item.received_at + self.lease_seconds
-            )  # received before the inbox gave the lease
+            # The inbox gave the lease after the message was received.
+            item.leased_until = item.received_at + self.lease_seconds
         return [receipts[item] for item in items]
 
     async def renew(self, items: Iterable[InFlightMessage]) -> None:

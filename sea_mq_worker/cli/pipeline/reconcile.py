@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,11 +22,14 @@ from sea_mq_worker.cli.pipeline.support import (
     print_progress,
 )
 from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
-from sea_mq_worker.pipeline.jobs.reconcile.result import LOSS, ReconcileRequest, Requeue, Verdict
-
-if TYPE_CHECKING:
-    from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Requeued
-
+from sea_mq_worker.pipeline.jobs.reconcile.result import (
+    LOSS,
+    ReconcileRequest,
+    Reconciliation,
+    Requeue,
+    Requeued,
+    Verdict,
+)
 
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 """Java only passes packed rows on in this job, so its second compiler would cost more than it saves."""
@@ -124,7 +127,7 @@ def _check(since: datetime | None, until: datetime | None, out: str | None, *, r
         abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
 
 
-def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) -> None:
+def _end(result: Reconciliation, wrong: Collection[Verdict], *, json: bool) -> None:
     wrong = frozenset(wrong)
     failed = result.found(wrong)
     if json:
@@ -135,7 +138,7 @@ def _end(result: "Reconciliation", wrong: Collection[Verdict], *, json: bool) ->
         abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
 
 
-def _print_result(result: "Reconciliation") -> None:
+def _print_result(result: Reconciliation) -> None:
     typer.echo("read " + ", ".join(f"{count:,} of {source}" for source, count in result.rows.items()))
     rows = [
         (hop.name, verdict, hop.verdicts.get(verdict, 0), hop.findings[verdict], " ".join(named[:3]))
@@ -166,7 +169,7 @@ def _print_result(result: "Reconciliation") -> None:
         typer.echo(f"all {ids - unknown:,} accounted for{more if unknown else ''}")
 
 
-def _requeue_text(done: "Requeued") -> str:
+def _requeue_text(done: Requeued) -> str:
     rows = done.lost - done.archived_count
     if done.capped:
         text = (
