@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from sea_mq_worker.settings.error_messages import reason, unknown
 from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerSettings, Settings
+from sea_mq_worker.settings.postgres_url import refused_variables
 from sea_mq_worker.settings.relations import contradictions
 
 __all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
@@ -56,6 +57,8 @@ def check_settings(settings: Settings, *, needs: Collection[str]) -> None:
         SettingsError: names every key that contradicts another or is missing.
     """
     missing = [(key, _REQUIRED) for key in needs if not getattr(settings, key)]
+    if settings.database_url and (demands := list(refused_variables(os.environ))):
+        raise SettingsError("\n".join(demands))
     if problems := contradictions(settings) + missing:
         raise SettingsError("\n".join(_line(key, text) for key, text in problems))
 

@@ -18,8 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from sea_mq_worker.domain.addresses import nats_addresses, postgres_problem, with_password_file
+from sea_mq_worker.domain.addresses import nats_addresses, with_password_file
 from sea_mq_worker.domain.subjects import events_stream, is_context, stream_prefix
+from sea_mq_worker.settings.postgres_url import plain_postgres_url, settings_in
 
 ENV_PREFIX = "SEA_MQ_"
 CONFIG_VARIABLE = "SEA_MQ_CONFIG"
@@ -264,9 +265,7 @@ class Settings(BaseModel):
     @classmethod
     def _check_database_url(cls, value: SecretStr) -> SecretStr:
         text = value.get_secret_value()
-        if text and (problem := postgres_problem(text)):
-            raise ValueError(problem)
-        return value
+        return SecretStr(plain_postgres_url(text)) if text else value
 
     @field_validator("nats_url")
     @classmethod
@@ -310,10 +309,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_password_file(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Pass the file on in the URL, so that every connection reads it."""
+    def _read_database_url(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Take settings from the URL, and put the password's file there: every connection reads it."""
         file, url = data.get("database_password_file"), data.get("database_url")
-        if not file or not url:
+        if not url:
             return data
         plain = url.get_secret_value() if isinstance(url, SecretStr) else str(url).strip()
-        return data | {"database_url": with_password_file(plain, str(file))}
+        named = {"database_url": with_password_file(plain, str(file))} if file else {}
+        return settings_in(plain) | data | named

@@ -45,14 +45,6 @@ async def test_the_first_host_of_a_list_that_serves_is_taken_also_among_brackete
     assert row["name"] == database.name
 
 
-async def test_a_parameter_of_the_url_that_neither_driver_nor_server_knows_is_named(
-    database: Database,
-) -> None:
-    with pytest.raises(ContractError, match=r'"channel_binding".*leave it out of SEA_MQ_DATABASE_URL'):
-        async with pool_of(f"{database.dsn}?channel_binding=require"):
-            pass
-
-
 async def test_the_system_ends_a_connection_whose_peer_is_gone(database: Database) -> None:
     async with pool_of(database.dsn) as pool, pool.acquire() as connection:
         end = connection._transport.get_extra_info("socket")

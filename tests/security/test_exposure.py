@@ -38,7 +38,7 @@ def reported(**given: Any) -> dict[str, str]:
     [
         ({"database_url": "postgresql://sea@db.internal/sea"}, "DATABASE_URL"),
         ({"database_url": "postgresql://sea@10.0.0.1/sea?sslmode=prefer"}, "DATABASE_URL"),
-        ({"database_url": "postgresql://h/sea?sslmode=verify-full&sslmode=disable"}, "DATABASE_URL"),
+        ({"database_url": "postgresql://h/sea?ssl=false"}, "DATABASE_URL"),
         ({"database_url": "postgresql://sea@127.0.0.1,db.internal/sea"}, "DATABASE_URL"),
         ({"database_url": "postgresql:///sea?host=db.internal"}, "DATABASE_URL"),
         ({"nats_url": "nats://127.0.0.1,nats://b.internal"}, "NATS_URL"),

@@ -46,8 +46,10 @@ _WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
 """Text of an asyncpg error without a type of its own: a mistake of this program, which no retry heals."""
 
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
+_POOLER_OPTIONS = "the pooler refuses the options in SEA_MQ_DATABASE_URL; leave them out"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
-_UNKNOWN_PARAMETER = "unrecognized configuration parameter"
+_OPTIONS_REFUSED = ("22", "42601", "42704", "55P02")
+"""SQLSTATEs, by prefix, with which the server ends a session that it does not begin as asked."""
 
 _CANCELLED, _BY_SOMEBODY = "57014", "user request"
 _TABLE_MISSING = f"a table is missing; {_MIGRATE}"
@@ -122,9 +124,9 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     text = f"{said} (SQLSTATE {state})"
     fix = next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
     if _REFUSED_BY_POOLER in said:
-        fix = POOLER
-    if _UNKNOWN_PARAMETER in said:
-        fix = "leave it out of SEA_MQ_DATABASE_URL; the driver passes what it does not know to the server"
+        fix = _POOLER_OPTIONS if "options" in said else POOLER
+    if (error.severity_en or error.severity) == "FATAL" and state.startswith(_OPTIONS_REFUSED):
+        fix = "correct the options in SEA_MQ_DATABASE_URL"
     if fix:
         return _KINDS.get(fix, ContractError)(f"PostgreSQL: {text}: {fix}")
     if str(error).startswith(_NEVER_SENT):

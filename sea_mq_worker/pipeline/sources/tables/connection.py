@@ -38,16 +38,6 @@ _DEFAULTS = {
     "keepalives_interval": "10",
     "keepalives_count": "3",
 }
-_LIBPQ = frozenset(
-    {
-        *("host", "port", "user", "password", "passfile", "dbname", "service", "connect_timeout"),
-        *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation"),
-        *("ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs"),
-        *("krbsrvname", "gsslib"),
-    }
-)
-"""A DSN's parameters for the client; asyncpg passes all others to the server."""
-
 _ERROR_TEXT = re.compile(r"(?:ERROR|FATAL):\s+(.+)")
 _LOGIN = re.compile(r"(?:authentication failed|does not exist|no password supplied)")
 _MIGRATE = "; run `python -m sea_mq_worker migrate`"
@@ -102,11 +92,9 @@ def libpq_uri(dsn: str, *, schema: str, purpose: str) -> str:
         raise ContractError(
             f"PostgreSQL: cannot read the password: {error.strerror}: {error.filename}"
         ) from None
-    client = {name: value for name, value in given.items() if name in _LIBPQ}
-    server = {name: value for name, value in given.items() if name not in _LIBPQ}
-    server |= session_settings(schema, f"sea_mq_worker {purpose}") | _UNLIMITED
-    options = [server.pop("options", ""), *(f"-c {name}={_escaped(value)}" for name, value in server.items())]
-    parameters = {**_DEFAULTS, **client, "options": " ".join(options)}
+    session = session_settings(schema, f"sea_mq_worker {purpose}") | _UNLIMITED
+    options = [given.pop("options", ""), *(f"-c {name}={_escaped(value)}" for name, value in session.items())]
+    parameters = {**_DEFAULTS, **given, "options": " ".join(options)}
     return "postgresql://?" + urlencode(parameters, quote_via=quote, safe="")
 
 
@@ -117,7 +105,6 @@ def _parameters(dsn: str) -> dict[str, str]:
     parts = urlsplit(rest)
     user, _, password = parts.netloc.removesuffix("@").partition(":")
     query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-    query.setdefault("dbname", query.pop("database", ""))
     found = {
         "host": ",".join(host for host, _ in hosts),
         "port": ",".join(str(port or _DEFAULT_PORT) for _, port in hosts),
