@@ -25,6 +25,7 @@ class TcpProxy:
         self._flows.set()
         self._drops_up = False
         self._drops_down = False
+        self._garbles = False
         self._refuses = False
         self._lag_seconds = 0.0
         self._frame = b""
@@ -91,6 +92,10 @@ class TcpProxy:
         """Discard the bytes that the server sends."""
         self._drops_down = True
 
+    def garble(self) -> None:
+        """Replace the bytes that the server sends by as many others."""
+        self._garbles = True
+
     async def drop_behind(self, count: int, frame: bytes) -> None:
         """Pass the clients' bytes with ``count`` more pieces that begin with ``frame``, and nothing after.
 
@@ -102,10 +107,10 @@ class TcpProxy:
 
     def heal(self) -> None:
         """Pass everything again; connections that lost bytes are cut."""
-        if self._drops_up or self._drops_down:
+        if self._drops_up or self._drops_down or self._garbles:
             self.cut()
         self._frame = b""
-        self._drops_up = self._drops_down = self._refuses = False
+        self._drops_up = self._drops_down = self._refuses = self._garbles = False
         self._lag_seconds = 0.0
         self._flows.set()
 
@@ -123,6 +128,8 @@ class TcpProxy:
             await self._flows.wait()
             dropped = self._drops_up if up else self._drops_down
             passed = self._counted(data) if up and self._frame else data
+            if self._garbles and not up:
+                passed = b"#" * len(data)
             if passed and not dropped and writer not in self._forgotten:
                 writer.write(passed)
                 await writer.drain()

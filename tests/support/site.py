@@ -86,6 +86,12 @@ class Site:
         """Run a worker for the length of a block; give several of them names."""
         return running(self.target, self.folder / f"{name}.log", *command, worker_name=name, **settings)
 
+    @property
+    def own_links(self) -> Mapping[str, str]:
+        """Settings of a worker whose links bypass the proxies: what they do happens to the other workers."""
+        names = ("database_url", "nats_url", "handler_url")
+        return {name: self.direct.environment[f"SEA_MQ_{name.upper()}"] for name in names}
+
     async def commit(self, count: int = 1, **event: Any) -> list[str]:
         """Commit ``count`` events in one transaction; return their ids."""
         async with self.database.transaction():
