@@ -40,6 +40,8 @@ _PROBE_GROWTH = 8
 _PROBE_GROWTHS_MAX = 4
 _TURN_SECONDS = 0.05
 """Interval at which a queued caller checks whether the caller before it has left the queue."""
+_LEAVE_SECONDS = 1.0
+"""Interval at which a caller checks during another one's probe whether it should leave."""
 
 
 class Permit(Enum):
@@ -48,6 +50,7 @@ class Permit(Enum):
     FREE = "free"
     PROBE = "probe"
     STOPPED = "stopped"
+    LEFT = "left"
 
 
 class CircuitBreaker:
@@ -86,6 +89,16 @@ class CircuitBreaker:
         return not self._reason
 
     @property
+    def open_seconds(self) -> float:
+        """Seconds since the circuit opened; 0 while it is closed."""
+        return 0.0 if self.is_closed else self._clock() - self._opened_at
+
+    @property
+    def has_callers(self) -> bool:
+        """Whether a caller probes or waits for its turn to do so."""
+        return self._probing or bool(self._queue)
+
+    @property
     def broken_seconds(self) -> float:
         """Seconds since the circuit opened for a fault that an operator must fix; 0 otherwise."""
         return 0.0 if self._contract_broken_at is None else self._clock() - self._contract_broken_at
@@ -98,8 +111,10 @@ class CircuitBreaker:
         """
         return int(_PROBE_GROWTH ** min(self._rejected_probes, _PROBE_GROWTHS_MAX))
 
-    async def enter(self, stop: asyncio.Event) -> Permit:
+    async def enter(self, stop: asyncio.Event, *, leaves: Callable[[], bool] = bool) -> Permit:
         """Wait while the circuit is open, unless the worker stops; a closed circuit permits even then.
+
+        The caller may leave the queue: it gets ``Permit.LEFT`` soon after ``leaves`` returns true.
 
         A caller with ``Permit.PROBE`` must call record_failure, record_success or release. Callers probe in
         the order in which they entered, so that one that always fails does not keep the others from a probe.
@@ -109,12 +124,14 @@ class CircuitBreaker:
         place = object()
         self._queue[place] = None
         try:
-            return await self._wait_turn(place, stop)
+            return await self._wait_turn(place, leaves, stop)
         finally:
             del self._queue[place]
+            if not self.has_callers:
+                self._notify()
 
     async def wait_for_probe(self, *, unless: asyncio.Event) -> None:
-        """Wait until a probe has ended, with success or not, or until ``unless`` is set."""
+        """Wait until a probe has ended, no caller is left to make one, or ``unless`` is set."""
         await self._wait_changed(unless, None)
 
     def record_failure(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
@@ -165,20 +182,25 @@ class CircuitBreaker:
     def _schedule(self, delay: float) -> None:
         self._probing = False
         self._retry_at = self._clock() + delay
+        self._notify()
+
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _wait_turn(self, place: object, stop: asyncio.Event) -> Permit:
+    async def _wait_turn(self, place: object, leaves: Callable[[], bool], stop: asyncio.Event) -> Permit:
         while not self.is_closed:
             if stop.is_set():
                 return Permit.STOPPED
+            if leaves():
+                return Permit.LEFT
             remaining = self._retry_at - self._clock()
             first = next(iter(self._queue)) is place
             if first and not self._probing and remaining <= 0:
                 self._probing = True
                 return Permit.PROBE
             wait = max(remaining, 0.0 if first else _TURN_SECONDS)
-            await self._wait_changed(stop, None if self._probing else wait)
+            await self._wait_changed(stop, _LEAVE_SECONDS if self._probing else wait)
         return Permit.FREE
 
     async def _wait_changed(self, stop: asyncio.Event, seconds: float | None) -> None:

@@ -114,6 +114,17 @@ class JetStreamConsumer(Settler, Protocol):
         """Settle several messages for good, in one write to the server."""
         ...
 
+    async def is_shared(self) -> bool:
+        """Return whether another client waits for messages, or got some since the last call.
+
+        Call it only between fetches; a fetch begins the count of the others' messages anew.
+
+        Raises:
+            BrokerUnavailableError: as ``fetch``.
+            ContractError: as ``fetch``.
+        """
+        ...
+
     async def give_back(self, reply: str, *, delay_seconds: float) -> None:
         """Request redelivery, after a delay, of a delivery that another worker had."""
         ...

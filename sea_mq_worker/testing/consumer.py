@@ -80,17 +80,30 @@ class InMemoryConsumer:
         self._last_seq = 0
         self._pending: dict[int, _Pending] = {}
         self._changed = asyncio.Event()
+        self._waiting = 0
+        self._deliveries = 0
+        self._looked_at: int | None = None
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for due messages and return them; none after ``wait_seconds``."""
         deadline = self._clock() + self._wait_seconds
-        while True:
-            room = _Room(batch, bytes_max)
-            taken = [*self._again(room), *self._new(room)]
-            if taken or self._clock() >= deadline:
-                return taken
-            soonest = min((pending.due_at for pending in self._pending.values()), default=deadline)
-            await self._wait(min(deadline, soonest) - self._clock())
+        self._looked_at = None
+        self._waiting += 1
+        try:
+            while True:
+                room = _Room(batch, bytes_max)
+                taken = [*self._again(room), *self._new(room)]
+                if taken or self._clock() >= deadline:
+                    return taken
+                soonest = min((pending.due_at for pending in self._pending.values()), default=deadline)
+                await self._wait(min(deadline, soonest) - self._clock())
+        finally:
+            self._waiting -= 1
+
+    async def is_shared(self) -> bool:
+        """Look for fetches that wait, and for deliveries since the last look."""
+        before, self._looked_at = self._looked_at, self._deliveries
+        return self._waiting > 0 or (before is not None and self._deliveries > before)
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message."""
@@ -194,6 +207,7 @@ class InMemoryConsumer:
         if message is None:
             return []
         self._pending[seq] = _Pending(deliveries, self._clock() + self.ack_wait_seconds)
+        self._deliveries += 1
         return [message]
 
     def _has_room(self) -> bool:

@@ -35,6 +35,8 @@ class World:
     """A consumer over a stream that the test fills."""
 
     consumer: JetStreamConsumer
+    other: JetStreamConsumer
+    """Another worker's view of the same durable."""
     exhausted: ExhaustedMessages
     store: Callable[[str, bytes, dict[str, str]], Awaitable[object]]
     subject: str
@@ -75,8 +77,9 @@ async def world(
         limits = {"max_deliver": MAX_DELIVER, "max_ack_pending": MAX_ACK_PENDING}
         await create_consumer(connection, stream, durable, ack_wait=int(ACK_WAIT * SECOND), **limits)
         await create_consumer(connection, advisories, keeper)
-        consumer = NatsJetStreamConsumer(
-            connection=connection, stream=stream, durable=durable, wait_seconds=wait
+        consumer, other = (
+            NatsJetStreamConsumer(connection=connection, stream=stream, durable=durable, wait_seconds=wait)
+            for _ in range(2)
         )
         exhausted = NatsExhaustedMessages(
             connection=connection,
@@ -90,8 +93,9 @@ async def world(
         async def put(subject: str, payload: bytes, headers: dict[str, str]) -> object:
             return await store(connection, subject, payload, headers)
 
-        yield World(consumer=consumer, exhausted=exhausted, store=put, subject=subject)
+        yield World(consumer=consumer, other=other, exhausted=exhausted, store=put, subject=subject)
         await consumer.close()
+        await other.close()
         await exhausted.close()
 
 
@@ -111,7 +115,9 @@ def _memory(names: str, wait: float) -> World:
         return stream.store(subject, payload, headers)
 
     exhausted = InMemoryExhaustedMessages(consumer=consumer, clock=time.monotonic, wait_seconds=wait)
-    return World(consumer=consumer, exhausted=exhausted, store=put, subject=f"{names}.event.made.v1")
+    return World(
+        consumer=consumer, other=consumer, exhausted=exhausted, store=put, subject=f"{names}.event.made.v1"
+    )
 
 
 def bodies(messages: Sequence[InboundMessage]) -> list[str]:
@@ -245,6 +251,23 @@ async def test_a_batch_is_acknowledged_at_once_and_only_what_is_in_it(world: Wor
     while not {"a", *"fgh"} <= set(seen):
         seen += bodies(await world.fetch())
     assert set(seen) == {"a", *"fgh"}
+
+
+@pytest.mark.parametrize("wait", [30.0])
+async def test_another_worker_that_waits_for_messages_is_seen_also_behind_max_ack_pending(
+    world: World, wait: float
+) -> None:
+    await world.add(*"abcde")
+    held = await world.fetch()
+    while len(held) < MAX_ACK_PENDING:
+        held = [*held, *await world.fetch()]
+    assert not await world.consumer.is_shared()
+    waiting = asyncio.create_task(world.other.fetch(1))
+    await eventually(world.consumer.is_shared, what="the other worker waits")
+    await world.consumer.nak(held[0], delay_seconds=0.1)
+    assert bodies(await waiting) == ["a"]
+    assert await world.consumer.is_shared(), "it has got a message since the last look"
+    assert not await world.consumer.is_shared()
 
 
 async def test_what_will_not_be_delivered_again_is_read_back(world: World) -> None:

@@ -160,6 +160,9 @@ class ConsumerWire:
     def stream(self) -> str:
         return self._durable.stream
 
+    async def is_shared(self) -> bool:
+        return await self._ask(self._durable.is_shared)
+
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         return await self._ask(lambda: self._durable.find_undeliverable(seqs))
 

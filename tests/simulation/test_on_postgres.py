@@ -11,7 +11,7 @@ from tests.simulation.postgres import Postgres
 from tests.simulation.world import simulate
 from tests.support.servers import PostgresAddress
 
-SEEDS = (*range(24), 107, 146)
+SEEDS = (*range(24), 96, 107, 146)
 IN_STATEMENTS = {
     "fenced ending",
     "fenced settlement",

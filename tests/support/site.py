@@ -155,6 +155,11 @@ class Site:
         """Count what the server delivered to the durable, repeats included."""
         return int((await self.consumer())["delivered"]["consumer_seq"])
 
+    def heal(self) -> None:
+        """Let all proxies pass everything again."""
+        for proxy in (self.to_database, self.to_broker, self.to_handler):
+            proxy.heal()
+
     async def published(self, *, within: float = 30.0) -> None:
         """Wait until no event is PENDING or CLAIMED."""
         await eventually(self._all_published, within=within, what="every event is PUBLISHED or DEAD")

@@ -15,8 +15,8 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
 )
 from sea_mq_worker.domain.inbox_results import Leased
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler, Respond, Unreachable
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
+from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, Respond, Unreachable
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
 from tests.support.inboxes import entry
@@ -94,6 +94,24 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
         other = world.send()
         await world.observer.seen(MessageProcessed)
         assert world.handler.calls[other] == 1, "the gate has to be open to others"
+
+
+@in_virtual_time
+async def test_messages_whose_leases_nobody_confirms_are_delivered_to_other_workers() -> None:
+    """Whether PostgreSQL went away before they were recorded, or during a call."""
+    world = World()
+    world.handler.script = always(Hang())
+    world.send()
+    async with world.consuming():
+        await asyncio.sleep(1)
+        world.inbox.down = True
+        world.send()
+        await asyncio.sleep(LEASE)
+        taken: list[InboundMessage] = []
+        while len(taken) < 2:
+            taken += await world.consumer.fetch(2)
+        assert world.clock() < 1 + LEASE + LEASE / 3 + ACK_WAIT
+        world.inbox.down = False
 
 
 @in_virtual_time

@@ -25,6 +25,7 @@ from sea_mq_worker.application.waiting import (
     cancel_on_stop,
     sleep_or_stop,
 )
+from sea_mq_worker.domain.errors import DependencyError
 from sea_mq_worker.domain.facts import MessageSkipped, Noticed
 from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
@@ -70,6 +71,7 @@ class InboxConsumer:
     siblings: frozenset[str]
     orphans: OrphanFinder
     ahead: ReadAhead
+    _fetches: bool = False
     _overlapping: set[str] = field(default_factory=set)
     _submitted: asyncio.Queue[_Handed] = field(default_factory=lambda: asyncio.Queue(1))
 
@@ -92,6 +94,7 @@ class InboxConsumer:
             background.create_task(_until_stopped(self._redeliver_resumed(resumed, stop)))
             background.create_task(self._heartbeat(self._send_in_progress, over))
             background.create_task(self._heartbeat(partial(self.leases.renew, self.in_flight), over))
+            background.create_task(self._heartbeat(self._hand_over, over))
             background.create_task(self.in_flight.wake_on_stop(stop))
             background.create_task(self.calls.end_waits_on_stop(stop))
             completing = background.create_task(self.completion.run(stop))
@@ -113,7 +116,10 @@ class InboxConsumer:
             breaker=self.broker_breaker,
             stop=stop,
         )
-        await self._receive(await cancel_on_stop(stop, fetching), stop, working)
+        self._fetches = True
+        messages = await cancel_on_stop(stop, fetching)
+        self._fetches = False
+        await self._receive(messages, stop, working)
 
     async def _consume_orphans(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle messages that no delivery will bring, unless the handler is unreachable."""
@@ -247,8 +253,32 @@ class InboxConsumer:
             await beat()
 
     async def _send_in_progress(self) -> None:
+        """Keep messages from being delivered again, but none that another worker may lease."""
         for item in list(self.in_flight):
-            await (item.settler or self.consumer).in_progress(item.message)
+            if self.leases.may_hold(item):
+                await (item.settler or self.consumer).in_progress(item.message)
+
+    async def _hand_over(self) -> None:
+        """Give back messages that wait for an unreachable handler, if another worker takes messages.
+
+        That worker may have a handler of its own. One message in hand tries this worker's handler: its time
+        doubles with its deliveries, so that workers that all fail do not use them up between them.
+        """
+        breaker = self.handler_caller.health.breaker
+        items = [item for item in self.in_flight if item.run is not None]
+        if breaker.is_closed or self._fetches or not items:
+            return
+        trying = min(items, key=lambda item: item.message.deliveries)
+        doublings = min(max(trying.message.deliveries - 1, 0), _DOUBLINGS_MAX)
+        due = []
+        for item in items:
+            waited = min(self.leases.clock() - item.received_at, breaker.open_seconds)
+            if waited >= self.leases.lease_seconds * (2.0**doublings if item is trying else 1.0):
+                due.append(item)
+        with contextlib.suppress(DependencyError):
+            if due and await self.consumer.is_shared():
+                for item in due:
+                    item.hand_over = True
 
 
 async def _yield_after(message: InboundMessage) -> None:

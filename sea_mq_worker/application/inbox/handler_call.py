@@ -80,7 +80,7 @@ class HandlerCaller:
         breaker = self.health.breaker
         if run.attempts > 1:  # it may have ended the process of the worker or of the handler
             request = request._replace(batch_max=1)
-        while (permit := await breaker.enter(stop)) is not Permit.STOPPED:
+        while (permit := await self._enter(item, stop)) is not Permit.LEFT:
             if not await self.leases.still_leased(item, run, stop):
                 if permit is Permit.PROBE:
                     breaker.release()
@@ -98,7 +98,15 @@ class HandlerCaller:
                 case _:
                     self._record_reached(result)
                     return await self._conclude(item, run, request, result, stop)
-        raise StoppedError(breaker.reason)
+        return GivenBack(f"another worker takes messages: {breaker.reason}", IMMEDIATE_REDELIVERY_SECONDS)
+
+    async def _enter(self, item: InFlightMessage, stop: asyncio.Event) -> Permit:
+        """Wait until the handler may be called, or until another worker should do it."""
+        breaker = self.health.breaker
+        permit = await breaker.enter(stop, leaves=lambda: item.hand_over)
+        if permit is Permit.STOPPED:
+            raise StoppedError(breaker.reason)
+        return permit
 
     def _record_reached(self, result: Accepted | Poison | Retry | BatchFailed) -> None:
         """Close the circuit for a response; a call that broke off does not prove that the handler is back."""

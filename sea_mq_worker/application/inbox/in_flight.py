@@ -43,6 +43,8 @@ class InFlightMessage:
     """Time until which this worker certainly holds the lease."""
     settler: Settler | None = None
     """Receiver of acknowledgements, where that is not the consumer."""
+    hand_over: bool = False
+    """Another worker should have the message, because this one does not reach its handler."""
 
     @classmethod
     def of(cls, message: InboundMessage, *, received_at: float) -> Self:
@@ -131,14 +133,14 @@ class InFlight:
     async def wait_for_slots(self, stop: asyncio.Event, breaker: CircuitBreaker) -> int:
         """Return the number of free slots: a batch of them, or fewer after a short wait.
 
-        While the handler's circuit is open, return one slot after each probe: a good message among bad ones
-        can then close the circuit.
+        While the handler's circuit is open, return one slot once no message waits to try the handler: other
+        workers should have the messages that this one cannot handle.
 
         Raises:
             StoppedError: the worker stopped before there was a free slot.
         """
         await asyncio.sleep(0)  # messages just received call the handler first, and may open its circuit
-        if not breaker.is_closed and self._messages:
+        while not breaker.is_closed and breaker.has_callers and not stop.is_set():
             self._released.clear()
             await breaker.wait_for_probe(unless=self._released)
         while not self._free or self.free_bytes <= 0:

@@ -83,6 +83,14 @@ class InboxLeases:
         except DependencyError as error:
             self.store_breaker.record_exception(error)
 
+    def may_hold(self, item: InFlightMessage) -> bool:
+        """Return whether the worker's own lease may still last, as far as PostgreSQL confirmed it.
+
+        A message that PostgreSQL has not recorded yet is kept for as long as a lease.
+        """
+        until = item.leased_until if item.run is not None else item.received_at + self.lease_seconds
+        return self.clock() < until
+
     async def still_leased(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
         """Return whether this worker still holds the lease.
 

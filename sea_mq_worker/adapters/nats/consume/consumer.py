@@ -58,6 +58,8 @@ class NatsJetStreamConsumer:
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._pulls = PullSubscription(connection, self._next, on_unexpected=self._give_back)
         self._turn = asyncio.Lock()
+        self._delivered: int | None = None
+        """The consumer's deliveries at the last look, if nothing was fetched since."""
 
     async def start(self) -> None:
         """Verify that the consumer exists and fits, and note its limits.
@@ -80,6 +82,7 @@ class NatsJetStreamConsumer:
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for messages and return those available; none after ``wait_seconds``."""
         async with self._turn:
+            self._delivered = None
             if not self._connection.is_connected:
                 raise BrokerUnavailableError(f"{self._label}: the connection is down")
             try:
@@ -91,6 +94,12 @@ class NatsJetStreamConsumer:
         if not pulled.messages:
             await self._raise_reason(pulled)
         return [delivery(msg) for msg in pulled.messages]
+
+    async def is_shared(self) -> bool:
+        """Look for open pull requests and deliveries that are not this worker's."""
+        info = await consumer_info(self._connection, self.stream, self.name)
+        before, self._delivered = self._delivered, info.delivered_count
+        return info.waiting > 0 or (before is not None and info.delivered_count > before)
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message (POL-047-005, POL-047-006)."""

@@ -1,0 +1,135 @@
+"""One of two workers cannot work and its sibling can: the sibling gets the messages, each has one effect.
+
+The sick worker has twenty messages in hand, five of them in calls, when it is cut off from one dependency.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, hang
+from tests.support.site import Site, SiteWith
+from tests.support.waiting import eventually
+
+_LOG = logging.getLogger(__name__)
+CALLS, IN_HAND = 5, 20
+WITHIN = 20.0
+"""Lease, ack_wait, a waiting pull and the longest wait for a probe: 3, 3, 5 and 5 s."""
+WITHIN_BY_CHANCE = 60.0
+"""A worker whose calls fail one by one gives each message back, and may get it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A site, and the handler of the worker that falls sick; both handlers share their effects."""
+
+    at: Site
+    handler: HandlerServer
+    released: asyncio.Event
+
+    async def take(self, call: Call, writer: Any) -> None:
+        """Behave as both handlers do: hold all calls until the sibling works."""
+        await self.released.wait()
+        await self.at.effects.take(call, writer)
+
+    async def take_slowly(self, call: Call, writer: Any) -> None:
+        """Take half of the call's time limit."""
+        await asyncio.sleep(1)
+        await self.at.effects.take(call, writer)
+
+    def refuse_calls(self) -> Awaitable[None]:
+        """End the calls, and take no further connection."""
+        self.handler.stop_listening()
+        return self.handler.stop()
+
+    def behave(self, behaviour: Behaviour) -> Awaitable[None]:
+        """End the calls, and behave so from now on."""
+        self.handler.default = behaviour
+        return self.handler.stop()
+
+
+Befall: TypeAlias = Callable[[Stage], Awaitable[None] | None]
+
+QUICK: Mapping[str, Befall] = {
+    "handler refused": Stage.refuse_calls,
+    "database silent": lambda stage: stage.at.to_database.stall(),
+}
+OTHERS: Mapping[str, Befall] = {
+    "handler silent": lambda stage: stage.behave(hang),
+    "handler slow": lambda stage: stage.behave(stage.take_slowly),
+    "handler answers 500": lambda stage: stage.behave(answer(500)),
+    "handler answers 404": lambda stage: stage.behave(answer(404)),
+    "database refused": lambda stage: stage.at.to_database.refuse(),
+    "database slow": lambda stage: stage.at.to_database.delay(1.1),
+    "database forgets": lambda stage: stage.at.to_database.forget(),
+    "broker refused": lambda stage: stage.at.to_broker.refuse(),
+    "broker silent": lambda stage: stage.at.to_broker.stall(),
+    "broker slow": lambda stage: stage.at.to_broker.delay(1.1),
+    "broker hears nothing": lambda stage: stage.at.to_broker.drop_to_server(),
+}
+CELLS = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+
+
+@pytest.mark.fault("N46")
+@pytest.mark.parametrize("sickness", CELLS)
+async def test_a_worker_that_cannot_work_leaves_its_messages_to_its_sibling(
+    site_with: SiteWith, sickness: str
+) -> None:
+    async with stage_of(site_with) as stage:
+        at = stage.at
+        async with at.worker(name="sick", handler_url=stage.handler.url) as sick:
+            await sick.ready()
+            await at.send(IN_HAND)
+            await eventually(at.deliveries, until=IN_HAND.__eq__, what="the worker has all in hand")
+            await stage.handler.called(CALLS)
+            if (ended := (QUICK | OTHERS)[sickness](stage)) is not None:
+                await ended
+            async with at.worker(name="well", **reached_directly(at)) as well:
+                await well.ready()
+                stage.released.set()
+                began = time.monotonic()
+                await at.send(IN_HAND)
+                within = WITHIN_BY_CHANCE if sickness.startswith("handler") else WITHIN
+                await eventually(lambda: unprocessed(at), until=lambda left: not left, within=within)
+                _LOG.info("%s: %.1f s, %s", sickness, time.monotonic() - began, await figures(at))
+                at.heal()
+                await at.quiet()
+        await at.audit()
+
+
+@asynccontextmanager
+async def stage_of(site_with: SiteWith) -> AsyncIterator[Stage]:
+    async with (
+        site_with(handler_concurrency=CALLS, inbox_in_flight_max=IN_HAND) as at,
+        handler_server() as handler,
+    ):
+        stage = Stage(at=at, handler=handler, released=asyncio.Event())
+        at.handler.default = handler.default = stage.take
+        yield stage
+
+
+def reached_directly(at: Site) -> dict[str, str]:
+    """Return the settings of a worker that reaches everything."""
+    return {name.removeprefix("SEA_MQ_").lower(): value for name, value in at.direct.environment.items()}
+
+
+async def unprocessed(at: Site) -> list[str]:
+    """Return what is said of the messages without a recorded effect."""
+    rows = await at.database.fetch(
+        "SELECT processed_at, concat_ws(' ', message_id, attempts, last_error, locked_until - now()) AS text"
+        " FROM inbox_messages"
+    )
+    missing = ["not recorded"] * (2 * IN_HAND - len(rows))
+    return missing + [row["text"] for row in rows if row["processed_at"] is None]
+
+
+async def figures(at: Site) -> str:
+    """Return what the sickness cost the messages."""
+    attempts = await at.database.fetchval("SELECT max(attempts) FROM inbox_messages")
+    return f"{await at.deliveries()} deliveries, at most {attempts} attempts"
