@@ -99,6 +99,11 @@ class CircuitBreaker:
         return self._probing or bool(self._queue)
 
     @property
+    def failures(self) -> int:
+        """Failures in a row, probes included; 0 while the circuit is closed."""
+        return 0 if self.is_closed else self._failures
+
+    @property
     def broken_seconds(self) -> float:
         """Seconds since the circuit opened for a fault that an operator must fix; 0 otherwise."""
         return 0.0 if self._contract_broken_at is None else self._clock() - self._contract_broken_at

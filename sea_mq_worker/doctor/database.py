@@ -245,6 +245,13 @@ def _holding_back(facts: DatabaseFacts) -> Iterator[Finding]:
             f"{format_duration(waiting.seconds)} old",
             sql=f"ROLLBACK PREPARED {_literal(waiting.name)}",
         )
+    for holder in facts.lane_holders:
+        yield DatabaseKind.LANE_HELD.finding(
+            f"session {holder.pid}",
+            f"it holds advisory lock (7182, hashtext({_literal(facts.schema)})), "
+            f"of {holder.name or 'an unnamed program'}",
+            sql=f"SELECT pg_terminate_backend({holder.pid})",
+        )
     for slot in facts.slots:
         yield DatabaseKind.SLOT_INACTIVE.finding(
             f"replication slot {slot.name}",

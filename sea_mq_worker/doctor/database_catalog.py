@@ -168,6 +168,11 @@ class DatabaseKind(Kind):
         "vacuum removes no row that died since, and the locks survive a restart",
         "commit the transaction or roll it back in its database",
     )
+    LANE_HELD = warning(
+        "a session that is no worker's holds the lock of the lane with ordering keys",
+        "all workers claim events with ordering keys, and in turns: publishing is slower",
+        "give that program's advisory lock another number, or terminate its session",
+    )
     SLOT_INACTIVE = warning(
         "an inactive replication slot retains WAL",
         "the disk fills up, and PostgreSQL stops",

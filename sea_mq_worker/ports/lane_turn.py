@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class LaneTurn(Protocol):
-    """Lets one of several workers serve a lane, for as long as it keeps up.
+    """Lets one of several workers serve a lane, for as long as it makes progress.
 
     Claims of two workers at once are correct, and cost more. So a turn is advice: a worker that cannot learn
     whose turn it is may claim.

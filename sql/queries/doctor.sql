@@ -49,6 +49,17 @@ SELECT p.gid AS name, extract(epoch FROM clock_timestamp() - p.prepared)::float8
  ORDER BY p.prepared
  LIMIT 5;
 
+-- name: lane
+-- Sessions that hold the lane of events with ordering keys (lane.sql) and are no worker's.
+SELECT l.pid, coalesce(a.application_name, '') AS name
+  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.classid = 7182::oid AND l.objsubid = 2 AND l.granted
+   AND l.objid = (hashtext(current_schema()::text)::bigint & 4294967295)::oid
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND NOT EXISTS (SELECT FROM pg_locks s
+                    WHERE s.pid = l.pid AND s.locktype = 'advisory' AND s.classid = 7184::oid AND s.objsubid = 2
+                      AND s.granted);
+
 -- name: slots
 -- Replication slots that retain WAL without a consumer.
 SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS bytes

@@ -8,7 +8,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
 from sea_mq_worker.ports.lane_turn import LaneTurn
 from sea_mq_worker.testing.lane_turn import InMemoryLane, InMemoryLaneTurn
-from tests.support.rows import opened
+from tests.support.rows import as_worker, opened
 from tests.support.servers import Database
 
 Worker = Callable[[], LaneTurn]
@@ -21,7 +21,7 @@ async def worker(request: pytest.FixtureRequest, database: Database) -> AsyncIte
         lane = InMemoryLane()
         yield lambda: InMemoryLaneTurn(lane)
         return
-    async with opened(database) as pool, AsyncExitStack() as stack:
+    async with opened(database, join=as_worker) as pool, AsyncExitStack() as stack:
 
         def make() -> LaneTurn:
             turn = PostgresLaneTurn(pool=pool)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -11,7 +12,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.ports.outbox import OutboxRepository
 from tests.support.outboxes import PostgresWorld
-from tests.support.rows import add_event, opened
+from tests.support.rows import add_event, as_worker, opened
 from tests.support.servers import Database
 from tests.support.waiting import eventually
 
@@ -20,6 +21,13 @@ SELECT l.pid FROM pg_locks l
  WHERE l.locktype = 'advisory' AND l.classid = 7182 AND l.granted
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+
+
+@pytest.fixture
+async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
+    """Connections of one worker's session: the server cannot tell whose of several workers they are."""
+    async with opened(database, join=as_worker) as made:
+        yield made
 
 
 @pytest.fixture
@@ -115,3 +123,80 @@ async def test_a_worker_that_cannot_ask_for_its_turn_may_claim(database: Databas
         pool.terminate()
         assert await turn.take(), "so that the claim reports the error"
         await turn.leave()
+
+
+async def test_a_session_that_is_no_workers_keeps_nobody_from_claiming_and_is_named(
+    database: Database, pool: asyncpg.Pool
+) -> None:
+    told: list[tuple[str, str]] = []
+    turn = PostgresLaneTurn(pool=pool, on_event=lambda *event: told.append(event))
+    stranger = await asyncpg.connect(database.dsn, server_settings={"application_name": "billing"})
+    await stranger.execute("SELECT pg_advisory_lock(7182, hashtext(current_schema()::text))")
+    assert await turn.take()
+    assert await turn.take()
+    [(event, text)] = told
+    assert event == "lane_not_served"
+    assert f"session {stranger.get_server_pid()} " in text
+    assert "'billing'" in text
+    await stranger.close()
+
+    async def has_the_lock() -> bool:
+        await turn.take()
+        return bool(await pool.fetch(HOLDER))
+
+    await eventually(has_the_lock, what="the worker takes the lane once it is free")
+    await turn.leave()
+
+
+LEFT_ALONE_SECONDS = 0.3
+
+
+@pytest.mark.parametrize(
+    ("events", "hold", "taken"),
+    [
+        ([{}], False, True),
+        ([{"state": "PENDING", "error": "failed"}], False, True),
+        ([{"ordering_key": None}], False, False),
+        ([{"state": "CLAIMED"}, {}], False, False),
+        ([{"state": "DEAD"}, {}], True, False),
+        ([{"state": "DEAD"}, {}], False, True),
+    ],
+    ids=[
+        "due",
+        "a retry",
+        "without a key",
+        "behind a claimed one",
+        "held by a dead one",
+        "behind a dead one",
+    ],
+)
+async def test_a_worker_that_leaves_an_event_alone_which_it_might_claim_keeps_nobody_from_claiming(
+    pool: asyncpg.Pool, events: list[dict[str, Any]], hold: bool, taken: bool
+) -> None:
+    idle = PostgresLaneTurn(pool=pool)
+    told: list[tuple[str, str]] = []
+    standby = PostgresLaneTurn(
+        pool=pool,
+        hold_dead_keys=hold,
+        idle_seconds=LEFT_ALONE_SECONDS,
+        on_event=lambda *event: told.append(event),
+    )
+    assert await idle.take()
+    for event in events:
+        await add_event(pool, **({"ordering_key": "a"} | event))
+
+    async def looks() -> bool:
+        await idle.fetch("SELECT 1")
+        return await standby.take()
+
+    assert not await looks()
+    if taken:
+        await eventually(looks, within=20 * LEFT_ALONE_SECONDS)
+        assert await looks(), "and goes on"
+    else:
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 2 * LEFT_ALONE_SECONDS:
+            assert not await looks()
+    assert [event for event, _ in told] == (["lane_not_served"] if taken else [])
+    await idle.leave()
+    await standby.leave()

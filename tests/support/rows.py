@@ -12,6 +12,9 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import connect_pool
 from tests.support.servers import Database
 
+WORKER_SESSION = 1
+"""Key of the session that connections opened with ``as_worker`` belong to."""
+
 _STEPS = {
     "CLAIMED": "state = 'CLAIMED', claimed_at = now(), claimed_by = 'w', publish_attempts = 1,"
     " first_attempt_at = now()",
@@ -42,6 +45,11 @@ async def opened(database: Database | str, **given: Any) -> AsyncIterator[asyncp
         yield pool
     finally:
         await pool.close()
+
+
+async def as_worker(connection: asyncpg.Connection) -> None:
+    """Let a pool's connection belong to a worker's session, as ``join``."""
+    await connection.fetchval("SELECT pg_advisory_lock_shared(7184, $1)", WORKER_SESSION)
 
 
 async def add_event(

@@ -11,12 +11,17 @@ worker keeps the lane by an advisory lock of its session, and the others stand b
                                     B  <-----------  take: own
                                     B                claim, claim, claim
 
-A worker that is frozen, or waits for the broker, keeps the lock and claims nothing. The server shows how long
-its session has been idle. After some seconds the others claim without the lock.
+A lock proves no service, so the others judge the one that holds it. They claim without the lock, which is
+correct and costs more, while it is held
+
+- by a session that is no worker's;
+- by a worker that has run no statement for some seconds: it is frozen, or waits for the broker;
+- by a worker that leaves an event alone for as long, although any claim might take it.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import asyncpg
@@ -28,28 +33,49 @@ from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
 
 _IDLE_SECONDS = 5.0
 """Longer than an idle lane waits between two claims."""
+_OUT_OF_TURN_SECONDS = 30.0
+"""How long a worker that leaves events alone is not waited for."""
+_ASK_SECONDS = 1.0
+"""Least time between two questions for the lock of a worker that claims without it."""
+_NEVER = float("-inf")
 
 
 class PostgresLaneTurn:
     """Keeps the lane by one connection of the pool; see ``ports.lane_turn.LaneTurn``."""
 
-    def __init__(self, *, pool: asyncpg.Pool, idle_seconds: float = _IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        pool: asyncpg.Pool,
+        hold_dead_keys: bool = False,
+        on_event: Callable[[str, str], None] = lambda _event, _text: None,
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
         """Run no statement yet.
 
         Args:
             pool: direct connections to the server, at least two: the lane keeps one.
-            idle_seconds: time without a statement after which the holder of the lane no longer counts.
+            hold_dead_keys: a DEAD event holds the later events of its key.
+            on_event: called with the key and the text of what operators should know.
+            idle_seconds: time without progress after which the holder of the lane no longer counts.
         """
         self._pool = pool
+        self._hold_dead_keys = hold_dead_keys
+        self.on_event = on_event
         self._idle_seconds = idle_seconds
         self._sql = load_queries("lane")
         self._connection: Any = None
+        self._left_alone: dict[int, float] = {}
+        self._reported = 0
+        self._out_of_turn_until = self._ask_at = _NEVER
 
     async def take(self) -> bool:
         """Take the lane, or keep it. After an error the answer is True: the claim meets the same error."""
         if self._connection is not None and _is_open(self._connection):
             return True
         await self._forget()
+        if _now() < self._ask_at:
+            return True
         try:
             return await self._try_take()
         except (StoreUnavailableError, ContractError):
@@ -85,15 +111,40 @@ class PostgresLaneTurn:
         with translated():
             connection = await self._pool.acquire()
         try:
-            [row] = await fetch(self._pool, self._sql["take"], self._idle_seconds, connection=connection)
+            given = self._idle_seconds, self._hold_dead_keys
+            [row] = await fetch(self._pool, self._sql["take"], *given, connection=connection)
         except BaseException:
             await self._end(connection)  # nobody knows whether it has the lock
             raise
-        if row["holder"] == "own":
+        if row["own"]:
             self._connection = connection
-        else:
-            await self._pool.release(connection)
-        return bool(row["holder"] != "other")
+            self._left_alone, self._out_of_turn_until = {}, _NEVER
+            return True
+        await self._pool.release(connection)
+        return self._may_claim(row, _now())
+
+    def _may_claim(self, holder: Any, now: float) -> bool:
+        """Judge the session that has the lane."""
+        self._left_alone = {seq: self._left_alone.get(seq, now) for seq in holder["waiting"]}
+        stalled = any(now - since >= self._idle_seconds for since in self._left_alone.values())
+        if stalled:
+            self._out_of_turn_until = now + _OUT_OF_TURN_SECONDS
+        if stalled or (holder["is_active"] and not holder["is_worker"]):
+            self._report(holder["pid"], holder["name"])
+        served = holder["is_worker"] and holder["is_active"] and now >= self._out_of_turn_until
+        if not served:
+            self._ask_at = now + _ASK_SECONDS
+        return not served
+
+    def _report(self, pid: int, name: str) -> None:
+        if pid != self._reported:
+            self._reported = pid
+            self.on_event(
+                "lane_not_served",
+                f"session {pid} of PostgreSQL (application_name {name!r}) holds the lane of events with "
+                "ordering keys, advisory lock (7182, hashtext(schema)), and leaves events alone; this worker "
+                "claims without the lock",
+            )
 
     async def _end(self, connection: Any) -> None:
         if _is_open(connection):
@@ -106,3 +157,7 @@ def _is_open(connection: Any) -> bool:
         return not connection.is_closed()
     except asyncpg.InterfaceError:
         return False  # it was lost, and the pool has taken it back
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

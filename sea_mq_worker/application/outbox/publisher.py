@@ -6,6 +6,7 @@ stream drops the repeat. An event is settled as published only after the stream 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from sea_mq_worker.ports.outbox import OutboxRepository
 
 _STAND_BY_SECONDS = 1.5
 """Longest wait before the next look whether another worker still serves the lane."""
+_YIELD_SECONDS = 2.0
+"""Time that a worker which cannot publish leaves the lane to others; each of them looks within it."""
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
 _NOT_CONNECTED = "not connected to NATS"
@@ -65,8 +68,8 @@ class OutboxPublisher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.pace.end_with(stop))
             while not stop.is_set():
-                await self._wait_for_turn(stop)
                 await places.acquire()
+                await self._wait_for_turn(stop)
                 reserved = size.bytes
                 await self.room.take(reserved)
                 claim, claimed_at = await self._claim(size, stop)
@@ -81,8 +84,22 @@ class OutboxPublisher:
                 await self.turn.leave()
 
     async def _wait_for_turn(self, stop: asyncio.Event) -> None:
+        """Wait until this worker shall claim; while probes of a dependency fail, let others serve the lane.
+
+        If nobody has taken it after a while, nobody else wants it, and this worker probes on.
+        """
+        if self.turn and self._failing():
+            await self.turn.leave()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_YIELD_SECONDS):
+                    while not stop.is_set() and (breaker := self._failing()):
+                        await breaker.wait_for_probe(unless=stop)
         while self.turn and not stop.is_set() and not await self.turn.take():
             await sleep_or_stop(stop, seconds=self.pace.jittered(_STAND_BY_SECONDS))
+
+    def _failing(self) -> CircuitBreaker | None:
+        """Return the circuit of a dependency that failed and then failed a probe, too."""
+        return next((each for each in (self.broker_breaker, self.store_breaker) if each.failures > 1), None)
 
     async def _work(
         self, claim: Claim, claimed_at: float, places: asyncio.Semaphore, stop: asyncio.Event

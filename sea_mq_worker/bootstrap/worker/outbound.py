@@ -207,7 +207,11 @@ def _turn(base: WorkerContext, pool: asyncpg.Pool) -> PostgresLaneTurn | None:
     """Return the turn of this worker, which needs a session and a connection besides that of the lane."""
     if base.settings.database_pooler or base.settings.database_pool_max == 1:
         return None
-    turn = PostgresLaneTurn(pool=pool)
+    turn = PostgresLaneTurn(
+        pool=pool,
+        hold_dead_keys=base.settings.outbox_dead_key == "hold",
+        on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
+    )
     base.stack.push_async_callback(turn.leave)
     return turn
 

@@ -128,6 +128,9 @@ _NOTICES = {
     "session_refused": (
         "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry."
     ),
+    "lane_not_served": (
+        "Another session holds the lane of events with ordering keys and publishes none: look at the session."
+    ),
     "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
     "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",
     "secret_file_exposed": "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",

@@ -109,6 +109,12 @@ async def table_locked(p: Patient) -> None:
 
 
 @provokes_in_tables
+async def lane_held(p: Patient) -> None:
+    program = await p.session()
+    await program.execute("SELECT pg_advisory_lock(7182, hashtext(current_schema()::text))")
+
+
+@provokes_in_tables
 async def connections_short(p: Patient) -> Mend:
     await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 12")
     return p.changing(database_pool_max=1)

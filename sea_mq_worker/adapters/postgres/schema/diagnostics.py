@@ -72,6 +72,13 @@ class Prepared(NamedTuple):
     seconds: float
 
 
+class LaneHolder(NamedTuple):
+    """A session that holds the lane of events with ordering keys and is no worker's."""
+
+    pid: int
+    name: str
+
+
 class Slot(NamedTuple):
     """An inactive replication slot, and the amount of WAL that it retains."""
 
@@ -229,6 +236,7 @@ class DatabaseFacts:
     connections: Connections
     transactions: Sequence[OpenTransaction]
     prepared: Sequence[Prepared]
+    lane_holders: Sequence[LaneHolder]
     slots: Sequence[Slot]
     tables: Sequence[Table]
     indexes: Mapping[str, bool]
@@ -253,6 +261,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
         connections=Connections(**(await ask("connections"))[0]),
         transactions=[OpenTransaction(**row) for row in await ask("transactions", long_seconds)],
         prepared=[Prepared(**row) for row in await ask("prepared", long_seconds)],
+        lane_holders=[LaneHolder(**row) for row in await ask("lane")],
         slots=[Slot(**row) for row in await ask("slots")],
         tables=[Table(**row) for row in await ask("tables", tables)],
         indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
