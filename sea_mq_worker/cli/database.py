@@ -11,7 +11,11 @@ from sea_mq_worker.domain.read_models import Depth
 from sea_mq_worker.domain.stored_messages import ConsumerState
 
 if TYPE_CHECKING:
+    from sea_mq_worker.domain.schema_records import MigrationPlan
     from sea_mq_worker.settings import Settings
+
+_ADOPTION_ROW_SECONDS = 12e-6
+"""Measured on two shared cores; wide payloads take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,26 +42,70 @@ def migrate(
             help="Print the missing migrations and their effect on running workers, and change nothing.",
         ),
     ] = False,
+    beside_old_worker: Annotated[
+        bool,
+        typer.Option(
+            "--beside-old-worker",
+            help="Also let another worker settle events by SDS-047's own statements, until --end-old-worker.",
+        ),
+    ] = False,
+    end_old_worker: Annotated[
+        bool, typer.Option("--end-old-worker", help="Refuse SDS-047's own statements again.")
+    ] = False,
 ) -> None:
-    """Upgrade the database schema to this version; safe to run again, and by several processes at once."""
-    run_command(_print_plan if dry_run else _migrate, needs=("database_url",))
+    """Upgrade the database schema to this version; safe to run again, and by several processes at once.
+
+    Tables of exactly SDS-047's definition are taken over with their rows.
+    """
+    if dry_run + beside_old_worker + end_old_worker > 1:
+        abort("--dry-run, --beside-old-worker and --end-old-worker exclude each other", EXIT_USAGE)
+
+    async def change(settings: "Settings") -> None:
+        await _migrate(settings)
+        if beside_old_worker or end_old_worker:
+            await _set_old_worker(settings, beside=beside_old_worker)
+
+    run_command(_print_plan if dry_run else change, needs=("database_url",))
 
 
 async def _migrate(settings: "Settings") -> None:
-    from sea_mq_worker.operations.database import migrate_schema
+    from sea_mq_worker.operations.database import migrate_schema, plan_migration
 
+    plan = await plan_migration(settings)
+    if plan.adopted:
+        typer.echo(_adoption(plan, "taking over"))
     for name in await migrate_schema(settings):
         typer.echo(f"applied {name}")
     typer.echo(f"schema {settings.database_schema} is up to date")
+
+
+async def _set_old_worker(settings: "Settings", *, beside: bool) -> None:
+    from sea_mq_worker.operations.database import set_old_worker_beside
+
+    await set_old_worker_beside(settings, beside=beside)
+    if beside:
+        typer.echo("the old worker may run beside this one; end this with `migrate --end-old-worker`")
+    else:
+        typer.echo("the old worker's statements are refused")
+
+
+def _adoption(plan: "MigrationPlan", verb: str) -> str:
+    tables = " and ".join(f"{rows:,} rows of {table}" for table, rows in plan.adopted.items())
+    seconds = sum(plan.adopted.values()) * _ADOPTION_ROW_SECONDS + 1
+    return f"{verb} {tables}; nobody else can use the tables for about {seconds:.0f} s"
 
 
 async def _print_plan(settings: "Settings") -> None:
     from sea_mq_worker.operations.database import plan_migration
 
     plan = await plan_migration(settings)
+    if plan.adopted:
+        typer.echo(_adoption(plan, "would take over"))
     for name in plan.missing:
         typer.echo(f"would apply {name}")
-    if not plan.missing:
+    if plan.adopted:
+        typer.echo("an old worker fails to mark events until `migrate --beside-old-worker`, or ends before")
+    elif not plan.missing:
         typer.echo("nothing to apply: old and new workers can run side by side")
     elif not plan.version:
         typer.echo("the schema does not exist: nothing runs on it yet")

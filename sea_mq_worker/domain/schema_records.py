@@ -1,7 +1,7 @@
 """The database schema as operators see it: missing migrations, and partitions of the outbox."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 
@@ -13,11 +13,13 @@ class MigrationPlan:
         version: version of the schema; 0: there is no schema.
         missing: names of the migrations that would be applied, in order.
         serves_running: workers that know ``version`` may continue afterwards.
+        adopted: SDS-047's own tables that it would take over, each with its number of rows.
     """
 
     version: int
     missing: Sequence[str]
     serves_running: bool
+    adopted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

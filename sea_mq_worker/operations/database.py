@@ -11,6 +11,7 @@ from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate, plan
+from sea_mq_worker.adapters.postgres.schema.old_worker import set_old_worker
 from sea_mq_worker.adapters.postgres.schema.partitions import (
     PostgresPartitions,
     partition_outbox,
@@ -33,6 +34,13 @@ async def migrate_schema(settings: Settings) -> Sequence[str]:
 async def plan_migration(settings: Settings) -> MigrationPlan:
     """Return the missing migrations, without applying them."""
     return await plan(settings.database_url.get_secret_value(), schema=settings.database_schema)
+
+
+async def set_old_worker_beside(settings: Settings, *, beside: bool) -> None:
+    """Accept the statements of SDS-047's own worker, or accept them no longer."""
+    await set_old_worker(
+        settings.database_url.get_secret_value(), schema=settings.database_schema, beside=beside
+    )
 
 
 async def enable_partitions(settings: Settings, *, actor: str, reason: str) -> bool:

@@ -36,6 +36,13 @@ _VERSION = "SELECT coalesce(max(version), 0) FROM sea_mq_migrations"
 _RECORD = "INSERT INTO sea_mq_migrations (version, name, sha256, serves_from) VALUES ($1, $2, $3, $4)"
 _APPLIED = "SELECT version, sha256 FROM sea_mq_migrations WHERE version <= $1 ORDER BY version"
 _SERVES = "SELECT bool_and(coalesce(serves_from, version) <= $1) FROM sea_mq_migrations WHERE version > $1"
+_SDS047_TABLES = (
+    "SELECT relname FROM pg_class WHERE oid IN (to_regclass('outbox_events'), to_regclass('inbox_messages'))"
+)
+_ROWS = {
+    "outbox_events": "SELECT count(*) FROM outbox_events",
+    "inbox_messages": "SELECT count(*) FROM inbox_messages",
+}
 _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
 
 
@@ -66,10 +73,12 @@ async def plan(dsn: str, *, schema: str = "public") -> MigrationPlan:
     async with owner_session(dsn, schema) as connection:
         found = await _found(connection)
         missing = migrations()[found:]
+        tables = [] if found else await _adoptable(connection)
         return MigrationPlan(
             version=found,
             missing=[script.name for script in missing],
             serves_running=all((script.serves_from or script.version) <= found for script in missing),
+            adopted={table: await connection.fetchval(_ROWS[table]) for table in tables},
         )
 
 
@@ -77,11 +86,12 @@ async def migrate(dsn: str, *, schema: str = "public") -> Sequence[str]:
     """Apply the missing migrations in order and return their names.
 
     Each migration is one transaction under one lock: it may run twice, concurrently, and after a crash.
-    The schema is created if it is missing. After an error, applied migrations stay applied.
+    The schema is created if it is missing, and SDS-047's own tables are taken over. After an error, applied
+    migrations stay applied.
 
     Raises:
-        ContractError: the user may not create what is needed, the schema is newer than this worker, or the
-            server is too old.
+        ContractError: the user may not create what is needed, a table of the same name is not SDS-047's, the
+            schema is newer than this worker, or the server is too old.
     """
     applied = []
     async with owner_session(dsn, schema) as connection:
@@ -175,9 +185,48 @@ async def _apply_next(connection: asyncpg.Connection, schema: str) -> str:
         if found >= len(migrations()):
             return ""
         script = migrations()[found]
-        await connection.execute(script.sql)
+        if not found and (tables := await _adoptable(connection)):
+            await _adopt(connection, tables, script.sql)
+        else:
+            await connection.execute(script.sql)
         await connection.execute(_RECORD, script.version, script.name, script.sha256, script.serves_from)
         return script.name
+
+
+async def _adoptable(connection: asyncpg.Connection) -> Sequence[str]:
+    """Return SDS-047's own tables that the schema has.
+
+    Raises:
+        ContractError: a table of that name is another one, or something would be lost with it.
+    """
+    if problems := [row["problem"] for row in await connection.fetch(adoption_script("differences"))]:
+        raise ContractError(f"the schema has tables that are not exactly SDS-047's: {'; '.join(problems)}")
+    return [row["relname"] for row in await connection.fetch(_SDS047_TABLES)]
+
+
+async def _adopt(connection: asyncpg.Connection, tables: Sequence[str], script: str) -> None:
+    """Run the first migration, and fill its tables from SDS-047's, which it replaces.
+
+    Indexes and triggers are created behind the rows: they would double the time for which the tables are
+    locked, and the triggers refuse a row that begins as PUBLISHED.
+    """
+    await connection.execute(adoption_script("set_aside"))
+    behind_tables = script.index("\nCREATE INDEX ")
+    await connection.execute(script[:behind_tables])
+    if "outbox_events" in tables:
+        await connection.execute(adoption_script("take_events"))
+    await connection.execute(script[behind_tables:])
+    if "inbox_messages" in tables:
+        await connection.execute(adoption_script("take_messages"))
+    for table in tables:
+        await connection.execute(
+            f"SELECT outbox_copy_rights('sds047_{table}', '{table}'); DROP TABLE sds047_{table}"
+        )
+
+
+def adoption_script(name: str) -> str:
+    """Return a script of ``sql/adoption``."""
+    return (resource_folder("sql") / "adoption" / f"{name}.sql").read_text(encoding="utf-8")
 
 
 async def _create_schema(connection: asyncpg.Connection, schema: str) -> None:
