@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 
 from sea_mq_worker.admin.status_records import Cause, ConsumerSample, HealthSummary, Level, Sample
+from sea_mq_worker.domain.missed_messages import RecordedMissed
 
 BEHIND_SECONDS = 60.0
 """Age in seconds from which the oldest waiting event or message means that a side is behind."""
@@ -37,26 +39,31 @@ class Side:
 
 
 _SLOW_TYPES = "slow event types"
-_SLOW_STEPS = (
-    "python -m sea_mq_worker inbox resume",
-    "python -m sea_mq_worker dlq redrive --dlq-reason REJECTED",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Input of the summary; ``reasons``: why the worker is not ready, by part; ``since``: from when."""
+    """Input of the summary.
+
+    Attributes:
+        reasons: why the worker is not ready, by part.
+        since: from when.
+        slow_types: event types that the handler fails.
+        missed: messages that left their stream before delivery, until an operator acknowledges them.
+    """
 
     reasons: Mapping[str, str]
     since: Mapping[str, float]
     sides: Sequence[Side]
     paused_consumers: Sequence[ConsumerSample] = ()
+    slow_types: Sequence[str] = ()
+    missed: Sequence[RecordedMissed] = ()
     waiting_for: str = ""
 
 
 def summarize(situation: Situation) -> HealthSummary:
     """Return the summary of the first rule that applies; the most urgent rule is first."""
-    rules = (_stopping, _starting, _slow, _paused, _held, _stale, _behind, _dead, _empty)
+    rules = (_stopping, _starting, _slow, _paused, _lost, _held, _stale, _behind, _dead, _empty)
     return next((summary for rule in rules if (summary := rule(situation))), _working(situation))
 
 
@@ -93,7 +100,15 @@ def _slow(situation: Situation) -> HealthSummary | None:
         return None
     cause = Cause(part=_SLOW_TYPES, reason=situation.reasons[_SLOW_TYPES], since=situation.since[_SLOW_TYPES])
     text = "The handler fails message after message of some event types. Others continue."
-    return HealthSummary(level=Level.BAD, state="Slow", text=text, causes=(cause,), next_steps=_SLOW_STEPS)
+    steps = _slow_steps(situation.slow_types)
+    return HealthSummary(level=Level.BAD, state="Slow", text=text, causes=(cause,), next_steps=steps)
+
+
+def _slow_steps(event_types: Sequence[str]) -> list[str]:
+    """Return the steps after the handler is fixed; senders choose the names of types."""
+    redrive = "python -m sea_mq_worker dlq redrive --type {} --reason fixed"
+    again = [redrive.format(quote(event_type)) for event_type in event_types]
+    return ["python -m sea_mq_worker inbox resume --reason fixed", *again]
 
 
 def _paused(situation: Situation) -> HealthSummary | None:
@@ -110,6 +125,23 @@ def _paused(situation: Situation) -> HealthSummary | None:
         text=f"{_subject(first.part)}: {first.reason}",
         causes=causes,
         next_steps=(_DOCTOR, *_steps(first.part)),
+    )
+
+
+def _lost(situation: Situation) -> HealthSummary | None:
+    if not situation.missed:
+        return None
+    text = "; ".join(
+        f"consumer {each.durable} of {each.stream} never got {each.count:,} messages, the last "
+        f"{_duration(each.seconds)} ago between {each.first_seq} and {each.last_seq}"
+        for each in situation.missed
+    )
+    cause = "The limits of the stream or a purge removed them: have their sender replay them"
+    return HealthSummary(
+        level=Level.BAD,
+        state="Lost",
+        text=f"{text[:1].upper()}{text[1:]}. {cause}; doctor prints how to acknowledge it.",
+        next_steps=(_DOCTOR,),
     )
 
 
@@ -136,7 +168,7 @@ def _rank(part: str) -> tuple[int, str]:
 
 def _subject(part: str) -> str:
     if "database" in part:
-        return "PostgreSQL does not serve"
+        return "Waiting for PostgreSQL"
     if part.startswith("nats "):
         return "NATS does not serve"
     if part == "handler":

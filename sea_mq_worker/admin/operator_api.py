@@ -32,7 +32,13 @@ class DeadLetterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterCount:
-    """Size of a group; ``detail`` is its first letter's, ``last`` its highest sequence."""
+    """Size of a group.
+
+    Attributes:
+        detail: its first letter's.
+        last: its highest sequence.
+        can_be_handled: whether a redrive would call the handler for at least one of them.
+    """
 
     reason: str
     subject: str
@@ -40,6 +46,7 @@ class DeadLetterCount:
     oldest_at: datetime
     count: int
     last: int
+    can_be_handled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from sea_mq_worker.admin.status_records import (
     Status,
     WorkerInfo,
 )
+from sea_mq_worker.domain.missed_messages import RecordedMissed
 from sea_mq_worker.domain.read_models import Overview
 
 _TREND_SAMPLES = 300 // STEP_SECONDS
@@ -59,6 +60,7 @@ class StatusCollector:
         self._samples: dict[str, _Dated] = {}
         self._consumers: dict[str, ConsumerSample] = {}
         self._overview: Overview | None = None
+        self._missed: Sequence[RecordedMissed] = ()
         self._started = self.clock()
         self._state = ("", self._started)
         self._reasons_since = {"start": self.now()}
@@ -70,6 +72,10 @@ class StatusCollector:
     def set_overview(self, overview: Overview) -> None:
         """Record the reasons of dead events and letters, and the number of workers."""
         self._overview = overview
+
+    def set_missed(self, missed: Sequence[RecordedMissed]) -> None:
+        """Record the messages that left their stream before delivery."""
+        self._missed = missed
 
     def set_consumer(self, sample: ConsumerSample) -> None:
         """Record the state of a consumer; an error keeps the numbers before it."""
@@ -107,10 +113,13 @@ class StatusCollector:
             sides={side: self._side(side, counters) for side in self.sides},
             consumers=list(self._consumers.values()),
             overview=self._overview,
-            slow_types=sorted(self.activity.slow_types)[:_SLOW_TYPES_SHOWN],
+            slow_types=self._slow_types(),
             errors=self.activity.error_groups()[:_ERRORS_SHOWN],
             activity=self.activity.recent_events(),
         )
+
+    def _slow_types(self) -> Sequence[str]:
+        return sorted(self.activity.slow_types)[:_SLOW_TYPES_SHOWN]
 
     def _side(self, side: str, counters: Counters) -> SideStatus:
         dated = self._samples.get(side)
@@ -149,6 +158,8 @@ class StatusCollector:
             reasons=reasons,
             since=self._reasons_since | opened,
             waiting_for=self.activity.waiting_for,
+            slow_types=self._slow_types(),
+            missed=self._missed,
             sides=[self._side_facts(side, totals) for side in self.sides],
             paused_consumers=[
                 consumer

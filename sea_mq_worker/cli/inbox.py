@@ -146,7 +146,7 @@ def close(
     again.
     """
     closed = change_rows(lambda tables: tables.close(ids, actor=actor, reason=reason))
-    left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where`"
+    left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where {}`"
     output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
     print_result(closed, ids, word="closed", left_is=left_is, output=output)
 

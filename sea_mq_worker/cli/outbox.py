@@ -111,6 +111,6 @@ def mark_dead(
 ) -> None:
     """Mark PENDING events DEAD so that they are not published; exit 1 if one was not PENDING."""
     ended = change_rows(lambda tables: tables.mark_dead(ids, actor=actor, reason=reason))
-    left_is = "not PENDING, or being published by a worker; see `python -m sea_mq_worker outbox show`"
+    left_is = "not PENDING, or being published by a worker; see `python -m sea_mq_worker outbox show {}`"
     output = (lambda ended, left: MarkedDead(marked_dead=ended, left=left)) if json else None
     print_result(ended, ids, word="marked dead", left_is=left_is, output=output)

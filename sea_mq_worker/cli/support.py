@@ -144,14 +144,17 @@ def print_result(
     left_is: str,
     output: Callable[[Sequence[str], Sequence[str]], object] | None,
 ) -> None:
-    """Print how many items were ended, or JSON by ``output``; abort with the reason for the others."""
+    """Print how many items were ended, or JSON by ``output``; abort with the reason for the others.
+
+    In the reason, ``left_is``, {} stands for the ID.
+    """
     left = sorted(str(one) for one in set(asked) - set(ended))
     if output:
         print_json(output(sorted(map(str, ended)), left))
     else:
         typer.echo(f"{word} {len(ended)} of {len(set(asked))}")
     if left:
-        abort("\n".join(f"{one}: {left_is}" for one in left), EXIT_FAILED)
+        abort("\n".join(f"{one}: {left_is.format(one)}" for one in left), EXIT_FAILED)
 
 
 def print_page(

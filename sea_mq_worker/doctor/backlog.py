@@ -7,7 +7,6 @@ from sea_mq_worker.adapters.postgres.schema.diagnostics import (
     Connections,
     DatabaseFacts,
     Failing,
-    MissedFacts,
     OutboxFacts,
     PartitionFacts,
     RowFacts,
@@ -17,6 +16,7 @@ from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.database import long_seconds
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Finding, format_duration
+from sea_mq_worker.domain.missed_messages import RecordedMissed
 from sea_mq_worker.settings import Settings
 
 _UNATTENDED_SECONDS = 60.0
@@ -47,15 +47,18 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
             yield DatabaseKind.INBOX_STUCK.finding(where, what, command="python -m sea_mq_worker inbox list")
 
 
-def _missed(missed: Sequence[MissedFacts], schema: str) -> Iterator[Finding]:
-    """Report missed messages that a worker recorded; the statement clears the record after the fix."""
+def _missed(missed: Sequence[RecordedMissed], schema: str) -> Iterator[Finding]:
+    """Report missed messages that a worker recorded, until an operator acknowledges them."""
     for gone in missed:
         where = f"consumer {gone.durable} of stream {gone.stream}"
         latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         what = f"{gone.count} in all; the latest are {latest}"
         table = f"{quoted_schema(schema)}.sea_mq_standings"
         consumer = f"stream = '{gone.stream}' AND durable = '{gone.durable}'"
-        sql = f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}"  # noqa: S608
+        sql = (
+            "-- only acknowledges: ends this finding and the page's first line, and brings no message back\n"
+            f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}"
+        )
         yield BrokerKind.MESSAGES_MISSED.finding(where, what, sql=sql)
 
 

@@ -128,7 +128,7 @@ class BrokerKind(Kind):
         "correct filter_subject",
     )
     MESSAGES_MISSED = error(
-        "messages left their stream before delivery to a consumer",
+        "messages left their stream before delivery to a consumer: its limits or a purge removed them",
         "the messages have no effect",
         "have their sender replay them, and raise the stream's limits",
     )

@@ -35,6 +35,18 @@ class MissedMessages:
     count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedMissed:
+    """All missed messages of a consumer; the range is that of the last detection, ``seconds`` ago."""
+
+    stream: str
+    durable: str
+    first_seq: int
+    last_seq: int
+    count: int
+    seconds: float
+
+
 def find_missed(before: ConsumerStanding | None, now: ConsumerStanding) -> MissedMessages | None:
     """Compare two states of a consumer; None: no message is known to be missed.
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.domain.dead_letters import Reason
 from sea_mq_worker.domain.error_fingerprint import mask_ids
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.domain.inbound import parse_message
+from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.read_models import Group
 from sea_mq_worker.ports.operations import DeadLetterStore
 
@@ -22,6 +24,17 @@ class DeadLetterOutcome:
     message_id: str
     done: bool
     text: str
+
+
+def can_be_handled(entry: DeadLetterEntry) -> bool:
+    """Return whether a redrive would call the handler, as far as the dead letter shows.
+
+    Its content decides and not its reason: a newer worker understands more messages.
+    """
+    if entry.body_omitted:
+        return entry.reason in {Reason.REJECTED, Reason.EXHAUSTED}
+    request = parse_message(entry.restored())
+    return isinstance(request, HandlerRequest) and request.message_id == entry.message_id
 
 
 async def dead_letter_groups(

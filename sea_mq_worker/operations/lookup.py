@@ -19,6 +19,7 @@ from sea_mq_worker.domain.stored_messages import StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import lookup_broker
 from sea_mq_worker.operations.database import operations
+from sea_mq_worker.operations.dead_letters import can_be_handled
 from sea_mq_worker.ports.operations import DeadLetterStore, LookupTables, StreamInspection
 from sea_mq_worker.settings import Settings
 
@@ -43,13 +44,14 @@ class NoIdError(WorkerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDeadLetter:
-    """A dead letter of the message, without its content."""
+    """A dead letter of the message, without its content; ``can_be_handled``: a redrive calls the handler."""
 
     seq: int
     stored_at: datetime
     reason: str
     detail: str
     consumer: str
+    can_be_handled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +324,12 @@ class _Broker:
 
 def _letter(one: DeadLetterEntry) -> FoundDeadLetter:
     return FoundDeadLetter(
-        seq=one.seq, stored_at=one.stored_at, reason=one.reason, detail=one.detail, consumer=one.consumer
+        seq=one.seq,
+        stored_at=one.stored_at,
+        reason=one.reason,
+        detail=one.detail,
+        consumer=one.consumer,
+        can_be_handled=can_be_handled(one),
     )
 
 

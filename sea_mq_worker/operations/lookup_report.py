@@ -10,7 +10,7 @@ from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.read_models import EarlierEvent, InboxRecord, InboxState, Match, OutboxSummary
 from sea_mq_worker.domain.retry import can_be_sent
 from sea_mq_worker.domain.stored_messages import DeliveryState, StoredMessage
-from sea_mq_worker.operations.lookup import EARLIER_MAX, Conflicting, Found, MessageLookup
+from sea_mq_worker.operations.lookup import EARLIER_MAX, Conflicting, Found, FoundDeadLetter, MessageLookup
 
 _Said: TypeAlias = tuple[list[str], list[str]]
 """Sentences of the answer, and the commands to run next."""
@@ -189,8 +189,16 @@ def _dead_lettered(message: InboxRecord, found: Found) -> _Said:
         return [f"an operator gave it up: {message.last_error}"], []
     said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
     if found.dead_letters:
-        return [said], [f"{_PROGRAM} dlq redrive {found.dead_letters[-1].seq} {_WHY}"]
+        return _letter(found.dead_letters[-1], said)
     return [said if found.not_checked else f"{said}; its dead letter is no longer in the stream"], []
+
+
+def _letter(letter: FoundDeadLetter, said: str) -> _Said:
+    show = f"{_PROGRAM} dlq show {letter.seq}"
+    if letter.can_be_handled:
+        return [said], [show, f"{_PROGRAM} dlq redrive {letter.seq} {_WHY}"]
+    never = "it can never be handled as it is: publish it corrected, under a new id"
+    return [said, never], [show, f"{_PROGRAM} dlq purge {letter.seq} {_WHY}"]
 
 
 def _conflict(conflict: Conflicting) -> str:
@@ -223,8 +231,7 @@ def _unknown(found: Found) -> _Said:
         ], []
     if found.dead_letters:
         letter = found.dead_letters[-1]
-        text = f"it is dead-lettered: {letter.reason}: {letter.detail}"
-        return [text], [f"{_PROGRAM} dlq show {letter.seq}", f"{_PROGRAM} dlq redrive {letter.seq} {_WHY}"]
+        return _letter(letter, f"it is dead-lettered: {letter.reason}: {letter.detail}")
     if found.stored:
         stored = found.stored[0]
         return [f"it is in {stored.stream} under sequence {stored.seq}; neither table has a row of it"], []

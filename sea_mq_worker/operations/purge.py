@@ -56,7 +56,8 @@ class Purger:
             )
             if not is_recorded:
                 text = (
-                    "its message is open again, as during a redrive; see `python -m sea_mq_worker inbox show`"
+                    "its message is open again, as during a redrive; "
+                    f"see `python -m sea_mq_worker inbox show {entry.message_id}`"
                 )
                 return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=False, text=text)
             await self.dead_letters.remove(seq)

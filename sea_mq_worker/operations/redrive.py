@@ -31,7 +31,7 @@ from sea_mq_worker.settings import Settings
 
 _NOT_LEASED = {
     LeasedElsewhere: "a worker has a lease of it, or an interrupted redrive: retry when the lease has ended",
-    AlreadySettled: "it was settled meanwhile; see `python -m sea_mq_worker inbox show`",
+    AlreadySettled: "it was settled meanwhile; see `python -m sea_mq_worker inbox show {}`",
     ContentConflict: "the inbox has another content under its ID: publish it again, under a new ID",
     Unwritable: "PostgreSQL refuses a change of its inbox row: fix the trigger or constraint, then retry",
 }
@@ -82,14 +82,15 @@ class Redriver:
         receipts = await self.inbox.insert([_recorded(message, request)], lease_seconds=self.lease_seconds)
         run = receipts[0]
         if not isinstance(run, Leased):
-            return _failed(entry, _NOT_LEASED[type(run)])
+            return _failed(entry, _NOT_LEASED[type(run)].format(entry.message_id))
         async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
             result = await self.handler.handle(request)
         if isinstance(result, Accepted):
             if not await self.inbox.mark_processed([run.lease]):
                 return _failed(
                     entry,
-                    "handled, but another worker has taken it over; see `python -m sea_mq_worker inbox show`",
+                    "handled, but another worker has taken it over; see "
+                    f"`python -m sea_mq_worker inbox show {entry.message_id}`",
                 )
             await self.dead_letters.remove(entry.seq)
             return _done(entry, f"processed, the handler answered {result.status}")

@@ -276,14 +276,6 @@ SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, c
          ORDER BY received_at LIMIT 10000) x
  GROUP BY x.stream, x.consumer;
 
--- name: missed
--- Missed messages that workers detected within the last 7 days.
-SELECT stream, durable, missed_first_seq AS first_seq, missed_last_seq AS last_seq, missed AS count,
-       extract(epoch FROM clock_timestamp() - missed_at)::float8 AS seconds
-  FROM sea_mq_standings
- WHERE missed_at > clock_timestamp() - interval '7 days'
- ORDER BY stream, durable;
-
 -- name: audit
 -- Whether this login may read the audit records, and their numbers.
 SELECT has_table_privilege('operator_actions', 'SELECT') AS may_read,

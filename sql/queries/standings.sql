@@ -19,3 +19,11 @@ VALUES ($1::text, $2::text, $4::jsonb, $5::bigint, $6::bigint, $7::bigint,
        missed_at = coalesce(excluded.missed_at, s.missed_at)
  WHERE s.standing = $3::jsonb
 RETURNING s.stream;
+
+-- name: missed
+-- Missed messages that workers detected and no operator has acknowledged.
+SELECT stream, durable, missed_first_seq AS first_seq, missed_last_seq AS last_seq, missed AS count,
+       extract(epoch FROM clock_timestamp() - missed_at)::float8 AS seconds
+  FROM sea_mq_standings
+ WHERE missed_at IS NOT NULL
+ ORDER BY stream, durable;

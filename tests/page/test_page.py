@@ -264,7 +264,7 @@ async def test_an_outage_is_reported_with_its_cause_and_metrics_continue(
         assert await numbers_come(page)
         site.to_database.heal()
         site.to_database.refuse()
-        await page.says("PostgreSQL does not serve", "#health", within=30)
+        await page.says("Waiting for PostgreSQL", "#health", within=30)
         assert await numbers_come(page)
         assert page.troubles == []
         await end(worker)

@@ -316,4 +316,4 @@ async def test_the_commands_that_a_slow_type_names_quote_what_a_sender_chose() -
     async with world.consuming():
         reported = world.health.reason("made;$(id)")
     assert "inbox resume --type 'made;$(id)' --reason fixed`" in reported
-    assert "dlq redrive --dlq-reason REJECTED --type 'made;$(id)' --reason fixed`" in reported
+    assert "dlq redrive --type 'made;$(id)' --reason fixed`" in reported

@@ -229,7 +229,7 @@ async def test_a_dead_lettered_message_names_its_dead_letter(world: World) -> No
     seq = world.dead_letter(message)
     found = await world.ask(message)
     assert found.answer == ("it is dead-lettered: REJECTED: 422",)
-    assert found.next_steps == (f"{RUN} dlq redrive {seq} {WHY}",)
+    assert found.next_steps == (f"{RUN} dlq show {seq}", f"{RUN} dlq redrive {seq} {WHY}")
     assert found.steps[0].text.startswith("received by durable: ")
     assert found.steps[-1].text == f"stored as dead letter {seq}: REJECTED"
 

@@ -81,7 +81,7 @@ def outbox(**given: Any) -> Side:
                 reasons={"handler": "503", "outbox database": "refused"},
                 since={"handler": 5.0, "outbox database": 6.0},
             ),
-            *("bad", "Paused", "PostgreSQL does not serve: refused"),
+            *("bad", "Paused", "Waiting for PostgreSQL: refused"),
         ),
     ],
 )

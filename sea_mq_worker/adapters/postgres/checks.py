@@ -9,7 +9,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.handler_conflicts import HandledDurable
-from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages
+from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages, RecordedMissed
 
 _PAGES = 200
 _SOME = 3
@@ -70,6 +70,10 @@ class PostgresStandings:
             *(count, first_seq, last_seq),
         )
         return bool(rows)
+
+    async def missed(self) -> Sequence[RecordedMissed]:
+        """Return the missed messages that no operator has acknowledged."""
+        return [RecordedMissed(**row) for row in await fetch(self._pool, self._sql["missed"])]
 
 
 class PostgresHandledDurables:

@@ -51,6 +51,7 @@ _REFUSED_BY_POOLER = "unsupported startup parameter"
 _OPTIONS_REFUSED = ("22", "42601", "42704", "55P02")
 """SQLSTATEs, by prefix, with which the server ends a session that it does not begin as asked."""
 
+_LOCKED = "55P03"
 _CANCELLED, _BY_SOMEBODY = "57014", "user request"
 _TABLE_MISSING = f"a table is missing; {_MIGRATE}"
 
@@ -135,6 +136,8 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
         return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_FIX_ROW}")
     if state.startswith(_OWN_MISTAKES):
         return ContractError(f"PostgreSQL refused a statement: {text}")
+    if state == _LOCKED:
+        text = f"another session holds a lock: {text}; `python -m sea_mq_worker doctor` names the session"
     too_long = state == _CANCELLED and _BY_SOMEBODY not in said  # in the server's own language
     return (StatementTooLongError if too_long else StoreUnavailableError)(f"PostgreSQL: {text}")
 

@@ -211,9 +211,10 @@ async function showEvent(id) {
 async function showLetter(seq) {
   const found = await open(`Dead letter ${seq}`, `api/dead-letters/${seq}`);
   if (!found) return;
-  const { headers: sent, ...fields } = found.fields;
+  const { headers: sent, can_be_handled: canBeHandled, ...fields } = found.fields;
   describe(fields, { headers: JSON.stringify(sent, null, 2), payload: found.body.payload }, found.body);
-  dialog().append(actionForm("Send it to the handler again", action(`api/dead-letters/${seq}/redrive`)));
+  if (canBeHandled) dialog().append(actionForm("Send it to the handler again", action(`api/dead-letters/${seq}/redrive`)));
+  else dialog().append(element("p", { class: "warn" }, "It can never be handled as it is: publish it corrected, under a new ID."));
 }
 
 function action(path, given = {}) {
@@ -245,7 +246,7 @@ async function fillGroups(place) {
     const found = await request("api/dead-letter-groups");
     const heads = ["Reason", "Subject", "How many", "Detail of the first", "Since", ""];
     const cells = (group) => [group.reason, group.subject, count(group.count), group.detail || "–", moment(group.oldest_at),
-      element("span", { class: "buttons" }, ...Object.keys(GROUP_ACTIONS).map((name) => groupButton(name, group)))];
+      element("span", { class: "buttons" }, ...Object.keys(GROUP_ACTIONS).filter((name) => name !== "redrive" || group.can_be_handled).map((name) => groupButton(name, group)))];
     const more = found.more ? [element("p", { class: "soft" }, "Counted from the oldest 2,000; more dead letters follow.")] : [];
     place.replaceChildren(...(found.items.length ? [table("Groups", heads, found.items.map(cells)), ...more] : []));
   } catch (error) {

@@ -165,8 +165,8 @@ class HandlerHealth:
             f"{self.error(event_type)}, for different messages in a row: failures of this event type "
             f"count at {self.per_second:g} a second, and its other messages are given back. Fix the "
             f"handler; then `python -m sea_mq_worker inbox resume --type {quoted} --reason fixed` ends "
-            "the slow pace at once, and `python -m sea_mq_worker dlq redrive --dlq-reason REJECTED "
-            f"--type {quoted} --reason fixed` handles its dead letters again"
+            f"the slow pace at once, and `python -m sea_mq_worker dlq redrive --type {quoted} "
+            "--reason fixed` handles its dead letters again"
         )
 
     def reasons(self) -> str:

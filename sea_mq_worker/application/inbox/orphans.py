@@ -95,7 +95,7 @@ class OrphanFinder:
             return
         text = (
             f"{_describe(entry)} had no effect and its stream no longer holds it: publish it again, "
-            "or end it with `python -m sea_mq_worker inbox close`"
+            f"or end it with `python -m sea_mq_worker inbox close {entry.message_id} --reason lost`"
         )
         with contextlib.suppress(RowsRefusedError):  # the log line reports it anyway
             await call_when_available(

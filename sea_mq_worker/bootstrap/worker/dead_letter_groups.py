@@ -7,7 +7,7 @@ from dataclasses import asdict
 from sea_mq_worker.admin.operator_api import DeadLetterCount, DeadLetterGroup, GroupProgress, ItemPage
 from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
 from sea_mq_worker.operations.broker import dead_letters
-from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
+from sea_mq_worker.operations.dead_letters import DeadLetterOutcome, can_be_handled
 from sea_mq_worker.operations.purge import purger
 from sea_mq_worker.operations.redrive import redriver
 from sea_mq_worker.ports.operations import DeadLetterStore
@@ -38,6 +38,7 @@ async def dead_letter_groups(settings: Settings) -> ItemPage[DeadLetterCount]:
                 oldest_at=first.oldest_at if first else one.stored_at,
                 count=first.count + 1 if first else 1,
                 last=one.seq,
+                can_be_handled=(first is not None and first.can_be_handled) or can_be_handled(one),
             )
     items = sorted(groups.values(), key=lambda group: -group.count)
     return ItemPage(items=items, more=read == READ_MAX)

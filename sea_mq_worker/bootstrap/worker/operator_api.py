@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
@@ -33,6 +33,7 @@ from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction, OutboxDetail
 from sea_mq_worker.operations.broker import dead_letters
 from sea_mq_worker.operations.database import operations, replays
+from sea_mq_worker.operations.dead_letters import can_be_handled
 from sea_mq_worker.operations.lookup import NoIdError, message_lookup
 from sea_mq_worker.operations.lookup_report import lookup_report
 from sea_mq_worker.operations.redrive import redriver
@@ -133,7 +134,8 @@ class WorkerOperatorApi:
     async def dead_letter(self, seq: int) -> RecordDetail:
         async with dead_letters(self._settings) as letters:
             found = await letters.show(seq)
-        return _detail(found, found.payload, len(found.payload))
+        detail = _detail(found, found.payload, len(found.payload))
+        return replace(detail, fields={**detail.fields, "can_be_handled": can_be_handled(found)})
 
     @_request
     async def actions(self) -> ItemPage[OperatorAction]:

@@ -10,6 +10,7 @@ import asyncpg
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_state
 from sea_mq_worker.adapters.nats.server_info import consumer_info
+from sea_mq_worker.adapters.postgres.checks import PostgresStandings
 from sea_mq_worker.adapters.postgres.connection import leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
@@ -115,6 +116,7 @@ class _Sampler:
         self._pool = pool
         self._tables = PostgresInspection(pool=pool)
         self._overview = PostgresOverview(pool=pool)
+        self._standings = PostgresStandings(pool=pool)
         self._count = 0
         self._dead = (0, 0)
 
@@ -124,6 +126,7 @@ class _Sampler:
         inbox = await self._tables.inbox_depth_capped(limit=DEPTH_MAX)
         self._record("outbox", outbox)
         self._record("inbox", inbox)
+        self._status.set_missed(await self._standings.missed())
         dead = (outbox.dead, inbox.dead)
         if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
             await check_rows_visible(self._pool)

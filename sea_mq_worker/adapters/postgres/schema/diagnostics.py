@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.checks import Acknowledged, acknowledged
+from sea_mq_worker.adapters.postgres.checks import Acknowledged, PostgresStandings, acknowledged
 from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
 from sea_mq_worker.adapters.postgres.errors import translated
 from sea_mq_worker.adapters.postgres.opening import opening
@@ -23,6 +23,7 @@ from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES, expected_functions
 from sea_mq_worker.adapters.postgres.schema.migrations import Migration, altered_migrations
 from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
+from sea_mq_worker.domain.missed_messages import RecordedMissed
 
 _SETTINGS = (
     *("fsync", "synchronous_commit", "session_replication_role", "autovacuum", "track_counts"),
@@ -177,18 +178,6 @@ class InboxWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissedFacts:
-    """Messages that left a consumer's stream before delivery; the range is that of the last detection."""
-
-    stream: str
-    durable: str
-    first_seq: int
-    last_seq: int
-    count: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
     """Open events or messages of one last error; ``example`` is the id of one of them."""
 
@@ -216,7 +205,7 @@ class RowFacts:
     sequences: Sequence[SequenceFacts]
     partitions: PartitionFacts | None
     inbox: Sequence[InboxWaiting]
-    missed: Sequence[MissedFacts]
+    missed: Sequence[RecordedMissed]
     inbox_pruned_before: datetime | None
     acknowledged: Acknowledged
 
@@ -287,7 +276,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
         sequences=[SequenceFacts(**row) for name in sequences for row in await ask(name)],
         partitions=next((PartitionFacts(**row) for row in await ask("partitions")), None),
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
-        missed=[MissedFacts(**row) for row in await ask("missed")],
+        missed=await PostgresStandings(pool=pool).missed(),
         acknowledged=await acknowledged(pool, stream),
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audit["may_read"] else None,
     )
