@@ -1,6 +1,7 @@
 """Doctor finds nothing where all is well, and whatever is wrong; each finding is provoked for real."""
 
 import contextlib
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE
 from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
 from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     canonical,
@@ -50,6 +52,10 @@ ELSEWHERE = {
 }
 
 
+SHOWS = re.compile(r"python -m sea_mq_worker (\w+ list|where)\b")
+RUN_ELSEWHERE = {"events_lost": {RECONCILE}}
+"""Printed commands that tests/pipeline/test_reconcile_lost.py runs."""
+
 NOT_NULL = canonical("NOT NULL")
 
 
@@ -86,12 +92,19 @@ async def test_a_problem_beside_the_tables_is_found_and_ends_by_its_fix(case: st
 
 
 async def provoked(case: str, provoke: Provoke, p: Patient) -> None:
-    """Make one thing wrong, see that doctor finds it alone, mend it, and see that nothing is left."""
+    """Make one thing wrong, see that doctor finds it alone, mend it, and see that nothing is left.
+
+    What the finding prints is run. A command that only shows more is run before the mend.
+    """
     slug = case.partition(VARIANT)[0]
     fix = await provoke(p)
     found = await p.finds(slug, *ALSO.get(slug, ()))
-    await (fix or p.paste)(found[slug])
+    finding = found[slug]
+    if SHOWS.match(finding.command):
+        assert not (await p.follow(finding.command)).startswith("no ")
+    await (fix or p.paste)(finding)
     await p.finds()
+    assert {finding.command, finding.sql} - {""} <= p.done | RUN_ELSEWHERE.get(slug, set())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -19,13 +19,14 @@ from sea_mq_worker.doctor import Finding, examine
 from sea_mq_worker.operations.broker import apply_topology, defined_streams
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.integration.test_migrations import psql
+from tests.integration.test_sending import nats_cli, shell
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import PATIENCE_SECONDS, SECOND, connected, create_consumer, shipped_files, store
 from tests.support.programs import own_programs
 from tests.support.rows import opened
 from tests.support.servers import Database, database_connection
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment, change_json, deployment, running
+from tests.support.worker import Deployment, WorkerProcess, change_json, deployment, running
 
 OF_TEST_SERVERS = frozenset({"fsync_off", "sync_unknown"})
 """True of the session's own servers: they need not outlive the machine, and have no cluster."""
@@ -46,6 +47,8 @@ class Patient:
     given: dict[str, object]
     known: frozenset[str] = OF_TEST_SERVERS
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    done: set[str] = field(default_factory=set)
+    """Commands and statements that the product printed and a test ran."""
 
     @property
     def name(self) -> str:
@@ -117,26 +120,43 @@ class Patient:
 
     async def paste(self, finding: Finding) -> None:
         """Give psql, as the owner of the tables, the statements that a finding prints."""
-        assert finding.sql
-        program = (psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
-        done = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
-        reported, _ = await done.communicate(finding.sql.encode())
-        assert done.returncode == 0, reported.decode()
+        await self.follow(finding.sql)
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[None]:
+    async def worker(self, command: str = "python -m sea_mq_worker run") -> AsyncIterator[WorkerProcess]:
         """Run the worker until it can work, for the length of a block, and stop it in order."""
+        self.done.add(command)
+        [(_, arguments)] = own_programs(command)
         target = replace(self.target, environment=self.environment)
-        async with running(target, self.files / "worker.log", admin_port=0) as started:
+        async with running(target, self.files / "worker.log", *arguments, admin_port=0) as started:
             await started.ready()
-            yield
+            yield started
             await started.stopped()
 
     async def command(self, finding: Finding) -> None:
         """Run the command that a finding names."""
-        [(_, arguments)] = own_programs(finding.command or "python -m sea_mq_worker streams apply")
-        done = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.environment)
-        assert done.exit_code == 0, done.output
+        await self.follow(finding.command or "python -m sea_mq_worker streams apply")
+
+    async def follow(self, printed: str, *, code: int = 0) -> str:
+        """Run a command or statements as the product prints them; return what they print."""
+        assert printed
+        self.done.add(printed)
+        if own := list(own_programs(printed)):
+            [(_, arguments)] = own
+            done = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=self.environment)
+            assert done.exit_code == code, done.output
+            return done.output
+        if printed.startswith("nats "):  # without a terminal it cannot ask whether one is sure
+            return await shell(
+                f"{printed} --force", self.files, nats_cli(), NATS_URL=str(self.given["nats_url"])
+            )
+        if printed.startswith("chmod "):
+            return await shell(printed, self.files, Path())
+        program = (psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
+        process = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
+        reported, _ = await process.communicate(printed.encode())
+        assert process.returncode == 0, reported.decode()
+        return reported.decode()
 
     def changing(self, **given: object) -> Mend:
         """Return a fix that changes settings."""

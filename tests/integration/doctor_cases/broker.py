@@ -128,11 +128,7 @@ async def consumer_paused(p: Patient) -> Mend:
         pytest.skip("this nats-server knows no pause")
     await p.ask(pause, {"pause_until": (datetime.now(UTC) + timedelta(hours=1)).isoformat()})
 
-    async def resume(finding: Finding) -> None:
-        assert finding.command == f"nats consumer resume {p.upstream_stream} {p.durable}"
-        await p.ask(pause, {})
-
-    return resume
+    return p.command
 
 
 def by_consumer(slug: str, **config: object) -> None:
@@ -140,8 +136,8 @@ def by_consumer(slug: str, **config: object) -> None:
         await p.consumer("another", **config)
         p.given["consumers"] = f"{p.given['consumers']},{p.upstream_stream}/another"
 
-        async def make_anew(_finding: Finding) -> None:
-            await p.ask(f"CONSUMER.DELETE.{p.upstream_stream}.another")
+        async def make_anew(finding: Finding) -> None:
+            await p.command(finding)
             await p.consumer("another")
 
         return make_anew
@@ -152,8 +148,20 @@ def by_consumer(slug: str, **config: object) -> None:
 by_consumer("consumer_unfit__pushes", deliver_subject="nobody")
 by_consumer("consumer_unfit__without_acknowledgement", ack_policy="none")
 by_consumer("consumer_unfit__without_bodies", headers_only=True)
-by_consumer("consumer_passing__when_idle", inactive_threshold=3600 * SECOND)
-by_consumer("consumer_passing__with_its_server", mem_storage=True)
+by_definition("consumer_passing__when_idle", "consumer", inactive_threshold=3600 * SECOND)
+
+
+@provokes
+async def consumer_passing__with_its_server(p: Patient) -> Mend:
+    delete = f"CONSUMER.DELETE.{p.upstream_stream}.{p.durable}"
+    await p.ask(delete)
+    fix = await p.define("consumer", mem_storage=True)
+
+    async def make_anew(finding: Finding) -> None:
+        await p.ask(delete)
+        await fix(finding)
+
+    return make_anew
 
 
 async def short_of_patience(p: Patient, **config: object) -> None:

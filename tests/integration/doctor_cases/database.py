@@ -157,7 +157,7 @@ async def dead_rows(p: Patient) -> Mend:
 
     async def fix(finding: Finding) -> None:
         await locking.execute("ROLLBACK")
-        await p.sql(finding.sql)
+        await p.paste(finding)
         await eventually(lambda: p.pool.fetchval(f"{dead} = 0"), what="the removed rows are counted")
 
     return fix
@@ -174,8 +174,7 @@ def by_a_worker(p: Patient, *, until: str, what: str) -> Mend:
     """Run the worker as the finding says, until a statement tells that it has done its part."""
 
     async def start(finding: Finding) -> None:
-        assert finding.command == "python -m sea_mq_worker run"
-        async with p.worker():
+        async with p.worker(finding.command):
             await eventually(lambda: p.pool.fetchval(until), what=what)
 
     return start
@@ -207,7 +206,7 @@ async def messages_missed__as_a_worker_found(p: Patient) -> Mend:
         "INSERT INTO sea_mq_standings"
         " (stream, durable, standing, missed, missed_first_seq, missed_last_seq, missed_at)"
         f" VALUES ('{p.upstream_stream}', '{p.durable}', '{{}}', 3, 4, 6, now()),"
-        f" ('ANOTHER_EVENTS', '{p.durable}', '{{}}', 5, 1, 9, now() - interval '30 days')"
+        f" ('ANOTHER_EVENTS', '{p.durable}', '{{}}', 5, 1, 9, NULL)"
     )
 
     async def clear(finding: Finding) -> None:

@@ -108,10 +108,7 @@ async def secret_file_exposed(p: Patient) -> Mend:
     file.chmod(0o644)
     p.given["handler_token_file"] = file
 
-    async def close(_finding: Finding) -> None:
-        file.chmod(0o640)
-
-    return close
+    return p.command
 
 
 @provokes
