@@ -30,6 +30,8 @@ async def open_nats(
         password=servers[0].password,
         token=servers[0].token,
         tls=nats_tls(settings),
+        handshake_first=settings.nats_tls_handshake_first,
+        domain=settings.nats_jetstream_domain,
         inbox_prefix=settings.nats_inbox_prefix,
         connect_timeout_seconds=connect_timeout_seconds,
     )
@@ -39,7 +41,8 @@ def demands_nats_tls(settings: Settings) -> bool:
     """Return whether every connection to NATS must use TLS."""
     s = settings
     servers = nats_addresses(s.nats_url.get_secret_value())
-    return bool(s.nats_tls_ca_file or s.nats_tls_cert_file) or any(server.demands_tls for server in servers)
+    by_setting = s.nats_tls_ca_file or s.nats_tls_cert_file or s.nats_tls_handshake_first
+    return bool(by_setting) or any(server.demands_tls for server in servers)
 
 
 def nats_tls(settings: Settings) -> ssl.SSLContext | None:

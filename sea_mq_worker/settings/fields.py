@@ -61,6 +61,9 @@ def _matches(pattern: str, expected: str) -> AfterValidator:
 JetStreamName: TypeAlias = Annotated[
     str, _matches(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}", "a name without spaces, dots, slashes, * and >")
 ]
+JetStreamDomain: TypeAlias = Annotated[
+    str, _matches(r"[^\s.*>/\\\x00-\x1f\x7f]{0,255}", "a name without spaces, dots, slashes, * and >")
+]
 SchemaName: TypeAlias = Annotated[
     str,
     _matches(
@@ -126,6 +129,10 @@ class Settings(BaseModel):
     """Client certificate for mutual TLS with NATS."""
     nats_tls_key_file: OptionalPath = None
     """Private key of the NATS client certificate."""
+    nats_tls_handshake_first: bool = False
+    """Begin each connection with TLS, as a NATS server with `handshake_first` requires."""
+    nats_jetstream_domain: JetStreamDomain = ""
+    """Domain of the JetStream to use, as at a leaf node (default: the connected server's own JetStream)."""
     nats_inbox_prefix: InboxPrefix = "_INBOX"
     """Prefix of the subjects that receive replies; give each NATS user its own."""
 

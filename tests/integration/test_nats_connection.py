@@ -63,6 +63,26 @@ async def test_a_silent_server_is_unavailable_within_the_timeout(nats_url: str) 
         assert isinstance(await refused(url, connect_timeout_seconds=0.5), BrokerUnavailableError)
 
 
+@pytest.mark.fault("P52")
+async def test_tls_begins_before_the_servers_first_line_where_both_sides_say_so(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own = authority.issue("nats", "127.0.0.1")
+    files = {"cert_file": str(own.cert), "key_file": str(own.key), "timeout": 0.5}
+    trust = {"tls": ssl.create_default_context(cafile=authority.ca), "connect_timeout_seconds": 5}
+    async with EmbeddedNats(tmp_path / "first", config={"tls": {**files, "handshake_first": True}}) as first:
+        async with connected(first.url, handshake_first=True, **trust) as connection:
+            await api(connection, "INFO")
+            await first.kill()
+            await first.start()
+            await eventually(lambda: connection.is_connected, within=10, what="it has connected again")
+        error = await refused(first.url, **trust)
+        assert isinstance(error, BrokerUnavailableError)
+        assert "needs SEA_MQ_NATS_TLS_HANDSHAKE_FIRST=true" in str(error)
+    async with EmbeddedNats(tmp_path / "later", config={"tls": files}) as later:
+        error = await refused(later.url, handshake_first=True, **trust)
+        assert "unset SEA_MQ_NATS_TLS_HANDSHAKE_FIRST" in str(error)
+
+
 async def test_a_server_that_freezes_after_the_tls_handshake_is_unavailable_within_the_timeout(
     tmp_path: Path,
 ) -> None:

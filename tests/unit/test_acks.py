@@ -33,6 +33,18 @@ def test_an_acknowledgement_in_any_form_is_read(data: bytes, expected: Stored) -
     assert read(data) == expected
 
 
+def test_where_a_domain_is_named_only_its_acknowledgement_counts() -> None:
+    def read_of_hub(data: bytes) -> PublishOutcome:
+        return AckReader(STREAM, "hub")(Msg(_client=Client(), data=data))
+
+    assert read_of_hub(b'{"stream":"SEA_EVENTS","domain":"hub","seq":7}') == Stored(STREAM, 7)
+    assert read_of_hub(b'{"seq":7,"stream":"SEA_EVENTS","domain":"hub"}') == Stored(STREAM, 7)
+    for other in (b'{"stream":"SEA_EVENTS", "domain":"edge","seq":7}', b'{"stream":"SEA_EVENTS","seq":7}'):
+        outcome = read_of_hub(other)
+        assert isinstance(outcome, Unknown)
+        assert "instead of 'hub'" in outcome.reason
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -88,6 +88,11 @@ class FileCredentials:
 class ResilientClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
 
+    @property
+    def server_domain(self) -> str:
+        """The JetStream domain of the connected server; empty if it has none."""
+        return str(self._server_info.get("domain", ""))
+
     async def write(self, frames: Iterable[bytes]) -> None:
         """Send frames of the protocol in one write; unlike ``publish``, check nothing."""
         await self._send_command(b"".join(frames))

@@ -15,7 +15,13 @@ from typing import Any, TypeAlias, cast
 import nats.errors
 
 from sea_mq_worker.adapters.nats.client import ResilientClient
-from sea_mq_worker.adapters.nats.errors import api_failed, connect_failed, is_refusal, plain
+from sea_mq_worker.adapters.nats.errors import (
+    NO_HANDSHAKE_FIRST,
+    api_failed,
+    connect_failed,
+    is_refusal,
+    plain,
+)
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 
 PENDING_BYTES_MAX = 8 * 1024 * 1024
@@ -37,11 +43,13 @@ class NatsConnection:
 
     Attributes:
         client: for publish and subscribe.
+        domain: of the JetStream to use; empty for the connected server's own.
         refused: has an error once the first connect was refused as often as there are servers.
         last_error: the latest one that nats-py reported.
     """
 
-    def __init__(self, on_event: Listener) -> None:
+    def __init__(self, on_event: Listener, *, domain: str = "") -> None:
+        self.domain = domain
         self.client = ResilientClient()
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.last_error: Exception = TimeoutError("no answer")
@@ -80,6 +88,18 @@ class NatsConnection:
             version = self.client.connected_server_version
             here = version.major, version.minor, version.patch
         return here if any(here) else (*_SERVER_MIN, 0)
+
+    @property
+    def undeclared_domain(self) -> str:
+        """The domain of the connected server's JetStream, unless the settings name one.
+
+        The server may be a leaf, and the streams in another domain.
+        """
+        return "" if self.domain else self.client.server_domain
+
+    def api_subject(self, subject: str) -> str:
+        """Return the full subject of a request to the JetStream API."""
+        return f"$JS.{self.domain}.API.{subject}" if self.domain else f"$JS.API.{subject}"
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` at every later event; it must return quickly."""
@@ -195,7 +215,9 @@ async def connect(
     password: str = "",
     token: str = "",
     tls: ssl.SSLContext | None = None,
+    handshake_first: bool = False,
     inbox_prefix: str = "_INBOX",
+    domain: str = "",
     connect_timeout_seconds: float = 10.0,
     ping_interval_seconds: float = 3.0,
 ) -> NatsConnection:
@@ -204,7 +226,8 @@ async def connect(
     ``urls`` are ``nats://host:port`` without credentials; ``name`` shows in the server's list of connections;
     ``creds_file`` holds JWT and seed of a decentralised account, ``nkey_seed_file`` the seed of a user that
     the server knows by its public key; ``tls`` demands TLS, and where none is offered no secret is sent;
-    ``inbox_prefix`` begins all reply subjects; a dead peer is noticed after about three ping intervals.
+    ``handshake_first`` begins with TLS; ``inbox_prefix`` begins all reply subjects; ``domain`` is that of the
+    JetStream; a dead peer is noticed after about three ping intervals.
 
     Raises:
         BrokerUnavailableError: no server answers.
@@ -213,7 +236,9 @@ async def connect(
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = _without_secrets(servers)
-    connection = NatsConnection(on_event)
+    connection = NatsConnection(on_event, domain=domain)
+    if handshake_first:
+        connection.last_error = TimeoutError(f"no answer; {NO_HANDSHAKE_FIRST}")
     try:
         await _first_connect(
             connection,
@@ -226,6 +251,7 @@ async def connect(
             user_credentials=creds_file or None,
             nkeys_seed=nkey_seed_file or None,
             tls=tls,
+            tls_handshake_first=handshake_first,
             inbox_prefix=inbox_prefix,
             ping_interval=ping_interval_seconds,
         )
@@ -276,8 +302,10 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
         attempt.result()
         _check_version(connection)
     finally:
-        attempt.cancel()
-        await asyncio.gather(attempt, return_exceptions=True)
+        while not attempt.done():  # a time limit inside that ends at the same moment swallows a cancellation
+            attempt.cancel()
+            await asyncio.wait({attempt}, timeout=_CLOSE_SECONDS_MAX)
+        _ignore_error(attempt)
 
 
 async def api(
@@ -287,14 +315,14 @@ async def api(
     *,
     timeout_seconds: float = 5.0,
 ) -> dict[str, Any]:
-    """Send a request to the JetStream API, ``$JS.API.{subject}``, and return the reply.
+    """Send a request to the JetStream API and return the reply.
 
     Raises:
         BrokerUnavailableError: no reply, no leader, or a transient error.
         ApiRefusedError: a lasting error; ``code`` is 404 if the stream, consumer or message does not exist.
         ContractError: the worker has no permission to send the request.
     """
-    full = f"$JS.API.{subject}"
+    full = connection.api_subject(subject)
     if not connection.is_connected:
         raise BrokerUnavailableError(f"{full}: the connection is down")
     body = json.dumps(payload).encode() if payload is not None else b""
@@ -302,7 +330,7 @@ async def api(
         answer = await connection.request(full, body, timeout_seconds=timeout_seconds)
     except nats.errors.NoRespondersError as error:
         raise BrokerUnavailableError(
-            f"{full}: JetStream is not enabled here, or has no leader now"
+            f"{full}: JetStream is not enabled here{_of_domain(connection)}, or has no leader now"
         ) from error
     except (nats.errors.TimeoutError, TimeoutError) as error:
         raise BrokerUnavailableError(
@@ -315,6 +343,12 @@ async def api(
         if "error" in parsed:
             raise api_failed(full, parsed["error"])
     return parsed
+
+
+def _of_domain(connection: NatsConnection) -> str:
+    if not connection.domain:
+        return ""
+    return f", or no JetStream of the domain {connection.domain} (SEA_MQ_NATS_JETSTREAM_DOMAIN) is connected"
 
 
 @contextlib.contextmanager

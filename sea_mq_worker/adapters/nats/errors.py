@@ -20,6 +20,13 @@ _LASTING = frozenset({10012, 10047, 10052, 10057, 10074})
 """Lasting errors with code 500: a bad or forbidding configuration, too little storage, too many replicas."""
 
 
+_NO_INFO = "expecting INFO"
+_HANDSHAKE_FIRST = "a server with handshake_first needs SEA_MQ_NATS_TLS_HANDSHAKE_FIRST=true"
+NO_HANDSHAKE_FIRST = "unset SEA_MQ_NATS_TLS_HANDSHAKE_FIRST unless the server has handshake_first"
+_NO_TLS_YET = "WRONG_VERSION_NUMBER"
+"""Reason of OpenSSL if the first bytes are no TLS, as of a server that sends its INFO first."""
+
+
 class ApiRefusedError(ContractError):
     """The JetStream API replied with a lasting error: a retry does not help.
 
@@ -55,9 +62,10 @@ def connect_failed(error: Exception, where: str) -> WorkerError:
     if isinstance(error, ContractError):
         return ContractError(f"{where}: {error}")
     if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
-        return ContractError(
-            f"{where}: TLS was refused ({error}); check the CA, the host name and both clocks"
-        )
+        check = "check the CA, the host name and both clocks"
+        if error.reason == _NO_TLS_YET:
+            check = NO_HANDSHAKE_FIRST
+        return ContractError(f"{where}: TLS was refused ({error}); {check}")
     if isinstance(error, OSError) and _cannot_read(error):
         return ContractError(f"{where}: cannot read {error.filename}: {error.strerror}")
     if is_refusal(error) or not isinstance(error, OSError | nats.errors.Error):
@@ -74,7 +82,8 @@ def _cannot_read(error: BaseException) -> bool:
 
 def plain(error: BaseException) -> str:
     """Return an error's text on one line, or its type if it has no text."""
-    return " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text}; {_HANDSHAKE_FIRST}" if _NO_INFO in text else text
 
 
 def api_failed(subject: str, error: Mapping[str, Any]) -> WorkerError:

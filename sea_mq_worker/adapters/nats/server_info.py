@@ -218,12 +218,17 @@ async def stream_info(connection: NatsConnection, name: str, *, timeout_seconds:
     """Request a stream's information; raise ContractError if the stream does not exist."""
     found = await find_stream(connection, name, timeout_seconds=timeout_seconds)
     if found is None:
-        raise missing_stream(name)
+        raise missing_stream(connection, name)
     return found
 
 
-def missing_stream(name: str) -> ContractError:
+def missing_stream(connection: NatsConnection, name: str) -> ContractError:
     """Return the error for a stream that does not exist."""
+    if domain := connection.undeclared_domain:
+        return ContractError(
+            f"stream {name} does not exist in the JetStream domain {domain} of the connected server: "
+            f"set SEA_MQ_NATS_JETSTREAM_DOMAIN to the domain that has it, or to {domain} to create it there"
+        )
     return ContractError(
         f"stream {name} does not exist: `nats stream ls` lists the existing ones; "
         f"{STREAMS_APPLY} creates the worker's own"
@@ -271,7 +276,7 @@ async def subjects_in(connection: NatsConnection, stream: str) -> set[str]:
         request = {"subjects_filter": ">", "offset": len(found)}
         answer = await _found(connection, subject, request)
         if answer is None:
-            raise missing_stream(stream)
+            raise missing_stream(connection, stream)
         with reading(subject):
             page = answer["state"].get("subjects") or {}
             found |= page.keys()

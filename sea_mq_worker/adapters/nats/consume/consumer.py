@@ -55,7 +55,7 @@ class NatsJetStreamConsumer:
         self.subjects: tuple[str, ...] = (">",)
         self._connection = connection
         self._wait_seconds = wait_seconds
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
         self._pulls = PullSubscription(connection, self._next, on_unexpected=self._give_back)
         self._turn = asyncio.Lock()
         self._delivered: int | None = None

@@ -19,6 +19,7 @@ from sea_mq_worker.adapters.nats.server_info import (
     StreamInfo,
     find_consumer,
     find_stream,
+    missing_stream,
     stream_info,
     streams_taking,
 )
@@ -73,6 +74,8 @@ async def apply(
         differences = tuple(_differences(definition, wanted, config))
         if not differences:
             continue
+        if not config and isinstance(definition, StreamDefinition) and connection.undeclared_domain:
+            raise missing_stream(connection, definition.name)
         if not dry_run:
             try:
                 await _create_or_update(connection, definition, wanted, config)

@@ -21,15 +21,18 @@ _NOT_NOW = frozenset({10070, 10071, 10164})
 """Errors of an expectation about the stream's last message."""
 
 
-def read_ack(msg: Msg, stream: str) -> PublishOutcome:
+def read_ack(msg: Msg, stream: str, domain: str = "") -> PublishOutcome:
     """Read the reply to one publish; an acknowledgement counts only if ``stream`` sent it."""
     if msg.headers and not msg.data:
         return Unknown(_status(msg.headers.get("Status", "")), answered=True)
-    return judge_ack(parse(msg.data), stream)
+    return judge_ack(parse(msg.data), stream, domain)
 
 
-def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
-    """Judge a parsed reply; a refusal for a reason other than the message itself is Unknown."""
+def judge_ack(answer: dict[str, Any], stream: str, domain: str = "") -> PublishOutcome:
+    """Judge a parsed reply; a refusal for a reason other than the message itself is Unknown.
+
+    ``domain``: of the stream's JetStream; empty for any.
+    """
     if error := answer.get("error"):
         return judge_error(error)
     named, seq = answer.get("stream"), answer.get("seq")
@@ -39,6 +42,12 @@ def judge_ack(answer: dict[str, Any], stream: str) -> PublishOutcome:
         return Unknown(
             f"acknowledged by stream {named!r} instead of {stream!r}: another stream takes the subject; "
             "run `python -m sea_mq_worker streams check`",
+            answered=True,
+        )
+    if domain and answer.get("domain") != domain:
+        return Unknown(
+            f"acknowledged by the JetStream domain {answer.get('domain', '')!r} instead of {domain!r}: "
+            "a stream of the same name is there, too",
             answered=True,
         )
     return Stored(stream, seq, duplicate=answer.get("duplicate") is True)
@@ -86,9 +95,11 @@ def _status(status: str) -> str:
 class AckReader:
     """Reads acknowledgements of one stream, the usual form without a JSON parser."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, domain: str = "") -> None:
         self.stream = stream
-        self._usual = f'{{"stream":{json.dumps(stream)},"seq":'.encode()
+        self._domain = domain
+        of_domain = f'"domain":{json.dumps(domain)},' if domain else ""
+        self._usual = f'{{"stream":{json.dumps(stream)},{of_domain}"seq":'.encode()
 
     def __call__(self, msg: Msg) -> PublishOutcome:
         data = msg.data
@@ -97,4 +108,4 @@ class AckReader:
             digits = data[len(usual) : -1].strip()
             if digits.isdigit() and digits != b"0" and len(digits) < _SEQ_DIGITS:
                 return Stored(self.stream, int(digits))
-        return read_ack(msg, self.stream)
+        return read_ack(msg, self.stream, self._domain)

@@ -66,7 +66,7 @@ class AtomicBatchPublisher:
 
     def _judge(self, sent_batch: _AtomicBatch, batch: str, sent: int) -> BatchResult:
         answer = sent_batch.answer
-        outcome = judge_ack(answer, self._stream)
+        outcome = judge_ack(answer, self._stream, self._connection.domain)
         if isinstance(outcome, Stored) and answer.get("batch") == batch and answer.get("count") == sent:
             return BatchResult(
                 sent=sent, stored=sent, stream=outcome.stream, last_seq=outcome.seq, unbroken=True

@@ -30,10 +30,11 @@ _FINAL_COUNT_SECONDS = 0.25
 class _FastBatch(SentBatch):
     """The state of a batch by the replies so far."""
 
-    def __init__(self, stream: str, messages: Sequence[EncodedMessage]) -> None:
+    def __init__(self, stream: str, domain: str, messages: Sequence[EncodedMessage]) -> None:
         super().__init__(messages)
         self.id = uuid.uuid4().hex
         self._stream = stream
+        self._domain = domain
         self._acked = 0
         self._flow = 0
         self._opened = False
@@ -88,7 +89,7 @@ class _FastBatch(SentBatch):
         )
 
     def _end(self, answer: dict[str, Any]) -> None:
-        outcome = judge_ack(answer, self._stream)
+        outcome = judge_ack(answer, self._stream, self._domain)
         if isinstance(outcome, Stored):
             self.final, self._count = outcome, number(answer, "count")
         else:
@@ -110,7 +111,7 @@ class FastIngestPublisher:
 
     async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> BatchResult:
         """Send one batch of two or more messages."""
-        batch = _FastBatch(self._stream, messages)
+        batch = _FastBatch(self._stream, self._connection.domain, messages)
         sent = 0
         with self._replies.replies_to(batch, deadline) as prefix:
             replies = _reply_subjects(f"{prefix}{batch.id}.{_FLOW}.fail", len(messages))

@@ -62,7 +62,7 @@ class NatsJetStreamPublisher:
         self._find_timeout_seconds = find_timeout_seconds
         replies = ReplyMux(connection)
         self._replies = replies
-        self._pipeline = PipelinedPublisher(connection, replies, AckReader(stream))
+        self._pipeline = PipelinedPublisher(connection, replies, AckReader(stream, connection.domain))
         self._ordered = OrderedPublisher(self._pipeline, last_seq=0)
         self._batchers: dict[str, BatchSender] = {
             "fast": FastIngestPublisher(connection, replies, stream),

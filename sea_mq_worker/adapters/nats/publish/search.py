@@ -158,7 +158,7 @@ class _Scan:
 
     async def _pull(self, batch: int) -> None:
         request = json.dumps({"batch": batch, "expires": int(_SILENT_SECONDS_MAX * 1e9)}).encode()
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        subject = self._connection.api_subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
         await self._connection.client.publish(subject, request, self._inbox)
         for _ in range(batch):
             try:

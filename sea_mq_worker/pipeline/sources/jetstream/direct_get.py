@@ -1,8 +1,8 @@
 """Batched direct gets that return raw frames, without nats-py's message objects.
 
-nats-py parses each message's headers with an e-mail parser, which loses repeated names and costs more than
-the rest of a read. The method that receives a frame is not in nats-py's public API; the pinned version guards
-it.
+nats-py makes an object of each message and a mapping of its headers: that loses repeated names, and costs
+more than the rest of a read. The method that receives a frame is not in nats-py's public API; the pinned
+version guards it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class DirectGet:
 
     def __init__(self, connection: NatsConnection, stream: str) -> None:
         self._connection = connection
-        self._subject = f"$JS.API.DIRECT.GET.{stream}"
+        self._subject = connection.api_subject(f"DIRECT.GET.{stream}")
         self._inbox = connection.client.new_inbox()
         self._number = 0
         self._reply = b""

@@ -58,7 +58,7 @@ async def stored_message(
     except ApiRefusedError as error:
         if error.err_code == _NO_MESSAGE:
             return None
-        raise missing_stream(stream) if error.err_code == _NO_STREAM else error from error
+        raise missing_stream(connection, stream) if error.err_code == _NO_STREAM else error from error
     with reading(f"STREAM.MSG.GET.{stream}"):
         message: dict[str, Any] = answer["message"]
     return message
