@@ -322,6 +322,33 @@ async def test_a_forbidden_subject_is_named_and_keeps_no_other_waiting(
         await guarded.audit()
 
 
+@pytest.mark.fault("P42")
+async def test_answers_that_are_denied_for_a_while_are_named_and_stop_nothing_for_good(
+    tmp_path: Path, site_with: SiteWith
+) -> None:
+    """The right is taken and given back while the worker is connected."""
+
+    def users(**permissions: Any) -> dict[str, Any]:
+        worker = {"user": "worker", "password": "w", "permissions": permissions}
+        return {"users": [worker, {"user": "admin", "password": "a"}]}
+
+    config = {"authorization": users(subscribe={"allow": [">"]}), "no_auth_user": "admin"}
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=config) as server,
+        site_with(nats_url=server.url) as guarded,
+    ):
+        inside = guarded.target.environment["SEA_MQ_NATS_URL"].replace("nats://", "nats://worker:w@")
+        async with guarded.worker(nats_url=inside) as worker:
+            await worker.ready()
+            with configured(server, authorization=users(subscribe={"deny": ["_INBOX.>"]})):
+                await worker.answers(503, "_INBOX.>")
+                await guarded.both_ways()
+                await worker.tells("nats_reconnected")
+            await guarded.quiet(within=20)
+            await worker.ready()
+        await guarded.audit()
+
+
 @pytest.mark.fault("P19")
 async def test_credentials_that_the_broker_does_not_take_end_the_start_at_once(
     tmp_path: Path, site_with: SiteWith

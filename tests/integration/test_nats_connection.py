@@ -18,6 +18,7 @@ from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
+from tests.faults.test_outbox_broker import configured
 from tests.support.certificates import Authority
 from tests.support.jetstream import connected
 from tests.support.proxy import proxied
@@ -290,6 +291,30 @@ async def test_each_reconnect_tells_anew_whether_answers_are_denied(tmp_path: Pa
             await server.start()
         await eventually(lambda: connection.is_connected)
         assert await api(connection, "INFO")
+
+
+async def test_answers_that_the_server_denied_for_a_while_arrive_again(tmp_path: Path) -> None:
+    """The server forgets the subscription, and no word of it says that it would take another one."""
+    user = {"user": "u", "password": "p"}
+    denied = {"users": [user | {"permissions": {"subscribe": {"deny": ["_INBOX.>"]}}}]}
+    config = {"authorization": {"users": [user]}}
+    async with (
+        EmbeddedNats(tmp_path, config=config) as server,
+        connected(server.url, **user) as connection,
+    ):
+        assert await api(connection, "INFO")
+        with configured(server, authorization=denied):
+            await eventually(lambda: "_INBOX.>" in connection.trouble, what="it names the missing right")
+            with pytest.raises(ContractError, match="lets no answer through"):
+                await api(connection, "INFO")
+            reported: list[str] = []
+            connection.listen(lambda event, _text: reported.append(event))
+            await eventually(lambda: reported.count("reconnected") == 2, what="it asks again and again")
+        await eventually(lambda: connection.is_connected and not connection.trouble, within=15)
+        assert await api(connection, "INFO")
+        reported.clear()
+        await api(connection, "INFO")
+        assert reported == []
 
 
 async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:

@@ -32,6 +32,8 @@ _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
 _CLOSE_SECONDS_MAX = 2.0
+_RENEWAL_SECONDS_MAX = 10.0
+"""Longest wait before the next connection while the server denies replies."""
 _DENIED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 Listener: TypeAlias = Callable[[str, str], None]
@@ -45,6 +47,9 @@ class NatsConnection:
         client: for publish and subscribe.
         domain: of the JetStream to use; empty for the connected server's own.
         refused: has an error once the first connect was refused as often as there are servers.
+        replies_denied: the server forwards no reply to this connection, so no request has an answer. It has
+            dropped the subscriptions and takes others once the user may subscribe again, which it does not
+            report. So the connection is renewed, again and again.
         last_error: the latest one that nats-py reported.
     """
 
@@ -54,7 +59,8 @@ class NatsConnection:
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.last_error: Exception = TimeoutError("no answer")
         self._listeners: list[Listener] = [on_event]
-        self._replies_denied = False
+        self.replies_denied = False
+        self._denials = 0
         self._pending_requests: dict[asyncio.Future[str], str] = {}
         self._refused_at: float | None = None
         self._refusals = 0
@@ -69,7 +75,7 @@ class NatsConnection:
     def trouble(self) -> str:
         """Why the connection is down, with the fix if the server refuses it; empty while it is up."""
         if self.is_connected:
-            return ""
+            return self._denial if self.replies_denied else ""
         reason = plain(self.last_error)
         if is_refusal(self.last_error):
             return f"the server refuses the worker ({reason}): correct its credentials, or the server's"
@@ -112,7 +118,7 @@ class NatsConnection:
             ContractError: the worker has no permission to send the request, or to receive replies.
             nats.errors.Error: as nats-py.
         """
-        self._check_replies_allowed()
+        self.check_replies_allowed()
         answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
         denial: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._pending_requests[denial] = _request_key(subject)
@@ -127,18 +133,26 @@ class NatsConnection:
         if answer.done():
             return (await answer).data
         answer.add_done_callback(_ignore_error)  # nats-py ends the request at its time limit
-        self._check_replies_allowed()
+        self.check_replies_allowed()
         mapped = denial.result()
         where = subject if mapped == subject.lower() else f"{subject}, which the account maps to {mapped}"
         raise ContractError(f"the user has no permission to publish to {where}; grant it")
 
-    def _check_replies_allowed(self) -> None:
-        """Raise if the server denies the one subscription that receives all replies."""
-        if self._replies_denied:
-            raise ContractError(
-                f"the server lets no answer through to {self._inbox_prefix}.>; "
-                "set SEA_MQ_NATS_INBOX_PREFIX to what the user may subscribe to"
-            )
+    def check_replies_allowed(self) -> None:
+        """Raise if the server denies the subscriptions that receive replies.
+
+        Raises:
+            ContractError: it does.
+        """
+        if self.replies_denied:
+            raise ContractError(self._denial)
+
+    @property
+    def _denial(self) -> str:
+        return (
+            f"the server lets no answer through to {self._inbox_prefix}.>; "
+            "set SEA_MQ_NATS_INBOX_PREFIX to what the user may subscribe to"
+        )
 
     @property
     def _inbox_prefix(self) -> str:
@@ -177,20 +191,34 @@ class NatsConnection:
         if not denied:
             return self.emit("error", plain(error))
         if denied[1].lower().startswith(f"{self._inbox_prefix.lower()}."):
-            self._replies_denied = True
+            self._deny_replies()
         for denial, subject in self._pending_requests.items():
-            if (subject == _request_key(denied[1]) or self._replies_denied) and not denial.done():
+            if (subject == _request_key(denied[1]) or self.replies_denied) and not denial.done():
                 denial.set_result(denied[1])
         return self.emit("denied", denied[1])
 
     async def on_disconnected(self) -> None:
-        self._replies_denied = False  # a reconnect tells it anew, before it is complete
+        self.replies_denied = False  # a reconnect tells it anew, before it is complete
         if not self._closing:
             self.emit("disconnected", plain(self.last_error))
 
     async def on_reconnected(self) -> None:
         self._refused_at = None
+        if not self.replies_denied:
+            self._denials = 0
         self.emit("reconnected", "")
+
+    def _deny_replies(self) -> None:
+        """Renew the connection after a while, longer each time; several subscriptions are denied at once."""
+        if not self.replies_denied:
+            self.replies_denied = True
+            delay = min(2.0**self._denials, _RENEWAL_SECONDS_MAX)
+            self._denials += 1
+            asyncio.get_running_loop().call_later(delay, self._renew, self._denials)
+
+    def _renew(self, denials: int) -> None:
+        if self.replies_denied and denials == self._denials and not self._closing:
+            self._renewal = asyncio.ensure_future(self.client.force_reconnect())
 
 
 def _request_key(subject: str) -> str:

@@ -85,6 +85,7 @@ class NatsJetStreamConsumer:
             self._delivered = None
             if not self._connection.is_connected:
                 raise BrokerUnavailableError(f"{self._label}: the connection is down")
+            self._connection.check_replies_allowed()
             try:
                 pulled = await self._pulls.fetch(batch, bytes_max=bytes_max, wait_seconds=self._wait_seconds)
             except nats.errors.Error as error:

@@ -176,5 +176,7 @@ class PullSubscription:
             return
         if event == "disconnected":
             self._request.end(PullEnd.DISCONNECTED)
+        elif event == "denied" and self._connection.replies_denied:
+            self._request.end(PullEnd.SILENCE)
         elif event == "denied" and text == self._subject.lower():
             self._request.end(PullEnd.DENIED)

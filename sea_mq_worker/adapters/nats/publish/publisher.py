@@ -129,6 +129,8 @@ class NatsJetStreamPublisher:
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         if self._info_is_stale and timeout_seconds > 0:
             await self._refresh_info(min(timeout_seconds * _INFO_SHARE, _INFO_TIMEOUT_SECONDS))
+        if self._connection.replies_denied:
+            return [Unsent(self._connection.trouble)] * len(messages)
         if self._info.unusable_reason:
             self._info_is_stale = True
             return [Unsent(self._info.unusable_reason)] * len(messages)

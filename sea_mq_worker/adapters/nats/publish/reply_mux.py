@@ -104,5 +104,7 @@ class ReplyMux:
         for request in list(self._open.values()):
             if event == "disconnected":
                 request.stop(f"the connection broke: {text}")
+            elif event == "denied" and self._connection.replies_denied:
+                request.stop(self._connection.trouble)
             elif event == "denied":
                 request.deny(text)
