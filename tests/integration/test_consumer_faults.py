@@ -17,6 +17,7 @@ from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
 from tests.support.proxy import proxied
+from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
 STREAM, DURABLE = "FAULTS", "durable"
@@ -121,7 +122,7 @@ async def test_an_interruption_is_told_without_asking_for_the_consumer(
 
 
 async def test_a_pull_request_without_a_leader_is_told_on_one_line(connection: NatsConnection) -> None:
-    pulls = PullSubscription(connection, "nobody.listens", on_unexpected=_unwanted)
+    pulls = PullSubscription(connection, "nobody.listens", give_back=_unwanted)
     pulled = await pulls.fetch(1, wait_seconds=SOON_SECONDS)
     assert (pulled.ended.result(), pulled.status) == (PullEnd.REFUSED, "503")
 
@@ -141,7 +142,7 @@ async def test_a_full_max_ack_pending_does_not_hold_back_what_came(
     before = time.monotonic()
     assert [message.seq for message in await consumer.fetch(50)] == [1, 2]
     assert time.monotonic() - before < SOON_SECONDS
-    assert (await consumer_info(connection, stream, DURABLE))["num_waiting"] == 0
+    assert not await consumer.is_shared(), "the open request is its own"
 
 
 async def test_an_answer_that_comes_after_a_pause_of_the_process_is_no_refusal(
@@ -162,8 +163,8 @@ def test_a_broken_socket_disturbs_no_request_that_ends(nats_url: str, names: str
     async def end_a_request_on_a_closed_socket() -> None:
         async with connected(nats_url) as connection:
             await bound(connection, names.upper())
-            inbox = PullSubscription(connection, "nobody.listens", on_unexpected=_unwanted)
-            await inbox._subscribe()
+            inbox = PullSubscription(connection, "nobody.listens", give_back=_unwanted)
+            await inbox.fetch(1, wait_seconds=SOON_SECONDS)
             transport: Any = connection.client._transport
             transport._io_writer.transport.abort()
             assert connection.is_connected, "nobody has noticed yet"
@@ -175,7 +176,7 @@ def test_a_broken_socket_disturbs_no_request_that_ends(nats_url: str, names: str
         runner.run(end_a_request_on_a_closed_socket())
 
 
-async def _unwanted(_msg: object) -> None:
+async def _unwanted(_msg: object, _delay: float) -> None:
     raise AssertionError
 
 
@@ -191,7 +192,18 @@ async def test_a_cancelled_fetch_leaves_no_request_behind(connection: NatsConnec
     assert [(message.seq, message.deliveries) for message in await consumer.fetch(5)] == [(1, 1)]
 
 
-async def test_messages_after_a_cancelled_pull_are_returned(connection: NatsConnection, stream: str) -> None:
+async def test_no_message_is_delivered_to_nobody(
+    nats_url: str, connection: NatsConnection, stream: str
+) -> None:
+    await bound(connection, stream, ack_wait=120 * SECOND, max_ack_pending=50)
+    await Traffic(lambda: connected(nats_url), stream, DURABLE).run(
+        connection, f"{stream.lower()}.event.made.v1", 2000
+    )
+
+
+async def test_a_message_that_comes_between_two_fetches_is_taken_by_the_next(
+    connection: NatsConnection, stream: str
+) -> None:
     consumer = await bound(connection, stream)
     subject = f"{stream.lower()}.event.made.v1"
     await store(connection, subject)
@@ -206,7 +218,22 @@ async def test_messages_after_a_cancelled_pull_are_returned(connection: NatsConn
         return bool(info["delivered"]["consumer_seq"] == 2)
 
     await eventually(delivered)
-    assert [(message.seq, message.deliveries) for message in await consumer.fetch(1)] == [(2, 2)]
+    assert [(message.seq, message.deliveries) for message in await consumer.fetch(1)] == [(2, 1)]
+
+
+async def test_messages_that_no_fetch_takes_are_given_back(connection: NatsConnection, stream: str) -> None:
+    """As while the handler's circuit is open; the request goes on, because max_ack_pending was reached."""
+    consumer = await bound(connection, stream, max_ack_pending=2, ack_wait=120 * SECOND)
+    for _ in range(3):
+        await store(connection, f"{stream.lower()}.event.made.v1")
+    first, second = await consumer.fetch(50)
+    await consumer.ack_batch([first, second])
+    other = consumer_of(connection, stream, wait_seconds=1.0)
+
+    async def taken() -> list[tuple[int, int]]:
+        return [(message.seq, message.deliveries) for message in await other.fetch(5)]
+
+    assert await eventually(taken, within=15.0, what="another consumer has it") == [(3, 2)]
 
 
 @pytest.mark.clause("POL-047-007")

@@ -29,6 +29,7 @@ from tests.support.handlers import handler_server
 from tests.support.jetstream import store
 from tests.support.servers import Database
 from tests.support.site import FAST, Effects
+from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess, deployment, running
 
@@ -104,6 +105,13 @@ async def give_up(server: ConfiguredNats) -> None:
                 await consumer.nak(message, delay_seconds=0.0)
         await consumer.fetch(1)
         await consumer.close()
+
+
+async def test_no_message_is_delivered_to_nobody(server: ConfiguredNats) -> None:
+    """Across accounts the server does not notice that nobody listens to a reply."""
+    traffic = Traffic(lambda: user_of(server, "sea_worker"), "VIBESPRO_EVENTS", "sea__from_vibespro")
+    async with user_of(server, "vibespro_worker") as producer:
+        await traffic.run(producer, "vibespro.event.made.v1", 3000)
 
 
 @pytest.mark.parametrize("mode", ["pipeline", "fast"])

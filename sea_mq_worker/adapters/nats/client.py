@@ -5,27 +5,23 @@ them, its read loop silently ends or the connection breaks, again at every redel
 here are not public; the pinned version and a test guard them.
 """
 
+import asyncio
 import base64
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import nats.errors
 import nkeys
 from nats.aio.client import Client
-from nats.protocol import parser
-from nats.protocol.parser import PERMISSIONS_ERR
+from nats.protocol.parser import PERMISSIONS_ERR, Parser
 
 _WORD = r"([^ \t\r\n]+)"
 _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
-# A space or a tab ends a word of the protocol. nats-py also ends words at other white space, such as a form
-# feed in a subject, and then reports a protocol error for the rest.
-parser.MSG_RE = re.compile(rf"\AMSG[ \t]+{_BEGINNING}(\d+)\r\n".encode())
-parser.HMSG_RE = re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".encode())
-
 _JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+(\S+)\s")
 _SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
 
@@ -85,8 +81,35 @@ class FileCredentials:
         return signature
 
 
+def _with_globals(method: Any, **names: object) -> Any:
+    """Copy a method of nats-py that sees other globals; nats-py itself stays as it is."""
+    seen = method.__globals__ | names
+    return FunctionType(method.__code__, seen, method.__name__, method.__defaults__, method.__closure__)
+
+
+class _Parser(Parser):
+    """Ends a word of the protocol at a space or a tab.
+
+    nats-py also ends words at other white space, such as a form feed in a subject, and then reports a
+    protocol error for the rest.
+    """
+
+    parse = _with_globals(
+        Parser.parse,
+        MSG_RE=re.compile(rf"\AMSG[ \t]+{_BEGINNING}(\d+)\r\n".encode()),
+        HMSG_RE=re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".encode()),
+    )
+
+
 class ResilientClient(Client):
     """Reads malformed messages too: a bad header block as no headers, bad UTF-8 in a subject as U+FFFD."""
+
+    _read_headers = _with_globals(Client._process_headers, parse_email=None)  # noqa: SLF001
+    """Does without fast-mail-parser, even if it is installed: each value that it returns is a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps = _Parser(self)
 
     @property
     def server_domain(self) -> str:
@@ -177,11 +200,18 @@ class ResilientClient(Client):
             await self._error_cb(e)
         await super()._process_op_err(e)
 
+    async def _process_pong(self) -> None:
+        """Take an answer that its caller no longer awaits; at one nats-py ends its read loop."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
         try:
-            return await super()._process_headers(headers)
+            found: dict[str, str] | None = await self._read_headers(headers)
         except (IndexError, UnicodeDecodeError):
             return {}
+        return found
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:

@@ -19,7 +19,6 @@ from sea_mq_worker.domain.messages import InboundMessage
 _ACK = b"+ACK"
 _NANOSECONDS = 10**9
 _NO_LIMIT = 2**31 - 1
-_UNEXPECTED_DELAY_SECONDS = 0.1
 _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 """Ends of a request after which another one can succeed."""
 _GONE = ("503", "409 Consumer Deleted")
@@ -56,7 +55,7 @@ class NatsJetStreamConsumer:
         self._connection = connection
         self._wait_seconds = wait_seconds
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
-        self._pulls = PullSubscription(connection, self._next, on_unexpected=self._give_back)
+        self._pulls = PullSubscription(connection, self._next, give_back=self._give_back)
         self._turn = asyncio.Lock()
         self._delivered: int | None = None
         """The consumer's deliveries at the last look, if nothing was fetched since."""
@@ -99,8 +98,9 @@ class NatsJetStreamConsumer:
     async def is_shared(self) -> bool:
         """Look for open pull requests and deliveries that are not this worker's."""
         info = await consumer_info(self._connection, self.stream, self.name)
-        before, self._delivered = self._delivered, info.delivered_count
-        return info.waiting > 0 or (before is not None and info.delivered_count > before)
+        own = self._pulls.has_request  # it can have deliveries
+        before, self._delivered = self._delivered, None if own else info.delivered_count
+        return info.waiting > own or (before is not None and info.delivered_count > before)
 
     async def ack(self, msg: InboundMessage) -> None:
         """Settle the message (POL-047-005, POL-047-006)."""
@@ -146,8 +146,8 @@ class NatsJetStreamConsumer:
             end = b" %d\r\n%b\r\n" % (len(verb), verb)
             await self._connection.client.write([b"PUB %b%b" % (reply.encode(), end) for reply in known])
 
-    async def _give_back(self, msg: Msg) -> None:
-        await self._send(_nak(_UNEXPECTED_DELAY_SECONDS), msg.reply)
+    async def _give_back(self, msg: Msg, delay_seconds: float) -> None:
+        await self._send(_nak(delay_seconds), msg.reply)
 
     async def _raise_reason(self, pulled: PullResult) -> None:
         """Raise the reason for a pull without messages, unless the stream is idle."""
