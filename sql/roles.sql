@@ -3,7 +3,8 @@
 --
 --   psql -v ON_ERROR_STOP=1 -v schema=public -v prefix=sea_mq -f sql/roles.sql
 --
---   {prefix}_producer  the service: puts events into the outbox and marks handled messages, and can neither read nor change them
+--   {prefix}_producer  the service: puts events into the outbox, reads SDS-047's columns of them, marks handled messages,
+--                      and can change neither
 --   {prefix}_relay     the worker (`run`, `pipeline drain`)
 --   {prefix}_operator  `outbox replay|mark-dead`, `inbox close`, `dlq redrive|purge`, `pipeline replay`, with all rights
 --                      of the relay
@@ -55,8 +56,13 @@ SELECT format('REVOKE ALL ON %I FROM PUBLIC', name)
          UNION
         SELECT partition FROM outbox_partitions()) AS own (name)
 \gexec
+-- A model of SDS-047's columns inserts all of them, and reads them back. Triggers and constraints refuse other values
+-- than those of an event that is to be published.
 GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
-              causation_id, partition_key, ordering_key, headers, metadata, available_at)
+              causation_id, published_at, publish_attempts, publish_error, partition_key, ordering_key, headers, metadata,
+              available_at),
+      SELECT (id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
+              causation_id, published_at, publish_attempts, publish_error)
    ON outbox_events TO :"producer";
 GRANT INSERT (message_id) ON handled_messages TO :"producer";
 

@@ -391,6 +391,7 @@ async def test_both_workers_publish_and_handle_side_by_side(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_a_million_rows_are_taken_over_and_both_workers_run_for_a_minute(
     old: Database, owner: asyncpg.Connection, site_of_old: SiteWith
 ) -> None:
@@ -421,4 +422,4 @@ async def test_a_million_rows_are_taken_over_and_both_workers_run_for_a_minute(
     await set_old_worker(old.dsn, schema="public", beside=True)
     async with site_of_old() as made:
         published, handled = await side_by_side(owner, made, rounds=200, pause=0.3)
-        sys.stdout.write(f"the old worker marked {published} events and handled {handled} messages")
+        sys.stdout.write(f"the old worker marked {published} events and handled {handled} messages\n")
