@@ -16,7 +16,7 @@ from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     expected_functions,
     expected_objects,
 )
-from sea_mq_worker.adapters.postgres.schema.migrations import Migration
+from sea_mq_worker.adapters.postgres.schema.migrations import MIGRATE, Migration
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.finding import Finding, format_duration
 from sea_mq_worker.settings import Settings
@@ -216,6 +216,12 @@ def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
         elif not facts.triggers[name].enabled:
             sql = f"ALTER TABLE {_table(facts, trigger.relation)} ENABLE TRIGGER {name}"
             yield DatabaseKind.TRIGGER_DISABLED.finding(where, f"trigger {name} is disabled", sql=sql)
+    if "outbox_published_by_old_worker" in facts.triggers:
+        yield DatabaseKind.BESIDE_OLD_WORKER.finding(
+            "table outbox_events",
+            "the window for an old worker is open",
+            command=f"{MIGRATE} --end-old-worker",
+        )
 
 
 def _functions(facts: DatabaseFacts) -> Iterator[Finding]:

@@ -135,6 +135,11 @@ class DatabaseKind(Kind):
         "a rule of the lifecycle is not enforced, or no insert wakes the worker",
         "enable the trigger",
     )
+    BESIDE_OLD_WORKER = warning(
+        "SDS-047's own statements may settle events beside this worker",
+        "events may be published out of order, before they are due, or without a place in the stream",
+        "end the old worker, then run `migrate --end-old-worker`",
+    )
     MIGRATION_ALTERED = error(
         "an applied migration differs from this version's file",
         "the schema may not be the one that this worker knows",

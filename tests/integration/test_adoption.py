@@ -17,8 +17,10 @@ import pytest
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate, plan
 from sea_mq_worker.adapters.postgres.schema.old_worker import set_old_worker
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from tests.acceptance.test_documents import typed
 from tests.integration.test_migrations import NAMES, dumped, run_psql
 from tests.support import servers
+from tests.support.documents import commands
 from tests.support.jetstream import SECOND
 from tests.support.sds047 import DDL, HISTORY, INSERT, MARK, old_worker
 from tests.support.servers import Database, PostgresAddress
@@ -326,23 +328,24 @@ SHORT_WINDOW = {"duplicate_window": 2 * SECOND}
 
 
 @pytest.mark.fault("D40")
-@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+@pytest.mark.parametrize(("mode", "beside"), [("pipeline", False), ("fast", False), ("pipeline", True)])
 async def test_what_the_old_worker_published_and_did_not_mark_is_not_published_again(
-    mode: str, old: Database, owner: asyncpg.Connection, site_of_old: SiteWith
+    mode: str, beside: bool, owner: asyncpg.Connection, site_of_old: SiteWith
 ) -> None:
     """The stream has forgotten its id since; rows that can never be published end DEAD with their reason."""
-    bad = {str(await add(owner, event_type=" ")), str(await add(owner, event_version=0))}
-    await owner.execute("UPDATE outbox_events SET published_at = now()")
-    marked = str(await add(owner))
     async with site_of_old(stream=SHORT_WINDOW) as made, old_worker(made.direct) as rust:
+        if beside:
+            await migrate(made.dsn)
+            await set_old_worker(made.dsn, schema="public", beside=True)
+        marked = str(await add(owner))
         await rust.publish_once()
         unmarked = [str(await add(owner)) for _ in range(3)]
         cut_off = asyncio.create_task(rust.publish_once(pause=asyncio.Event()))
         await eventually(made.copies, until=lambda copies: len(copies) == 2)
         cut_off.cancel()
+        bad = {str(await add(owner, event_type=" ")), str(await add(owner, event_version=0))}
         await asyncio.sleep(PAUSED_SECONDS)  # the window passes
-        await owner.execute("UPDATE outbox_events SET published_at = NULL WHERE id = ANY ($1)", list(bad))
-        await migrate(old.dsn)
+        await migrate(made.dsn)
         async with made.worker(outbox_publish_mode=mode) as worker:
             await worker.ready()
             await made.published()
@@ -350,6 +353,49 @@ async def test_what_the_old_worker_published_and_did_not_mark_is_not_published_a
         dead = await owner.fetch("SELECT id, publish_error FROM outbox_events WHERE state = 'DEAD'")
         assert {str(r["id"]) for r in dead} == bad
         assert all(r["publish_error"].startswith("INVALID_OUTBOX: event_") for r in dead)
+
+
+async def test_what_the_old_worker_just_published_counts_as_published(
+    owner: asyncpg.Connection, site_of_old: SiteWith
+) -> None:
+    """Its copy has none of this worker's headers, and is not taken for another event's."""
+    async with site_of_old() as made, old_worker(made.direct) as rust:
+        await migrate(made.dsn)
+        await set_old_worker(made.dsn, schema="public", beside=True)
+        event_id = str(await add(owner))
+        cut_off = asyncio.create_task(rust.publish_once(pause=asyncio.Event()))
+        await eventually(made.copies)
+        cut_off.cancel()
+        async with made.worker() as worker:
+            await worker.ready()
+            await made.published()
+        found = await row(owner, uuid.UUID(event_id))
+        assert (found["state"], found["stream_seq"], await made.copies()) == ("PUBLISHED", 1, {event_id: 1})
+
+
+async def test_the_commands_of_the_document_lead_from_the_old_worker(
+    owner: asyncpg.Connection, site_of_old: SiteWith
+) -> None:
+    await add(owner)
+    async with site_of_old() as made:
+        plan, begin, doctor, end = [
+            await typed(command.text, made.direct.environment)
+            for command in commands("docs/how-to/from-the-rust-worker.md")
+        ]
+    assert [plan.code, begin.code, end.code] == [0, 0, 0]
+    rows = "1 rows of outbox_events and 0 rows of inbox_messages"
+    assert f"would take over {rows}; nobody else can use the tables for about 1 s\n" in plan.out
+    assert f"taking over {rows}" in begin.out
+    assert "the old worker may run beside this one" in begin.out
+    assert "migrate --end-old-worker" in doctor.out
+    assert "the old worker's statements are refused" in end.out
+    with pytest.raises(asyncpg.CheckViolationError):
+        await mark(owner, await add(owner))
+
+
+async def test_a_migration_has_one_purpose(old: Database) -> None:
+    both = "python -m sea_mq_worker migrate --beside-old-worker --end-old-worker"
+    assert (await typed(both, {"SEA_MQ_DATABASE_URL": old.dsn, "SEA_MQ_CONTEXT": "sea"})).code == 2
 
 
 async def side_by_side(

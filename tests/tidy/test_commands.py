@@ -129,6 +129,10 @@ PROOFS = (
         document="docs/proof/simulation.md", begins="python -m tests.simulation --first",
         test=f"{_DOCUMENTS}::test_the_trail_of_a_seed_is_printed",
     ),
+    Proof(
+        document="docs/how-to/from-the-rust-worker.md",
+        test="tests/integration/test_adoption.py::test_the_commands_of_the_document_lead_from_the_old_worker",
+    ),
     Proof(document="docs/how-to/upgrading.md", test=f"{_DOCUMENTS}::test_what_to_ask_before_an_upgrade"),
 )  # fmt: skip
 """Those that are run as they are written."""

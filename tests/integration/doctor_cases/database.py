@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.schema.old_worker import set_old_worker
 from sea_mq_worker.doctor import Finding
 from tests.integration.doctor_cases.registry import (
     LONG_AGO,
@@ -310,6 +311,12 @@ async def default_partition_used(p: Patient) -> None:
     await partition_outbox(p.database.dsn)
     event = await add_event(p.pool, "DEAD")
     await p.pool.execute("DELETE FROM outbox_events WHERE id = $1", event)
+
+
+@provokes_in_tables
+async def beside_old_worker(p: Patient) -> Mend:
+    await set_old_worker(p.database.dsn, schema="public", beside=True)
+    return p.command
 
 
 @provokes_in_tables
