@@ -33,12 +33,6 @@ RUN /opt/build/bin/pip install --no-cache-dir --require-hashes -r /src/requireme
     -r /src/requirements/run.lock \
  && pip --python /opt/venv install --no-cache-dir --no-deps /locked/*.whl
 
-FROM worker-packages AS pipeline-packages
-COPY requirements/spark.lock /src/requirements/
-RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /spark \
-    -r /src/requirements/spark.lock \
- && pip --python /opt/venv install --no-cache-dir --no-deps /spark/*.whl
-
 FROM worker-packages AS worker-build
 COPY pyproject.toml README.md LICENSE /src/
 COPY requirements/run.cdx.json /src/requirements/
@@ -48,6 +42,26 @@ COPY examples /src/examples
 COPY sea_mq_worker /src/sea_mq_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist /src \
  && pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
+
+FROM base AS worker
+LABEL org.opencontainers.image.title="sea-mq-worker" \
+      org.opencontainers.image.description="Transactional outbox and inbox worker for PostgreSQL and NATS JetStream" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=worker-build /opt/venv /opt/venv
+COPY deploy/probe.py /app/
+WORKDIR /app
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=5s --start-period=30s CMD ["python", "/app/probe.py", "/healthz"]
+ENTRYPOINT ["python", "-m", "sea_mq_worker"]
+
+
+FROM worker-packages AS pipeline-packages
+COPY requirements/spark.lock /src/requirements/
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /spark \
+    -r /src/requirements/spark.lock \
+ && pip --python /opt/venv install --no-cache-dir --no-deps /spark/*.whl
 
 FROM pipeline-packages AS pipeline-build
 COPY --from=worker-build /dist /dist
@@ -64,15 +78,5 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "sea_mq_worker", "pipeline"]
 
 
-FROM base AS worker
-LABEL org.opencontainers.image.title="sea-mq-worker" \
-      org.opencontainers.image.description="Transactional outbox and inbox worker for PostgreSQL and NATS JetStream" \
-      org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=worker-build /opt/venv /opt/venv
-COPY deploy/probe.py /app/
-WORKDIR /app
-USER 10001:10001
-EXPOSE 8080
-STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=15s --timeout=5s --start-period=30s CMD ["python", "/app/probe.py", "/healthz"]
-ENTRYPOINT ["python", "-m", "sea_mq_worker"]
+# The default: a builder that builds all stages up to its target still needs `--target worker` to leave Spark out.
+FROM worker

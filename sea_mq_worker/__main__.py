@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from contextlib import suppress
+from importlib.metadata import version
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -26,6 +27,9 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("sea_mq_worker"):
             raise
+        if sys.argv[1:] in (["-V"], ["--version"]):
+            sys.stdout.write(f"sea-mq-worker {version('sea-mq-worker')}\n")
+            raise SystemExit from None
         sys.stderr.write(
             f"The package {missing.name} is not installed; a base install only writes events. Commands need"
             f" the extra `worker`: {install_hint('worker')}\n"

@@ -76,6 +76,7 @@ async def running_worker(settings: Settings | None = None) -> AsyncIterator[Runn
     stop = asyncio.Event()
     context: asyncio.Future[WorkerContext] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(run_worker(settings, stop, host=context.set_result), name="sea_mq_worker")
+    task.add_done_callback(_note_error)
     waits: set[asyncio.Future[Any]] = {task, context}
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -87,3 +88,9 @@ async def running_worker(settings: Settings | None = None) -> AsyncIterator[Runn
         await asyncio.wait({task})
     if code := task.result():
         raise WorkerEndedError(f"the worker ended with exit code {code}; its log has the cause")
+
+
+def _note_error(task: asyncio.Task[ExitCode]) -> None:
+    """Retrieve the worker's error, which nobody awaits if the block ends by an error of its own."""
+    if not task.cancelled():
+        task.exception()

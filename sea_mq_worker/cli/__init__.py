@@ -6,8 +6,10 @@ forced by a second signal.
 """
 
 import inspect
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from sea_mq_worker.cli import (
     audit,
@@ -27,8 +29,23 @@ from sea_mq_worker.cli import (
     where,
 )
 
+
+class _Commands(TyperGroup):
+    """The commands; an error says where ``--config`` belongs."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if getattr(error, "option_name", "") == "--config":
+                error.message = "--config belongs before the command: sea_mq_worker --config FILE COMMAND"  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
     name="sea_mq_worker",
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Transactional outbox and inbox worker for PostgreSQL and NATS JetStream.",
     pretty_exceptions_enable=False,
 )

@@ -1,6 +1,7 @@
 """``run``: run the worker."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,23 @@ def _print_version(asked: bool) -> None:
 
 
 VersionOption = Annotated[
-    bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    bool, typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True)
+]
+
+
+def _name_config(file: Path | None) -> None:
+    if file is not None:
+        os.environ["SEA_MQ_CONFIG"] = str(file)
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with settings (default: the one that SEA_MQ_CONFIG names).",
+        callback=_name_config,
+    ),
 ]
 
 
@@ -34,7 +51,7 @@ UntilEmptyOption = Annotated[
 ]
 
 
-def default(context: typer.Context, *, _version: VersionOption = False) -> None:
+def default(context: typer.Context, *, _version: VersionOption = False, _config: ConfigOption = None) -> None:
     """Run the worker if no command is given."""
     if context.invoked_subcommand is None:
         run()

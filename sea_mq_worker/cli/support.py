@@ -42,8 +42,10 @@ def echo_safe(*lines: str, err: bool = False) -> None:
 
 def settings_for(*needs: str) -> "Settings":
     """Load the settings, or abort with their errors."""
-    from sea_mq_worker.settings import SettingsError, load_settings
+    from sea_mq_worker.settings import SettingsError, load_settings, unread_env_file
 
+    if ignored := unread_env_file():
+        echo_safe(ignored, err=True)
     try:
         return load_settings(needs=needs)
     except SettingsError as error:

@@ -4,6 +4,7 @@ The environment overrides the file.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
@@ -16,9 +17,24 @@ from sea_mq_worker.settings.fields import CONFIG_VARIABLE, ENV_PREFIX, ConsumerS
 from sea_mq_worker.settings.postgres_url import refused_variables
 from sea_mq_worker.settings.relations import contradictions
 
-__all__ = ["CONFIG_VARIABLE", "ENV_PREFIX", "ConsumerSettings", "Settings", "SettingsError", "load_settings"]
+__all__ = [
+    "CONFIG_VARIABLE",
+    "ENV_PREFIX",
+    "ConsumerSettings",
+    "Settings",
+    "SettingsError",
+    "check_settings",
+    "load_settings",
+    "unread_env_file",
+]
 
 _REQUIRED = "is required; set it (`python -m sea_mq_worker dev` starts its own servers and needs no settings)"
+_LINK = re.compile(r"(?:tcp|udp|sctp)://")
+_LINK_NAME = re.compile(
+    r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?$"
+)
+"""Values and names of the variables that Kubernetes makes for each Service (`enableServiceLinks`)."""
+_ASSIGNMENT = re.compile(rf"\s*(?:export\s+)?({ENV_PREFIX}\w+)\s*=")
 _VARIABLES = {key: f"{ENV_PREFIX}{key.upper()}" for key in Settings.model_fields}
 
 
@@ -63,6 +79,18 @@ def check_settings(settings: Settings, *, needs: Collection[str]) -> None:
         raise SettingsError("\n".join(_line(key, text) for key, text in problems))
 
 
+def unread_env_file() -> str:
+    """Return a hint if a file `.env` here holds variables that the environment lacks; empty otherwise."""
+    try:
+        lines = Path(".env").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    named = [found[1] for line in lines if (found := _ASSIGNMENT.match(line))]
+    if all(name in os.environ for name in named):
+        return ""
+    return "the file .env is not read; load it into the environment: set -a; . ./.env; set +a"
+
+
 def _line(key: str, text: str) -> str:
     return f"{ENV_PREFIX}{key.upper()}: {text}"
 
@@ -84,15 +112,21 @@ def _file(given: str | None) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    return {key: os.environ[name].strip() for key, name in _VARIABLES.items() if name in os.environ}
+    given = ((key, os.environ.get(name)) for key, name in _VARIABLES.items())
+    return {key: value.strip() for key, value in given if value is not None and not _LINK.match(value)}
 
 
 def _refuse_unknown_variables() -> None:
     """Reject a misspelt variable, which would otherwise leave the default in force silently."""
     ours = {name for name in os.environ if name.startswith(ENV_PREFIX) and "_TEST_" not in name}
     known = {CONFIG_VARIABLE, *_VARIABLES.values()}
-    if unknown_names := sorted(ours - known):
+    if unknown_names := sorted(name for name in ours - known if not _is_service_link(name)):
         raise SettingsError("\n".join(unknown(name, known) for name in unknown_names))
+
+
+def _is_service_link(name: str) -> bool:
+    """Return whether Kubernetes made the variable, for a Service such as `sea-mq-worker` in the namespace."""
+    return bool(_LINK_NAME.search(name) or (name.endswith("_PORT") and _LINK.match(os.environ[name])))
 
 
 def _explain(problem: Any) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-_NAME = re.compile(r"[A-Za-z_]{1,60}")
+_NAME = re.compile(r"(?:[A-Za-z]+|[0-9]{1,5})(?:_+(?:[A-Za-z]+|[0-9]{1,5}))*")
+_NAME_CHARACTERS_MAX = 60
 _MESSAGES: Mapping[str, str] = {
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
@@ -28,7 +29,7 @@ _MESSAGES: Mapping[str, str] = {
 
 def unknown(name: str, known: Collection[str]) -> str:
     """Return the message for an unknown setting, with the most similar name."""
-    if not _NAME.fullmatch(name):
+    if not _is_showable(name):
         return "one key is not a setting; its name is not shown because it may be a secret"
     near = get_close_matches(name, known, n=1, cutoff=0.7)
     return f"{name}: there is no such setting{f'; did you mean {near[0]}?' if near else ''}"
@@ -45,4 +46,9 @@ def reason(problem: Mapping[str, Any]) -> str:
 def _position(part: str | int) -> str:
     if isinstance(part, int):
         return f"item {part + 1}"
-    return part if _NAME.fullmatch(part) else "a key"
+    return part if _is_showable(part) else "a key"
+
+
+def _is_showable(name: str) -> bool:
+    """Return whether a name is words and short numbers, and no secret in the wrong place."""
+    return len(name) <= _NAME_CHARACTERS_MAX and _NAME.fullmatch(name) is not None

@@ -100,3 +100,4 @@ def test_a_base_install_names_the_extra_that_its_commands_need(site: Path) -> No
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "need the extra `worker`" in done.stderr
+    assert printed(site, "-S", "-m", "sea_mq_worker", "-V").startswith("sea-mq-worker ")

@@ -1,6 +1,7 @@
 """running_worker: the worker in the process of a service, on real servers."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -190,3 +191,20 @@ async def test_a_missing_or_contradictory_setting_is_reported_before_the_block(t
         with pytest.raises(SettingsError, match=reported):
             async with running_worker(settings_of(target, **wrong)):
                 pass
+
+
+async def test_an_error_of_the_worker_that_nobody_waits_for_leaves_nothing_on_stderr(
+    target: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time limit contradicts the consumer, which the worker learns from the server."""
+
+    async def service() -> None:
+        contradicting = settings_of(target, handler_timeout_seconds=300, inbox_lease_seconds=400)
+        async with running_worker(contradicting) as worker:
+            await eventually(lambda: "worker" in worker.problems(), within=20, what="the worker has ended")
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await service()
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

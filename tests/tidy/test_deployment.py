@@ -44,6 +44,18 @@ def test_the_labels_of_the_image_are_those_of_the_package() -> None:
     }
 
 
+def test_no_stage_before_the_workers_image_is_one_of_the_pipeline() -> None:
+    """A builder may build every stage up to its target; the last stage is the target that nobody names."""
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    names = [name for _, name in stages]
+    assert not [name for name in names[: names.index("worker")] if "pipeline" in name]
+    assert stages[-1][0] == "worker"
+    builds = [service["build"] for service in SERVICES.values() if "build" in service]
+    assert {build["target"] for build in builds} == {"worker", "handler"}
+    text = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert not [line for line in re.findall(r"docker build.*", text) if "--target" not in line]
+
+
 def test_the_build_of_the_image_has_every_file_of_the_wheel() -> None:
     """The engine sends what `.dockerignore` names after `!`; the stage copies files or folders."""
     sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")]

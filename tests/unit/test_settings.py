@@ -192,3 +192,37 @@ def test_all_that_is_contradictory_or_missing_is_named(monkeypatch: pytest.Monke
         "SEA_MQ_DATABASE_URL",
         "SEA_MQ_NATS_URL",
     ]
+
+
+LINKS = {
+    "SEA_MQ_WORKER_SERVICE_HOST": "10.0.0.1",
+    "SEA_MQ_WORKER_SERVICE_PORT": "8080",
+    "SEA_MQ_WORKER_SERVICE_PORT_ADMIN": "8080",
+    "SEA_MQ_WORKER_PORT": "tcp://10.0.0.1:8080",
+    "SEA_MQ_WORKER_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "SEA_MQ_WORKER_PORT_8080_TCP_PROTO": "tcp",
+    "SEA_MQ_WORKER_PORT_8080_TCP_PORT": "8080",
+    "SEA_MQ_WORKER_PORT_8080_TCP_ADDR": "10.0.0.1",
+    "SEA_MQ_ADMIN_PORT": "udp://10.0.0.1:53",
+}
+
+
+def test_variables_that_kubernetes_makes_for_services_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize("name", ["SEA_MQ_WORKER_PORT", "SEA_MQ_PORT_8080", "SEA_MQ_DATABASE_URL_2"])
+def test_another_unknown_variable_is_named_also_with_a_number(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "8080")
+    assert refusal().startswith(f"{name}: there is no such setting")
+
+
+def test_a_name_that_may_be_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEA_MQ_9f86d081884c7d659a2f", "x")
+    assert refusal() == "one key is not a setting; its name is not shown because it may be a secret"

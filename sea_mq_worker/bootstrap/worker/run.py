@@ -199,7 +199,8 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
     except WorkerError as error:
         raise SettingsError(f"SEA_MQ_ADMIN_HOST, SEA_MQ_ADMIN_PORT: {error}") from error
     base.stack.push_async_callback(admin.close)
-    base.observer.observe(Progressed(event="admin_listening", text=f"http://{s.admin_host}:{admin.port}/"))
+    host = f"[{s.admin_host}]" if ":" in s.admin_host else s.admin_host
+    base.observer.observe(Progressed(event="admin_listening", text=f"http://{host}:{admin.port}/"))
 
 
 def _own_name() -> str:
