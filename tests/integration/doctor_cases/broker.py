@@ -16,6 +16,7 @@ from tests.integration.doctor_cases.registry import (
 )
 from tests.support.checkups import Mend, Patient
 from tests.support.jetstream import DAY, SECOND, create_stream, store
+from tests.support.worker import change_json
 
 by_setting("broker_unreachable", nats_url=f"nats://{UNUSED}")
 by_setting("stream_missing", advisory_stream="NOWHERE")
@@ -148,7 +149,20 @@ def by_consumer(slug: str, **config: object) -> None:
 by_consumer("consumer_unfit__pushes", deliver_subject="nobody")
 by_consumer("consumer_unfit__without_acknowledgement", ack_policy="none")
 by_consumer("consumer_unfit__without_bodies", headers_only=True)
-by_definition("consumer_passing__when_idle", "consumer", inactive_threshold=3600 * SECOND)
+
+
+@provokes
+async def consumer_passing__when_idle(p: Patient) -> Mend:
+    await p.define("consumer", inactive_threshold=3600 * SECOND)
+
+    async def set_to_0(finding: Finding) -> None:
+        change_json(
+            p.files / "consumers" / f"{p.upstream_stream}.sea__from_{p.target.upstream}.json",
+            inactive_threshold=0,
+        )
+        await p.command(finding)
+
+    return set_to_0
 
 
 @provokes
