@@ -20,6 +20,7 @@ from sea_mq_worker.domain.missed_messages import RecordedMissed
 from sea_mq_worker.settings import Settings
 
 _UNATTENDED_SECONDS = 60.0
+_UNCLAIMED_LEASES = 0.75
 _DAY_SECONDS = 86_400.0
 _ERROR_CHARS = 300
 _PUBLISHED_SECONDS = 30 * _DAY_SECONDS
@@ -74,6 +75,9 @@ def _outbox(outbox: OutboxFacts, connections: Connections, s: Settings) -> Itera
         due += ", none of them publishes"
     if not connections.relays and outbox.due_seconds > _UNATTENDED_SECONDS:
         yield DatabaseKind.OUTBOX_UNATTENDED.finding("outbox", due, command="python -m sea_mq_worker run")
+    elif not connections.active and outbox.due_seconds > _UNCLAIMED_LEASES * s.outbox_lease_seconds:
+        what = f"{due}; no statement of theirs for {format_duration(s.outbox_lease_seconds / 2)}"
+        yield DatabaseKind.OUTBOX_UNCLAIMED.finding("outbox", what)
     elif outbox.due_seconds > long_seconds(s):
         yield DatabaseKind.OUTBOX_BEHIND.finding("outbox", due)
     if outbox.ahead:

@@ -189,6 +189,11 @@ class DatabaseKind(Kind):
         "nothing is published",
         "start the worker",
     )
+    OUTBOX_UNCLAIMED = warning(
+        "an event has been due for 0.75 leases, and no connected worker has claimed for half a lease",
+        "nothing is published",
+        "read the worker's /readyz for the reason; restart a worker that does not answer",
+    )
     OUTBOX_BEHIND = warning(
         "an event has been due for more than five leases",
         "events come late",

@@ -64,7 +64,9 @@ async def _server(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> Data
         command = MIGRATE if isinstance(error, OutdatedSchemaError) else ""
         found.append(DatabaseKind.SCHEMA_VERSION.finding(where, str(error), command=command))
         return None
-    facts = await database_facts(pool, long_seconds=long_seconds(s))
+    facts = await database_facts(
+        pool, long_seconds=long_seconds(s), active_seconds=s.outbox_lease_seconds / 2
+    )
     listens = s.outbox_enabled and s.outbox_notify and not s.database_pooler
     if listens and not waits_for_nobody(facts):
         dsn = s.database_url.get_secret_value()

@@ -24,30 +24,49 @@ class WorkerKind(Kind):
         "the named parts of its work pause",
         "fix the named cause; the worker then continues",
     )
+    WORKER_SILENT = error(
+        "a worker accepts connections and does not answer, as a stopped or overloaded process",
+        "its work stands; others take it over once its leases have ended",
+        "let the process continue (SIGCONT), or restart the worker",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReadiness:
-    """Answer of ``/readyz`` at ``where``; a ready worker has no ``reasons``."""
+    """Answer of ``/readyz`` at ``where``; a ready worker has no ``reasons``, a silent one gave no answer."""
 
     where: str
     reasons: Mapping[str, str]
+    is_silent: bool = False
 
 
 async def read_readiness(s: Settings) -> WorkerReadiness | None:
     """Read whether a worker is ready; None: no worker answers at the address."""
     host = _ANYWHERE.get(s.admin_host, s.admin_host)
+    where = f"worker at {host}:{s.admin_port}"
     try:
         async with asyncio.timeout(_SECONDS):
-            answer = await _get_readyz(host, s)
+            reader, writer = await asyncio.open_connection(host, s.admin_port)
+    except OSError:
+        return None
+    try:
+        async with asyncio.timeout(_SECONDS):
+            answer = await _get_readyz(host, s, reader, writer)
+    except TimeoutError:
+        return WorkerReadiness(where=where, reasons={}, is_silent=True)
     except (OSError, ValueError):
         return None
+    finally:
+        writer.close()
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
         return None
-    return WorkerReadiness(where=f"worker at {host}:{s.admin_port}", reasons=_reasons(answer))
+    return WorkerReadiness(where=where, reasons=_reasons(answer))
 
 
 def worker_findings(seen: WorkerReadiness) -> list[Finding]:
+    if seen.is_silent:
+        what = f"/readyz does not answer within {_SECONDS:g} s"
+        return [WorkerKind.WORKER_SILENT.finding(seen.where, what)]
     reasons = "; ".join(f"{part}: {reason}" if reason else part for part, reason in seen.reasons.items())
     return [WorkerKind.WORKER_NOT_READY.finding(seen.where, reasons)] if reasons else []
 
@@ -70,16 +89,14 @@ def _token(s: Settings) -> str:
         return ""
 
 
-async def _get_readyz(host: str, s: Settings) -> Any:
-    reader, writer = await asyncio.open_connection(host, s.admin_port)
-    try:
-        token = _token(s)
-        shown = f"Authorization: Bearer {token}\r\n" if token else ""
-        name = f"[{host}]" if ":" in host else host
-        writer.write(f"GET /readyz HTTP/1.1\r\nHost: {name}\r\n{shown}Connection: close\r\n\r\n".encode())
-        answer = await reader.read(_BYTES_MAX)
-        while len(answer) < _BYTES_MAX and (more := await reader.read(_BYTES_MAX)):
-            answer += more
-        return json.loads(answer.partition(b"\r\n\r\n")[2])
-    finally:
-        writer.close()
+async def _get_readyz(
+    host: str, s: Settings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Any:
+    token = _token(s)
+    shown = f"Authorization: Bearer {token}\r\n" if token else ""
+    name = f"[{host}]" if ":" in host else host
+    writer.write(f"GET /readyz HTTP/1.1\r\nHost: {name}\r\n{shown}Connection: close\r\n\r\n".encode())
+    answer = await reader.read(_BYTES_MAX)
+    while len(answer) < _BYTES_MAX and (more := await reader.read(_BYTES_MAX)):
+        answer += more
+    return json.loads(answer.partition(b"\r\n\r\n")[2])

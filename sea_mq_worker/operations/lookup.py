@@ -32,6 +32,9 @@ EARLIER_MAX = 100
 _CONFLICTS_MAX = 5
 _LETTERS_READ_MAX = 10_000
 _SEARCH_SECONDS_MAX = 600.0
+_UNASKED_SECONDS_MAX = 5.0
+"""Limit of a search that nobody requested; the page's requests end after 8 s."""
+_TIMED_VERSION = 7
 _MARGIN = timedelta(minutes=5)
 """Margin for the difference between the broker's and the database's clock."""
 
@@ -77,6 +80,7 @@ class Found:
         holder_lives: whether the worker that has a lease of the row holds its session; None: no worker has
             one, or it has no session, and the lease ends by its time alone.
         lost: evidence that the stream acknowledged the event and lost it; empty: there is none.
+        searched_since: time from which the streams' headers were searched; None: they were not.
         not_checked: places that could not be searched, with the reason.
     """
 
@@ -91,6 +95,7 @@ class Found:
     discarded: Discarded | None = None
     holder_lives: bool | None = None
     lost: str = ""
+    searched_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +136,18 @@ class MessageLookup:
     async def find(self, wanted: UUID, *, since: datetime | None = None) -> Found:
         """Search for one id; with ``since`` also in the headers of stream messages stored after that time.
 
+        The time within a UUIDv7 that no table has stands in for ``since``.
+
         Raises:
             WorkerError: the tables cannot be read. ``not_checked`` lists other places that cannot be read.
         """
         event = next(iter(await self.tables.list_outbox(OutboxFilter(ids=(wanted,), limit=1))), None)
         message = await self.tables.show_inbox(wanted)
         not_checked: list[str] = []
-        stored, letters = await self._at_broker(str(wanted), event, message, since, not_checked)
+        seconds = _SEARCH_SECONDS_MAX if since else _UNASKED_SECONDS_MAX
+        if not (since or event or message):
+            since = _time_of(wanted)
+        stored, letters = await self._at_broker(str(wanted), event, message, (since, seconds), not_checked)
         lost = await self._lost(event, stored, not_checked)
         earlier: Sequence[EarlierEvent] = ()
         if event:
@@ -155,6 +165,7 @@ class MessageLookup:
             holder_lives=await self._holder_lives(event, message),
             not_checked=tuple(sorted(set(not_checked))),
             lost=lost,
+            searched_since=since,
         )
 
     async def _holder_lives(self, event: OutboxSummary | None, message: InboxRecord | None) -> bool | None:
@@ -202,7 +213,7 @@ class MessageLookup:
         wanted: str,
         event: OutboxSummary | None,
         message: InboxRecord | None,
-        since: datetime | None,
+        search: tuple[datetime | None, float],
         not_checked: list[str],
     ) -> tuple[tuple[StoredMessage, ...], tuple[FoundDeadLetter, ...]]:
         """Query the streams; a stream that cannot be read is added to ``not_checked``.
@@ -218,8 +229,9 @@ class MessageLookup:
             asyncio.gather(*(broker.locate(wanted, place) for place in _places(event, message))),
             broker.letters(wanted, event, message),
         )
+        since, seconds = search
         if since is not None and not any(stored):
-            stored = [await broker.search(wanted, stream, since) for stream in self.searched]
+            stored = [await broker.search(wanted, stream, since, seconds) for stream in self.searched]
         return tuple(one for one in stored if one), tuple(letters)
 
 
@@ -273,10 +285,12 @@ class _Broker:
         asked = self.streams.deliveries(found, consumer=place.consumer)
         return replace(found, consumers=tuple(await self._try(f"consumers of {place.stream}", asked) or ()))
 
-    async def search(self, wanted: str, stream: str, since: datetime) -> StoredMessage | None:
+    async def search(
+        self, wanted: str, stream: str, since: datetime, within_seconds: float
+    ) -> StoredMessage | None:
         """Search the headers of all messages that a stream stored since then."""
-        seconds = (datetime.now(UTC) - since + _MARGIN).total_seconds()
-        asked = self.streams.search(stream, SearchedId(wanted, seconds), timeout_seconds=_SEARCH_SECONDS_MAX)
+        age = (datetime.now(UTC) - since + _MARGIN).total_seconds()
+        asked = self.streams.search(stream, SearchedId(wanted, age), timeout_seconds=within_seconds)
         found = await self._try(f"stream {stream}", asked)
         if isinstance(found, Stored):
             return await self.locate(wanted, _Place(stream, found.seq))
@@ -320,6 +334,14 @@ class _Broker:
         except WorkerError as error:
             self.not_checked.append(f"{what}: {error}")
             return None
+
+
+def _time_of(wanted: UUID) -> datetime | None:
+    """Return the time within a UUIDv7; None: it is of another version, or later than now."""
+    if wanted.version != _TIMED_VERSION:
+        return None
+    at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=wanted.int >> 80)
+    return at if at < datetime.now(UTC) + _MARGIN else None
 
 
 def _letter(one: DeadLetterEntry) -> FoundDeadLetter:

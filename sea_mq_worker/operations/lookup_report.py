@@ -236,6 +236,8 @@ def _unknown(found: Found) -> _Said:
         stored = found.stored[0]
         return [f"it is in {stored.stream} under sequence {stored.seq}; neither table has a row of it"], []
     text = "it is not here: neither in the outbox nor received, or its row is pruned"
+    if found.searched_since and not found.not_checked:
+        return [f"{text}; nor did the streams store it since {_at(found.searched_since)}"], []
     return [text], [f"{_PROGRAM} where {found.id} --since 24h"]
 
 

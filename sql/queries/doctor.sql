@@ -15,12 +15,16 @@ SELECT s.name, s.setting, s.source FROM pg_settings s WHERE s.name = ANY ($1::te
 
 -- name: connections
 -- Numbers and limits of connections on the server, in this database and of this role. own: connections of workers;
--- relays: those that publish, several of each worker; workers: the one that each worker keeps open for its upkeep.
+-- relays: those that publish, several of each worker; active: those of them that ran a statement lately, or of which
+-- this login may not know; workers: the one that each worker keeps open for its upkeep. $1 lately, in seconds.
 SELECT pg_catalog.count(a.pid) AS used,
        count(*) FILTER (WHERE a.datid = d.oid) AS database_used,
        count(*) FILTER (WHERE a.usesysid = r.oid) AS role_used,
        count(*) FILTER (WHERE a.datid = d.oid AND a.application_name LIKE 'sea_mq_worker %') AS own,
        count(*) FILTER (WHERE a.datid = d.oid AND a.application_name = 'sea_mq_worker outbox') AS relays,
+       count(*) FILTER (WHERE a.datid = d.oid AND a.application_name = 'sea_mq_worker outbox'
+                          AND coalesce(a.state_change > clock_timestamp() - $1::float8 * interval '1 second', true))
+           AS active,
        count(*) FILTER (WHERE a.datid = d.oid AND a.application_name = 'sea_mq_worker upkeep') AS workers,
        d.datconnlimit AS database_max, r.rolconnlimit AS role_max
   FROM pg_database d

@@ -35,6 +35,7 @@ ALSO = {
     "consumer_filter": {"topology_differs"},
     "database_clock": {"broker_clock"},
     "handler_forbidden": {"plaintext_connection"},
+    "worker_silent": {"outbox_unclaimed"},
 }
 """What cannot be provoked without something else."""
 

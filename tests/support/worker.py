@@ -183,6 +183,13 @@ class WorkerProcess:
         assert status == 200, text
         return text
 
+    @property
+    def address(self) -> str:
+        """The URL of its admin server."""
+        found = _ADMIN.search(self.written)
+        assert found is not None, "not listening"
+        return found[0]
+
     async def get(self, page: str, headers: Mapping[str, str] = _NOTHING) -> tuple[int, str]:
         """Return status and body of an admin page; status 0 while nothing answers."""
         found = _ADMIN.search(self.written)

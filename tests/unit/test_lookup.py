@@ -303,6 +303,20 @@ async def test_what_no_table_knows_is_found_in_the_streams_when_they_are_searche
     assert f"dlq redrive {letter}" in (await world.ask(invalid)).next_steps[1]
 
 
+async def test_the_time_within_an_id_tells_where_the_search_of_the_streams_begins(world: World) -> None:
+    def of(seconds: float) -> str:
+        at = int((EPOCH.timestamp() + seconds) * 1000)
+        return str(uuid.UUID(int=at << 80 | 7 << 76 | 2 << 62 | uuid.uuid4().int & 0xFFFF))
+
+    stored, elsewhere, ahead = of(NOW - 5.0), of(NOW - 5.0), of(10 * 365 * 86_400.0)
+    seq = world.store(stored)
+    assert f"under sequence {seq}; neither table has a row of it" in (await world.ask(stored)).answer[0]
+    nowhere = await world.ask(elsewhere)
+    assert "nor did the streams store it since 2025-01-01 00:16:35" in nowhere.answer[0]
+    assert (nowhere.next_steps, nowhere.known) == ((), False)
+    assert "--since" in (await world.ask(ahead)).next_steps[0]
+
+
 async def test_without_a_broker_the_tables_answer(world: World) -> None:
     event = world.event("PUBLISHED", stream="SEA_EVENTS", stream_seq=5, published_at=NOW)
     alone = replace(world.lookup, broker=None, absent="streams: no server")

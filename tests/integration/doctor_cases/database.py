@@ -231,6 +231,22 @@ async def outbox_behind(p: Patient) -> Mend:
 
 
 @provokes_in_tables
+async def outbox_unclaimed(p: Patient) -> Mend:
+    """Whoever holds the worker's connections does nothing with them."""
+    p.expect_soon()
+    await add_event(p.pool)
+    for purpose in ("outbox", "upkeep"):
+        await p.session(f"sea_mq_worker {purpose}")
+
+    async def restart(finding: Finding) -> None:
+        assert "workers connected: 1; no statement of theirs for 0 s" in finding.what
+        async with p.worker():
+            await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published")
+
+    return restart
+
+
+@provokes_in_tables
 async def sequence_behind(p: Patient) -> None:
     """As after a dump of the rows was read in, and the sequence left alone."""
     for _ in range(3):

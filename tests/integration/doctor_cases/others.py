@@ -1,5 +1,6 @@
 """Causes of doctor's findings in the handler, in the settings and between two systems."""
 
+import signal
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -85,6 +86,23 @@ async def worker_not_ready(p: Patient) -> Mend:
         reasons.clear()
 
     return heal
+
+
+@provokes_in_tables
+async def worker_silent(p: Patient) -> Mend:
+    """A worker that is stopped, as by a debugger or a machine that is suspended, while an event waits."""
+    p.expect_soon()
+    worker = await p.stack.enter_async_context(p.worker())
+    worker.send(signal.SIGSTOP)
+    p.given["admin_port"] = int(worker.address.rpartition(":")[2].strip("/"))
+    await add_event(p.pool)
+
+    async def let_continue(finding: Finding) -> None:
+        assert "SIGCONT" in finding.fix
+        worker.send(signal.SIGCONT)
+        await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published")
+
+    return let_continue
 
 
 # --- what may be read, and by whom

@@ -45,13 +45,14 @@ class Setting(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """Numbers of connections, and their limits (-1: no limit)."""
+    """Numbers of connections, and their limits (-1: no limit); ``active``: relays with a recent statement."""
 
     used: int
     database_used: int
     role_used: int
     own: int
     relays: int
+    active: int
     workers: int
     database_max: int
     role_max: int
@@ -235,8 +236,12 @@ class DatabaseFacts:
     altered: Sequence[Migration]
 
 
-async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> DatabaseFacts:
-    """Query the facts that no lock can delay; transactions are reported from ``long_seconds`` on."""
+async def database_facts(pool: asyncpg.Pool, *, long_seconds: float, active_seconds: float) -> DatabaseFacts:
+    """Query the facts that no lock can delay.
+
+    Transactions are reported from ``long_seconds`` on. A relay is active within ``active_seconds`` after a
+    statement.
+    """
     ask = _questions(pool)
     began = time.time()
     [identity] = await ask("identity")
@@ -247,7 +252,7 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float) -> Database
         **identity,
         clock_offset_seconds=epoch - here,
         settings={row["name"]: Setting(**row) for row in await ask("settings", list(_SETTINGS))},
-        connections=Connections(**(await ask("connections"))[0]),
+        connections=Connections(**(await ask("connections", active_seconds))[0]),
         transactions=[OpenTransaction(**row) for row in await ask("transactions", long_seconds)],
         prepared=[Prepared(**row) for row in await ask("prepared", long_seconds)],
         lane_holders=[LaneHolder(**row) for row in await ask("lane")],
