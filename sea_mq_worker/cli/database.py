@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sea_mq_worker.domain.schema_records import MigrationPlan
     from sea_mq_worker.settings import Settings
 
+_AHEAD_MAX = 100_000
 _ADOPTION_ROW_SECONDS = 10e-6
 """Measured on two shared cores; wide payloads take longer."""
 
@@ -125,7 +126,9 @@ def depth(
 ) -> None:
     """Count unpublished events and unprocessed messages, with the oldest of each.
 
-    Messages that the streams have not delivered yet are counted if NATS answers.
+    The count is that of QRY-050 and QRY-051, with dead and scheduled ones. Waiting are those to be done now,
+    as in the metrics sea_mq_outbox_depth and sea_mq_inbox_depth. Messages that the streams have not delivered
+    yet are counted if NATS answers.
     """
     depths = run_command(lambda settings: _depths(settings, context), needs=("database_url",))
     if json:
@@ -158,7 +161,8 @@ async def _depths(settings: "Settings", context: str) -> Depths:
         )
     async with operations(settings) as tables:
         outbox, inbox = await tables.outbox_depth(), await tables.inbox_depth()
-    consumers, not_checked = await _consumers(settings)
+        states, not_checked = await _consumers(settings)
+        consumers = [state.without(await tables.read_ahead(state, limit=_AHEAD_MAX)) for state in states]
     return Depths(
         context=settings.context, outbox=outbox, inbox=inbox, consumers=consumers, not_checked=not_checked
     )

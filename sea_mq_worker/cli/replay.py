@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from sea_mq_worker.cli.support import (
     JsonOption,
     abort,
     confirm,
+    echo_safe,
     print_json,
     run_command,
 )
@@ -65,9 +67,16 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed(ReplayResult):
-    """Output of `replay`."""
+    """Output of `replay`.
+
+    Attributes:
+        window_seconds: the stream's deduplication window; null: NATS did not answer.
+        last_due_at: when the last event goes out; null: at once, or unknown as the window.
+    """
 
     dry_run: bool
+    window_seconds: float | None
+    last_due_at: datetime | None
 
 
 @with_options
@@ -80,17 +89,22 @@ def replay(*, request: ReplayRequest, json: JsonOption = False) -> None:
     """
     which = request.events.filter(_replayable(request.state), request.ids)
     _check_choice(request)
-    result = run_command(lambda settings: _replay(settings, which, request), needs=("database_url",))
-    _print_output(result, dry_run=request.dry_run, json=json)
+    result, window_seconds = run_command(
+        lambda settings: _replay(settings, which, request), needs=("database_url",)
+    )
+    _print_output(result, window_seconds, dry_run=request.dry_run, json=json)
     left = len(set(request.ids or ())) - result.matched
     if left > 0:
         abort(f"not there, or neither PUBLISHED nor DEAD: {left} of the named events", EXIT_FAILED)
 
 
-async def _replay(settings: "Settings", which: OutboxFilter, request: ReplayRequest) -> ReplayResult:
+async def _replay(
+    settings: "Settings", which: OutboxFilter, request: ReplayRequest
+) -> tuple[ReplayResult, float | None]:
     """Count before changing rows: the filters may be wrong."""
+    from sea_mq_worker.operations.broker import duplicate_window_seconds
     from sea_mq_worker.operations.database import replays
-    from sea_mq_worker.operations.replay import feed_replay
+    from sea_mq_worker.operations.replay import feed_replay, result_of
 
     async with replays(settings) as tables:
         old = await tables.load(request.resume) if request.resume else None
@@ -99,12 +113,12 @@ async def _replay(settings: "Settings", which: OutboxFilter, request: ReplayRequ
         if not old and len(chosen) > request.cap:
             abort(f"more than {request.cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
         if request.dry_run or not (chosen or old):
-            return ReplayResult(matched=len(chosen), replayed=0)
+            return result_of(chosen, 0), await duplicate_window_seconds(settings)
         confirm(len(chosen), "events will be published again", yes=request.yes)
         begun = old or await tables.begin(which, actor=request.actor, reason=request.reason)
         steps = feed_replay(tables, begun, chosen, per_second=request.per_second, ahead=request.ahead)
         replayed = await _follow(steps, begun, len(chosen))
-        return ReplayResult(matched=len(chosen), replayed=replayed)
+        return result_of(chosen, replayed), await duplicate_window_seconds(settings)
 
 
 async def _follow(steps: AsyncIterator[ReplayStep], begun: "Replay", total: int) -> int:
@@ -167,10 +181,19 @@ def _check_choice(request: ReplayRequest) -> None:
         abort("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
 
 
-def _print_output(result: ReplayResult, *, dry_run: bool, json: bool) -> None:
+def _print_output(result: ReplayResult, window_seconds: float | None, *, dry_run: bool, json: bool) -> None:
+    from sea_mq_worker.operations.replay import due_at, outlook
+
+    now = datetime.now(UTC)
     if json:
-        print_json(Replayed(matched=result.matched, replayed=result.replayed, dry_run=dry_run))
-    elif dry_run:
-        typer.echo(f"{result.matched} would be replayed")
-    else:
-        typer.echo(f"replayed {result.replayed} of {result.matched}")
+        due = due_at(result, window_seconds, now=now)
+        more = Replayed(**asdict(result), dry_run=dry_run, window_seconds=window_seconds, last_due_at=due)
+        print_json(more)
+        return
+    typer.echo(
+        f"{result.matched} would be replayed"
+        if dry_run
+        else f"replayed {result.replayed} of {result.matched}"
+    )
+    if result.matched:
+        echo_safe(*outlook(result, window_seconds, now=now), err=True)

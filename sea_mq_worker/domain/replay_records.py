@@ -27,10 +27,11 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An event to put back."""
+    """An event to put back; ``published_at`` is None for a DEAD one."""
 
     id: UUID
     seq: int
+    published_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,12 @@ class ReplayResult:
     Attributes:
         matched: number of events that could be replayed; cap + 1 means more than the cap.
         replayed: number of events put back; 0 in a dry run, and if more than the cap matched.
+        last_published_at: when the last of them was published; None: all were DEAD.
     """
 
     matched: int
     replayed: int
+    last_published_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """A message stored in a stream, its state for each consumer, and the backlog of a consumer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -44,6 +44,7 @@ class ConsumerState:
 
     Attributes:
         pending: messages still to deliver for the first time.
+        delivered_seq: sequence up to which the consumer has delivered.
         ack_pending: delivered and unacknowledged messages.
         redelivered: those of ``ack_pending`` that were delivered more than once.
         paused_seconds: time left of a pause; 0 if the consumer is not paused.
@@ -56,3 +57,8 @@ class ConsumerState:
     ack_pending_max: int
     redelivered: int
     paused_seconds: float
+    delivered_seq: int
+
+    def without(self, ahead: int) -> "ConsumerState":
+        """Count no message twice: the inbox counts the ``ahead`` that it has behind ``delivered_seq``."""
+        return replace(self, pending=max(0, self.pending - ahead))

@@ -21,7 +21,7 @@ from sea_mq_worker.adapters.nats.manage.exported_definitions import Format, expo
 from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
 from sea_mq_worker.adapters.nats.server_info import consumer_info, find_consumer, stream_info, subjects_in
 from sea_mq_worker.connections.nats import open_nats
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.topology import Change, Difference
 from sea_mq_worker.ports.operations import DeadLetterStore, StreamInspection
 from sea_mq_worker.settings import Settings
@@ -46,6 +46,17 @@ async def stream_inspection(settings: Settings) -> AsyncIterator[NatsStreamInspe
     """Connect to NATS to read streams and consumers."""
     async with broker(settings) as connection:
         yield NatsStreamInspection(connection=connection)
+
+
+async def duplicate_window_seconds(settings: Settings) -> float | None:
+    """Return the own stream's deduplication window; None: NATS does not answer."""
+    if not settings.nats_url.get_secret_value():
+        return None
+    try:
+        async with broker(settings) as connection:
+            return (await stream_info(connection, settings.stream)).duplicate_window_seconds
+    except WorkerError:
+        return None
 
 
 @asynccontextmanager

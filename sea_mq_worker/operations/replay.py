@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sea_mq_worker.domain.filters import OutboxFilter
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _PORTION_MAX = 1000
 _POLL_SECONDS = 0.5
+_AT_ONCE = "goes out: at once"
 
 
 async def feed_replay(
@@ -66,7 +68,44 @@ async def replay_matching(
         begun = await tables.begin(which, actor=actor, reason=reason)
         async for step in feed_replay(tables, begun, chosen, ahead=len(chosen)):
             replayed = step.replayed
-    return ReplayResult(matched=len(chosen), replayed=replayed)
+    return result_of(chosen, replayed)
+
+
+def result_of(chosen: Sequence[Chosen], replayed: int) -> ReplayResult:
+    published = [one.published_at for one in chosen if one.published_at]
+    return ReplayResult(
+        matched=len(chosen), replayed=replayed, last_published_at=max(published, default=None)
+    )
+
+
+def due_at(result: ReplayResult, window_seconds: float | None, *, now: datetime) -> datetime | None:
+    """Return when the last event goes out: the stream drops a repeat within its deduplication window.
+
+    None: at once, or unknown as ``window_seconds``.
+    """
+    if result.last_published_at is None or window_seconds is None:
+        return None
+    over = result.last_published_at + timedelta(seconds=window_seconds)
+    return over if over > now else None
+
+
+def outlook(result: ReplayResult, window_seconds: float | None, *, now: datetime) -> list[str]:
+    """Return sentences on when replayed events go out, and what becomes of them at the consumers."""
+    if result.last_published_at is None:
+        return [_AT_ONCE]
+    if window_seconds is None:
+        when = "goes out: at once, or once the deduplication window is over if the stream still knows the ID"
+    elif due := due_at(result, window_seconds, now=now):
+        when = (
+            f"goes out: the last from {due.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC on, "
+            f"once the stream has forgotten the ID: its deduplication window is {window_seconds:g} s"
+        )
+    else:
+        when = _AT_ONCE
+    return [
+        when,
+        "at the consumers: one that has processed an event skips it, because its inbox knows the ID",
+    ]
 
 
 def _step(replay: Replay, done: int, chosen: Sequence[Chosen], *, waiting: int = 0) -> ReplayStep:

@@ -166,6 +166,7 @@ class InMemoryConsumer:
             ack_pending_max=self._max_ack_pending,
             redelivered=sum(pending.deliveries > 1 for pending in self._pending.values()),
             paused_seconds=0.0,
+            delivered_seq=self._last_seq,
         )
 
     def _postpone(self, msg: InboundMessage, seconds: float) -> None:

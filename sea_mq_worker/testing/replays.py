@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sea_mq_worker.domain.errors import WorkerError
@@ -14,6 +14,10 @@ from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable, matches
 
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else EPOCH + timedelta(seconds=seconds)
 
 
 @dataclass(slots=True)
@@ -36,7 +40,7 @@ class InMemoryReplays:
         """Return the events to put back."""
         rows = sorted(self.table.rows.values(), key=lambda row: row.seq)
         found = [
-            Chosen(UUID(row.id), row.seq)
+            Chosen(UUID(row.id), row.seq, _time(row.published_at))
             for row in rows
             if row.state in _TERMINAL and matches(row, which) and (resumed is None or _is_left(row, resumed))
         ]

@@ -77,6 +77,14 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
                                ORDER BY dead_lettered_at DESC LIMIT $1::int) x
          WHERE dead_letter_reason IS DISTINCT FROM 'CLOSED') AS dead;
 
+-- name: read_ahead
+-- Unprocessed messages of a consumer that it has not delivered yet: a worker has read them ahead of their delivery.
+-- Index: idx_inbox_unprocessed. $1 stream, $2 durable, $3 sequence up to which it has delivered, $4 limit.
+SELECT count(*) AS count
+  FROM (SELECT FROM inbox_messages
+         WHERE processed_at IS NULL AND stream = $1::text AND consumer = $2::text AND stream_seq > $3::bigint
+         LIMIT $4::int) x;
+
 -- fragment: largest
 -- All groups by state, and the largest ones of each other kind.
 SELECT kind, name, count, oldest_at

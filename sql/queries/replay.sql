@@ -8,7 +8,7 @@
 -- since it began may be its own work.
 -- Index: the primary key or idx_outbox_correlation for ids or a correlation, idx_outbox_dead for DEAD events alone;
 -- otherwise the whole table is read.
-SELECT o.id, o.seq
+SELECT o.id, o.seq, o.published_at
   FROM outbox_events o
  WHERE o.state = ANY (:states::text[])
    AND (:finished::boolean OR NOT o.is_open AND o.published_at IS NULL)

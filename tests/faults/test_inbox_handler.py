@@ -292,3 +292,19 @@ async def test_a_message_that_always_fails_waits_between_calls_and_ends_exhauste
     assert "500" in letter["Dlq-Detail"]
     assert "500" in (await shared.inbox_row(bad))["last_error"]
     assert await shared.deliveries() == len(others) + 5
+
+
+async def test_a_message_that_is_read_ahead_of_its_delivery_is_counted_once(site_with: SiteWith) -> None:
+    """The first five fill the consumer; the others are read past them, and wait in inbox and stream."""
+    messages = 30
+    async with site_with(consumer={"max_ack_pending": 5}, handler_slow_after=1000) as at:
+        at.handler.default = answer(503, retry_after="60")
+        await at.send(messages)
+        async with at.worker():
+            rows = "SELECT count(*) FROM inbox_messages"
+            await eventually(lambda: at.database.fetchval(rows), until=lambda count: count == messages)
+            assert (await at.consumer())["num_pending"] == messages - 5
+            async with at.worker("depth", "--json", name="depth") as depth:
+                assert await depth.ended() == 0
+    counted = json.loads(depth.written)
+    assert counted["inbox"]["waiting"] + counted["consumers"][0]["pending"] == messages

@@ -1,6 +1,9 @@
 """Large replays: they let new events pass, and go on where they were cut short."""
 
+import json
+import re
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -11,10 +14,10 @@ from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.operations.replay import feed_replay
-from tests.support.jetstream import stored_messages
+from tests.support.jetstream import SECOND, stored_messages
 from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event
-from tests.support.site import Site
+from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
 WHO = {"actor": "ann", "reason": "the stream lost them"}
@@ -99,3 +102,30 @@ async def test_a_stopped_replay_prints_the_command_that_resumes_it(place: Site, 
     async with place.worker(*go_on, name="again") as again:
         assert await again.ended() == 0, again.written
     assert "replayed 2 of 2" in again.written
+
+
+async def test_a_replay_tells_when_a_published_event_goes_out_and_what_its_consumers_do(
+    site_with: SiteWith,
+) -> None:
+    window = timedelta(seconds=8)
+    async with site_with(stream={"duplicate_window": int(window.total_seconds()) * SECOND}) as place:
+        [event] = await place.commit()
+        async with place.worker():
+            await place.published()
+            published = (await place.row(event))["published_at"]
+            why = ("--reason", "a consumer lost it", "--actor", "ann")
+            async with place.worker("outbox", "replay", event, *why, "--json", name="replay") as replay:
+                assert await replay.ended() == 0
+            told = json.loads(replay.written)
+            due = datetime.fromisoformat(told["last_due_at"])
+            assert (due, told["window_seconds"]) == (published + window, window.total_seconds())
+            assert (await place.row(event))["state"] != "PUBLISHED"
+            await place.published()
+            assert due <= datetime.now(UTC) + timedelta(seconds=1) <= due + timedelta(seconds=8)
+        assert (await place.copies())[event] == 2
+        async with place.worker("outbox", "replay", event, *why, name="again") as replay:
+            assert await replay.ended() == 0
+    assert re.search(
+        r"goes out: the last from 20.* UTC on, once the stream has forgotten the ID", replay.written
+    )
+    assert "one that has processed an event skips it, because its inbox knows the ID" in replay.written

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
@@ -31,13 +32,13 @@ from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetter
 from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction, OutboxDetail
-from sea_mq_worker.operations.broker import dead_letters
+from sea_mq_worker.operations.broker import dead_letters, duplicate_window_seconds
 from sea_mq_worker.operations.database import operations, replays
 from sea_mq_worker.operations.dead_letters import can_be_handled
 from sea_mq_worker.operations.lookup import NoIdError, message_lookup
 from sea_mq_worker.operations.lookup_report import lookup_report
 from sea_mq_worker.operations.redrive import redriver
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.operations.replay import outlook, replay_matching
 from sea_mq_worker.settings import Settings
 
 _REQUEST_SECONDS = 8.0
@@ -148,7 +149,9 @@ class WorkerOperatorApi:
             which = OutboxFilter(ids=(id_,))
             result = await replay_matching(tables, which, actor=_on_page(actor), reason=reason, cap=1)
         if result.replayed:
-            return ActionResult(done=True, text="it is PENDING again, and published when it is due")
+            window = await duplicate_window_seconds(self._settings)
+            when = outlook(result, window, now=datetime.now(UTC))
+            return ActionResult(done=True, text="; ".join(["it is PENDING again", *when]))
         return ActionResult(done=False, text="it is neither PUBLISHED nor DEAD")
 
     @_request

@@ -132,7 +132,7 @@ async def _start(
 
 
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
-    loops = await sampling(base, status)
+    tables, loops = await sampling(base, status)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
     if limit := base.settings.broken_seconds_max:
@@ -143,7 +143,7 @@ async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog 
         loops["backlog"] = backlog.run
     if base.settings.consumers:
         connection, inbound = await inbound_loops(base)
-        loops |= inbound | consumer_sampling(base, status, connection)
+        loops |= inbound | consumer_sampling(base, status, connection, tables)
     if base.takeover is not None:
         loops["takeover"] = base.takeover.run
     return loops

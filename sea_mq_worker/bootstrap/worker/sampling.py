@@ -37,8 +37,10 @@ _OVERVIEW_EVERY = 4
 _PURPOSE = "upkeep"
 
 
-async def sampling(base: WorkerContext, status: StatusCollector) -> dict[str, Loop]:
-    """Check the schema's version, and sample the depth every 15 s."""
+async def sampling(
+    base: WorkerContext, status: StatusCollector
+) -> tuple[PostgresInspection, dict[str, Loop]]:
+    """Check the schema's version, and sample the depth every 15 s; return the tables that are sampled."""
 
     async def connect() -> asyncpg.Pool:
         pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
@@ -61,11 +63,11 @@ async def sampling(base: WorkerContext, status: StatusCollector) -> dict[str, Lo
             await sleep_or_stop(stop, seconds=STEP_SECONDS)
 
     depth = PeriodicTask(work=sampler.sample, store_breaker=breaker, seconds=STEP_SECONDS)
-    return {"depth": depth.run, "history": record_history}
+    return sampler.tables, {"depth": depth.run, "history": record_history}
 
 
 def consumer_sampling(
-    base: WorkerContext, status: StatusCollector, connection: NatsConnection
+    base: WorkerContext, status: StatusCollector, connection: NatsConnection, tables: PostgresInspection
 ) -> dict[str, Loop]:
     """Sample the durables every 15 s, and report changes of their filters."""
     filters: dict[ConsumerSettings, Sequence[str]] = {}
@@ -81,10 +83,14 @@ def consumer_sampling(
         for durable in base.settings.consumers:
             try:
                 info = await consumer_info(connection, durable.stream, durable.durable)
+                state = consumer_state(info)
+                state = state.without(await tables.read_ahead(state, limit=DEPTH_MAX))
             except WorkerError as error:
                 sample = ConsumerSample(stream=durable.stream, durable=durable.durable, error=str(error))
             else:
-                sample = ConsumerSample(**asdict(consumer_state(info)))
+                fields = asdict(state)
+                del fields["delivered_seq"]
+                sample = ConsumerSample(**fields)
                 compare_filter(durable, info.filters)
             status.set_consumer(sample)
             if sample.pending is not None and sample.ack_pending is not None:
@@ -114,7 +120,7 @@ class _Sampler:
         self._base = base
         self._status = status
         self._pool = pool
-        self._tables = PostgresInspection(pool=pool)
+        self.tables = PostgresInspection(pool=pool)
         self._overview = PostgresOverview(pool=pool)
         self._standings = PostgresStandings(pool=pool)
         self._count = 0
@@ -122,8 +128,8 @@ class _Sampler:
 
     async def sample(self) -> None:
         await leave_former_primary(self._pool)
-        outbox = await self._tables.outbox_depth_capped(limit=DEPTH_MAX)
-        inbox = await self._tables.inbox_depth_capped(limit=DEPTH_MAX)
+        outbox = await self.tables.outbox_depth_capped(limit=DEPTH_MAX)
+        inbox = await self.tables.inbox_depth_capped(limit=DEPTH_MAX)
         self._record("outbox", outbox)
         self._record("inbox", inbox)
         self._status.set_missed(await self._standings.missed())

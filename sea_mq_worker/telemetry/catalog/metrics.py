@@ -83,7 +83,10 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_outbox_depth", "gauge", "{event}"),
-            "Events that are due and not finished (QRY-050), counted up to 100,000.",
+            (
+                "Events that are due and not finished, up to 100,000: `waiting` of `depth`. The `count` of "
+                "QRY-050 also has the dead and the scheduled ones."
+            ),
             "The outbound backlog; growing: producers outpace the worker, or the worker pauses.",
         ),
         (
@@ -153,7 +156,10 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_inbox_depth", "gauge", "{message}"),
-            "Messages received and not finished (QRY-051), counted up to 100,000.",
+            (
+                "Messages received and not finished, up to 100,000: `waiting` of `depth`. The `count` of "
+                "QRY-051 also has the dead-lettered ones, until they are redriven or pruned."
+            ),
             "The backlog of the handler.",
         ),
         (

@@ -79,6 +79,7 @@ def consumer_state(info: ConsumerInfo) -> ConsumerState:
         ack_pending_max=info.max_ack_pending,
         redelivered=info.redelivered,
         paused_seconds=info.paused_seconds,
+        delivered_seq=info.delivered_seq,
     )
 
 

@@ -21,6 +21,7 @@ from sea_mq_worker.domain.read_models import (
     OperatorAction,
     OutboxSummary,
 )
+from sea_mq_worker.domain.stored_messages import ConsumerState
 
 _ALL = AuditFilter()
 
@@ -53,6 +54,14 @@ class PostgresInspection(PostgresLists):
     async def inbox_depth_capped(self, *, limit: int) -> Depth:
         """Return the depth of the inbox with numbers capped at ``limit``, at a constant cost."""
         return _depth_of(await fetch(self._pool, self._asked["inbox_depth_capped"], limit))
+
+    async def read_ahead(self, consumer: ConsumerState, *, limit: int) -> int:
+        """Count the consumer's unprocessed messages that it has not delivered yet, up to a limit."""
+        if not consumer.pending:
+            return 0
+        named = (consumer.stream, consumer.durable, consumer.delivered_seq, limit)
+        [row] = await fetch(self._pool, self._asked["read_ahead"], *named)
+        return int(row["count"])
 
     async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
         """Group the oldest ``read_max`` unfinished events, the largest groups of each kind first."""

@@ -45,7 +45,7 @@ class PostgresReplays:
             limit=limit,
         )
         rows = await fetch_with_long_timeout(self._pool, *choose)
-        return [Chosen(row["id"], row["seq"]) for row in rows]
+        return [Chosen(row["id"], row["seq"], row["published_at"]) for row in rows]
 
     async def begin(self, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
         check_accountable(actor, reason)
