@@ -11,9 +11,10 @@ from typing import NamedTuple
 from sea_mq_worker.domain.errors import BrokerUnavailableError, InvalidEventError
 from sea_mq_worker.domain.events import ClaimedEvent
 from sea_mq_worker.domain.facts import Noticed
+from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
-from sea_mq_worker.domain.subjects import event_subject
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 from sea_mq_worker.ports.observer import Observer
 
@@ -96,12 +97,14 @@ class StreamSearches:
         looked = known.looked if known else None
         if looked and known and (looked.is_over or event.attempts != known.attempts + 1):
             looked = looked._replace(until=0)  # a worker may have sent it since
+        message = self._message(event)
         return SearchedId(
             id=event.id,
             since_seconds=search_seconds(event.attempted_seconds_ago),
-            subject=self._subject(event),
+            subject=message.subject if message else "",
             other_than=event.earlier_stream_seq,
             looked=looked,
+            message=message,
         )
 
     def _ended(self, event: ClaimedEvent, result: SearchResult | None) -> bool:
@@ -125,8 +128,9 @@ class StreamSearches:
         )
         self._observer.observe(Noticed(event="search_unfinished", text=text))
 
-    def _subject(self, event: ClaimedEvent) -> str:
+    def _message(self, event: ClaimedEvent) -> OutboundMessage | None:
+        """Return the event's message, for comparisons; None if there is none that can be published."""
         try:
-            return event_subject(self._context, event.event_type, event.event_version)
+            return outbound_message(event, context=self._context, source="-") if event.payload else None
         except InvalidEventError:
-            return ""
+            return None

@@ -31,6 +31,11 @@ class EncodedMessage(NamedTuple):
     """Bytes of header block and payload."""
     repeated: bool
 
+    def ending(self, lines: bytes) -> "EncodedMessage":
+        """Add header lines, with the blank line after them; the limits must leave room."""
+        head = self.head[:-2] + lines
+        return EncodedMessage(self.subject, head, self.payload, len(head) + len(self.payload), self.repeated)
+
 
 class HeaderBlock(Mapping[str, str]):
     """Headers that are already encoded, with values that need no validation.
@@ -81,12 +86,6 @@ def validation_error(message: OutboundMessage, max_payload: int) -> str:
     """Return why a message can never be sent unaltered; empty: it can be sent."""
     ready = encode(message, max_payload)
     return ready if isinstance(ready, str) else ""
-
-
-def with_headers(message: EncodedMessage, own: Mapping[str, str]) -> EncodedMessage:
-    """Add headers; the limits must leave room for them."""
-    head = message.head.removesuffix(b"\r\n") + "\r\n".join([*header_lines(own), "\r\n"]).encode()
-    return message._replace(head=head, size=len(head) + len(message.payload))
 
 
 def header_block(lines: Sequence[str]) -> bytes:

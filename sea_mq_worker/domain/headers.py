@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -103,11 +104,44 @@ def event_header_bytes(names: Sequence[str], own: Mapping[str, str]) -> int:
     return len("\r\n".join(lines).encode())
 
 
-def is_same_message(message: OutboundMessage, payload: bytes, headers: Mapping[str, str]) -> bool:
-    """Return whether the message stored under an id is this message; trace headers may differ."""
-    return payload == message.payload and all(
-        headers.get(name) == message.headers.get(name) for name in _IDENTITY_HEADERS
+def is_same_message(
+    message: OutboundMessage, subject: str, payload: bytes, headers: Mapping[str, str]
+) -> bool:
+    """Return whether the message stored under an id is this message.
+
+    The service itself, or another relay, may have published the event: then the JSON may be written in
+    another way, and CloudEvents headers may be missing. Without the type, the subject counts, which a stream
+    may store under another name.
+    """
+    if "ce-type" not in headers and subject != message.subject:
+        return False
+    own = {name: message.headers[name] for name in _IDENTITY_HEADERS if name in message.headers}
+    return all(headers.get(name, value) == value for name, value in own.items()) and (
+        payload == message.payload or _is_same_json(payload, message.payload)
     )
+
+
+def _is_same_json(*texts: bytes) -> bool:
+    """Return whether texts are the same JSON value: 1.50 is 1.5, and 1 is not true."""
+    try:
+        one, other = (
+            json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_Number) for text in texts
+        )
+        return bool(one == other)
+    except (ValueError, ArithmeticError, RecursionError):
+        return False
+
+
+class _Number:
+    """A number of a JSON text, of any size and precision; equal to no other type."""
+
+    def __init__(self, text: str) -> None:
+        self._value = Decimal(text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Number) and self._value == other._value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def trace_context(metadata: str) -> dict[str, str]:

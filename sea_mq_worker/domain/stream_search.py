@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, TypeAlias
 
+from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 
 
@@ -40,6 +41,8 @@ class SearchedId(NamedTuple):
     """Sequence of a copy that does not count."""
     looked: SearchProgress | None = None
     """Progress of an earlier search."""
+    message: OutboundMessage | None = None
+    """The message itself: another writer's message under its id does not count."""
 
 
 SearchResult: TypeAlias = Stored | SearchProgress

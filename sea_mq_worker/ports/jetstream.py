@@ -21,7 +21,10 @@ class JetStreamPublisher(Protocol):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the stream stores no message of a batch behind one that it did not store."""
+        """Whether the stream would store no message of a batch behind one that it did not store.
+
+        It can change from batch to batch; a batch that relies on it is sent ``in_order``.
+        """
         ...
 
     @property
@@ -39,16 +42,21 @@ class JetStreamPublisher(Protocol):
         ...
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
-        """Make one attempt for one message; ``headers`` carries its ``Nats-Msg-Id``."""
+        """Make one attempt for one message; ``headers`` carries its ``Nats-Msg-Id``.
+
+        Stored with ``duplicate`` only means that the stream knows the id.
+        """
         ...
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
     ) -> Sequence[PublishOutcome]:
         """Make one attempt for each message, sent in order without waiting in between; one outcome each.
 
         Return within ``timeout_seconds``; a message without a response by then is Unknown, one not sent is
-        Unsent. A message that is not ``repeated`` is Rejected if the stream has another one under its id.
+        Unsent. Whatever else writes to the stream, Stored means that the stream has this message at the
+        sequence. The message is Rejected if the stream has another one under its id, or if it is not
+        ``repeated`` and the one under its id cannot be read.
         """
         ...
 

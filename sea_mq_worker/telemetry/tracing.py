@@ -75,12 +75,14 @@ class TracedPublisher:
         return outcome
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
     ) -> Sequence[PublishOutcome]:
         begun = [self._begin(message) for message in messages]
         traced = [message for _, message in begun]
         try:
-            outcomes = await self.inner.publish_batch(traced, timeout_seconds=timeout_seconds)
+            outcomes = await self.inner.publish_batch(
+                traced, timeout_seconds=timeout_seconds, in_order=in_order
+            )
             for (span, _), outcome in zip(begun, outcomes, strict=True):
                 self._note(span, outcome)
         finally:

@@ -74,10 +74,14 @@ class InMemoryPublisher:
             id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
         )
         await asyncio.sleep(0)
-        return self._send(message)
+        return self._send(message, judged=False)
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self,
+        messages: Sequence[OutboundMessage],
+        *,
+        timeout_seconds: float,
+        in_order: bool = False,  # noqa: ARG002 - ``keeps_order`` decides for every batch
     ) -> Sequence[PublishOutcome]:
         """Make one attempt for each message; see JetStreamPublisher."""
         await asyncio.sleep(0)
@@ -115,23 +119,28 @@ class InMemoryPublisher:
             entry.seq
             for entry in read
             if entry.headers.get(MSG_ID) == wanted.id and entry.seq != wanted.other_than
+            if wanted.message is None
+            or is_same_message(wanted.message, entry.subject, entry.payload, entry.headers)
         ]
         if copies:
             return Stored(self.stream.name, copies[-1], duplicate=True)
         return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
-    def _send(self, message: OutboundMessage) -> PublishOutcome:
+    def _send(self, message: OutboundMessage, *, judged: bool = True) -> PublishOutcome:
         bad = validation_error(message, self.max_payload)
         if bad:
             return Rejected(bad)
         if not self.connected:
             return Unsent("not connected")
-        return self._meet(self.faults(message), message)
+        outcome = self._meet(self.faults(message), message)
+        if judged and isinstance(outcome, Stored) and outcome.duplicate:
+            return self._judge(message, outcome)
+        return outcome
 
     def _meet(self, fault: Fault, message: OutboundMessage) -> PublishOutcome:
         match fault:
             case Fault.NONE:
-                return self._store(message)
+                return self.stream.store(message.subject, message.payload, message.headers)
             case Fault.REFUSED:
                 return Rejected("the stream never takes it")
             case Fault.FAILED:
@@ -141,17 +150,17 @@ class InMemoryPublisher:
             case Fault.LOST:
                 return Unknown("no acknowledgement")
             case Fault.ACK_LOST:
-                self._store(message)
+                self.stream.store(message.subject, message.payload, message.headers)
                 return Unknown("no acknowledgement")
             case _:
                 assert_never(fault)
 
-    def _store(self, message: OutboundMessage) -> PublishOutcome:
-        stored = self.stream.store(message.subject, message.payload, message.headers)
-        known = self.stream.get(stored.seq) if stored.duplicate and not message.repeated else None
-        if known and not is_same_message(message, known.payload, known.headers):
+    def _judge(self, message: OutboundMessage, stored: Stored) -> PublishOutcome:
+        copy = self.stream.get(stored.seq)
+        if copy is None and not message.repeated:
+            return Rejected(f"ID_TAKEN: the stream knows this id from a message at {stored.seq} that is gone")
+        if copy and not is_same_message(message, copy.subject, copy.payload, copy.headers):
             return Rejected(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
-        earlier = self.stream.get(stored.seq) if stored.seq == message.earlier_seq else None
-        if stored.duplicate and earlier:
-            return stored._replace(seconds_ago=self.clock() - earlier.stored_at)
+        if copy and stored.seq == message.earlier_seq:
+            return stored._replace(seconds_ago=self.clock() - copy.stored_at)
         return stored

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal, TypeAlias
 
@@ -45,6 +45,15 @@ class MemoryWorld:
         """Return what the stream holds: sequence, subject, body, headers."""
         return [(e.seq, e.subject, e.payload, dict(e.headers)) for e in self._stream.entries()]
 
+    async def store(self, batch: Iterable[OutboundMessage]) -> None:
+        """Store messages as another writer."""
+        for each in batch:
+            self._stream.store(each.subject, each.payload, each.headers)
+            await asyncio.sleep(0)
+
+    async def remove(self, seq: int) -> None:
+        self._stream.remove(seq)
+
     async def disconnect(self) -> None:
         self.publisher.connected = False
 
@@ -62,15 +71,29 @@ class MemoryWorld:
 
 class NatsWorld:
     def __init__(
-        self, publisher: NatsJetStreamPublisher, stream: str, proxy: TcpProxy, observer: NatsConnection
+        self,
+        publisher: NatsJetStreamPublisher,
+        stream: str,
+        proxy: TcpProxy,
+        observer: NatsConnection,
+        other: NatsJetStreamPublisher,
     ) -> None:
         self.publisher = publisher
+        self._other = other
         self.stream = stream
         self._proxy = proxy
         self._observer = observer
 
     async def rows(self) -> list[Row]:
         return await stored_messages(self._observer, self.stream)
+
+    async def store(self, batch: Iterable[OutboundMessage]) -> None:
+        """Store messages as another writer."""
+        done = await self._other.publish_batch([*batch], timeout_seconds=TIMEOUT_SECONDS)
+        assert all(isinstance(outcome, Stored | Rejected) for outcome in done), done
+
+    async def remove(self, seq: int) -> None:
+        await api(self._observer, f"STREAM.MSG.DELETE.{self.stream}", {"seq": seq})
 
     async def disconnect(self) -> None:
         self._proxy.refuse()
@@ -102,7 +125,7 @@ class NatsWorld:
 World: TypeAlias = MemoryWorld | NatsWorld
 
 
-@pytest.fixture(params=["memory", "memory-ordered", "pipeline", "fast", "atomic"])
+@pytest.fixture(params=["memory", "memory-ordered", "pipeline", "atomic"])
 async def world(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[World]:
     if request.param.startswith("memory"):
         yield MemoryWorld(keeps_order=request.param == "memory-ordered")
@@ -111,16 +134,13 @@ async def world(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[
         yield await nats_world(stack, nats_url, request.param)
 
 
-async def nats_world(
-    stack: AsyncExitStack, nats_url: str, mode: Literal["pipeline", "fast", "atomic"]
-) -> NatsWorld:
+async def nats_world(stack: AsyncExitStack, nats_url: str, mode: Literal["pipeline", "atomic"]) -> NatsWorld:
     stream = unique("t").upper()
     observer = await stack.enter_async_context(connected(nats_url))
     await create_stream(
         observer,
         stream,
         f"{stream.lower()}.>",
-        allow_batched=True,
         allow_atomic=True,
         duplicate_window=int(WINDOW_SECONDS * 1e9),
     )
@@ -129,7 +149,9 @@ async def nats_world(
     connection = await stack.enter_async_context(connected(url))
     publisher = NatsJetStreamPublisher(connection=connection, stream=stream, mode=mode)
     await publisher.start()
-    return NatsWorld(publisher, stream, proxy, observer)
+    other = NatsJetStreamPublisher(connection=observer, stream=stream, mode="pipeline")
+    await other.start()
+    return NatsWorld(publisher, stream, proxy, observer, other)
 
 
 def message(context: str, payload: bytes = b"{}", **headers: str) -> OutboundMessage:
@@ -149,7 +171,10 @@ def messages(world: World, count: int) -> list[OutboundMessage]:
 async def publish(
     world: World, batch: Sequence[OutboundMessage], timeout_seconds: float = TIMEOUT_SECONDS
 ) -> list[PublishOutcome]:
-    return list(await world.publisher.publish_batch(batch, timeout_seconds=timeout_seconds))
+    in_order = world.publisher.keeps_order
+    return list(
+        await world.publisher.publish_batch(batch, timeout_seconds=timeout_seconds, in_order=in_order)
+    )
 
 
 def again(batch: Sequence[OutboundMessage]) -> list[OutboundMessage]:
@@ -159,10 +184,9 @@ def again(batch: Sequence[OutboundMessage]) -> list[OutboundMessage]:
 async def publish_until_sent(world: World, batch: Sequence[OutboundMessage]) -> list[PublishOutcome]:
     """Do what a relay does: send what was held back behind a bad message again, without that message."""
     outcomes = await publish(world, batch)
-    held = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Unsent)]
-    if held:
+    while held := [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Unsent)]:
         assert world.publisher.keeps_order
-        rest = await publish_until_sent(world, [batch[index] for index in held])
+        rest = await publish(world, [batch[index] for index in held])
         for index, outcome in zip(held, rest, strict=True):
             outcomes[index] = outcome
     return outcomes
@@ -227,6 +251,113 @@ async def test_an_id_that_another_message_has_is_refused_at_the_first_attempt(wo
     assert isinstance(outcomes[2], Rejected)
     assert "ID_TAKEN" in outcomes[2].reason
     assert not any(isinstance(outcome, Rejected) for outcome in [*outcomes[:2], *outcomes[3:]])
+
+
+def theirs(of: OutboundMessage) -> OutboundMessage:
+    """Another writer's message under the id of one of ours."""
+    return of._replace(payload=b'{"of": "another writer"}')
+
+
+async def check_truth(
+    world: World, batch: Sequence[OutboundMessage], outcomes: Sequence[PublishOutcome]
+) -> int:
+    """Require that what is Stored is the message's own, in its place, and return how many ids were taken."""
+    held = {row[0]: row for row in await world.rows()}
+    bodies = {row[3].get(MSG_ID): row[2] for row in held.values()}
+    taken = 0
+    for own, outcome in zip(batch, outcomes, strict=True):
+        if isinstance(outcome, Stored):
+            assert (held[outcome.seq][3][MSG_ID], held[outcome.seq][2]) == (own.id, own.payload)
+        else:
+            assert isinstance(outcome, Rejected), outcome
+            assert "ID_TAKEN" in outcome.reason
+            assert bodies[own.id] != own.payload
+            taken += 1
+    return taken
+
+
+@pytest.mark.fault("S14")
+@pytest.mark.parametrize("others", [0, 1, 2, 10, 999])
+@pytest.mark.parametrize("first", [0, 3], ids=["at the beginning", "behind own messages"])
+async def test_ids_that_another_writer_took_are_told_from_its_other_messages(
+    world: World, others: int, first: int
+) -> None:
+    """As many foreign messages as taken ids: a count alone would look right."""
+    await publish(world, messages(world, first))
+    batch = messages(world, 2 * others + 3 if others < 100 else 1000)
+    taken = [each for place, each in enumerate(batch) if place % 2 or others > 100][:others]
+    await world.store([*messages(world, others), *map(theirs, taken)])
+
+    outcomes = await publish_until_sent(world, batch)
+
+    assert await check_truth(world, batch, outcomes) == others
+
+
+async def test_a_taken_id_at_the_end_of_a_batch_is_told_too(world: World) -> None:
+    await publish(world, messages(world, 2))
+    batch = messages(world, 2)
+    await world.store([theirs(batch[1])])
+
+    outcomes = await publish_until_sent(world, batch)
+
+    assert await check_truth(world, batch, outcomes) == 1
+
+
+async def test_ids_taken_while_a_batch_is_sent_are_told_too(world: World) -> None:
+    for _ in range(3):
+        batch = messages(world, 1200)
+        intruders = [*map(theirs, batch[400::40])]
+        pairs = [intruders[place : place + 2] for place in range(0, len(intruders), 2)]
+
+        async def intrude(pairs: Sequence[Sequence[OutboundMessage]] = pairs) -> None:
+            for pair in pairs:
+                await world.store(pair)
+
+        outcomes, _ = await asyncio.gather(publish_until_sent(world, batch), intrude())
+        await check_truth(world, batch, outcomes)
+
+
+async def test_a_copy_that_the_service_published_itself_counts(world: World) -> None:
+    """Same id and same message, also in another writing of its JSON."""
+    about = {"ce-type": "made", "ce-subject": "order/1"}
+    batch = [message(world.stream.lower(), b'{"b": 1.50, "a": [true, "x"]}', **about) for _ in range(7)]
+    plain = {MSG_ID: batch[2].id}
+    itself = [
+        batch[1],
+        batch[2]._replace(payload=b'{"a":[true,"x"],"b":1.5}', headers=plain),
+        batch[3]._replace(payload=b'{"b": 1.50, "a": [1, "x"]}'),
+        batch[4]._replace(headers={MSG_ID: batch[4].id}, subject=f"{batch[4].subject}x"),
+        batch[5]._replace(headers={**batch[5].headers, "ce-subject": "order/2"}),
+    ]
+    await world.store(itself)
+
+    outcomes = await publish_until_sent(world, batch)
+
+    assert outcomes[1:3] == [Stored(world.stream, 1, duplicate=True), Stored(world.stream, 2, duplicate=True)]
+    assert [type(outcome) for outcome in outcomes[3:6]] == [Rejected] * 3
+    assert [outcomes[0], outcomes[6]] == [Stored(world.stream, 6), Stored(world.stream, 7)]
+
+
+async def test_a_later_attempt_does_not_take_another_message_for_its_own(world: World) -> None:
+    batch = messages(world, 3)
+    await world.store([theirs(batch[1])])
+
+    outcomes = await publish_until_sent(world, again(batch))
+
+    assert await check_truth(world, batch, outcomes) == 1
+
+
+async def test_an_id_whose_message_is_gone_is_taken_at_the_first_attempt_only(world: World) -> None:
+    [own] = messages(world, 1)
+    await world.store([theirs(own)])
+    await world.remove(1)
+
+    [first] = await publish(world, [own])
+    [later] = await publish(world, again([own]))
+
+    assert isinstance(first, Rejected)
+    assert "ID_TAKEN" in first.reason
+    assert later == Stored(world.stream, 1, duplicate=True)
 
 
 async def test_one_id_twice_in_a_batch_is_stored_once(world: World) -> None:
@@ -368,6 +499,18 @@ async def test_find_returns_the_latest_stored_copy(world: World) -> None:
     assert found[batch[4].id] == Stored(world.stream, 5, duplicate=True)
     assert is_over(found[missing.id])
     assert is_over(found[batch[0].id]), "a copy that does not count is none"
+
+
+async def test_find_passes_over_another_message_under_the_id(world: World) -> None:
+    own, taken = messages(world, 2)
+    await publish(world, [own])
+    await world.let_window_end()
+    await world.store(map(theirs, [own, taken]))
+
+    found = await world.publisher.find([wanted(each, message=each) for each in (own, taken)])
+
+    assert found[own.id] == Stored(world.stream, 1, duplicate=True)
+    assert is_over(found[taken.id])
 
 
 async def test_a_dropped_replay_returns_the_age_of_the_earlier_copy(world: World) -> None:

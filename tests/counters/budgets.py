@@ -59,8 +59,8 @@ LOG_BYTES_PER_EVENT = Budget(
 )
 BROKER_MESSAGES_PER_EVENT = Budget(
     "messages to and from the broker per event, in batches of 50",
-    1.1,
-    "the event, and two acknowledgements a batch; 2 without the stream's `allow_batched`",
+    2.1,
+    "the event and its acknowledgement, which proves its place in the stream",
 )
 BROKER_MESSAGES_PER_MESSAGE = Budget(
     "messages to and from the broker per inbound message, 50 in flight",

@@ -48,7 +48,7 @@ async def assert_it_waits_and_says(site: Site, worker: WorkerProcess, reason: st
     await worker.answers(503, reason)
 
 
-@pytest.mark.parametrize(("mode", "backlog"), [("pipeline", 500), ("fast", 100)])
+@pytest.mark.parametrize(("mode", "backlog"), [("auto", 500), ("atomic", 100)])
 @pytest.mark.fault("P15")
 @pytest.mark.fault("P16")
 @pytest.mark.fault("P34")

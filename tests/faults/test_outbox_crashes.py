@@ -118,7 +118,7 @@ async def test_a_worker_killed_before_it_recorded_an_acknowledgement_has_its_eve
     await shared.audit()
 
 
-@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+@pytest.mark.parametrize("mode", ["auto", "atomic"])
 @pytest.mark.fault("P05")
 @pytest.mark.crash
 async def test_a_batch_cut_off_by_a_kill_at_any_message_arrives_whole_and_once(

@@ -13,7 +13,7 @@ from tests.support.servers import database_connection
 from tests.support.site import Site
 from tests.support.waiting import eventually
 
-IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
+IN_BOTH_MODES = pytest.mark.parametrize("mode", ["auto", "atomic"])
 EVENTS = 2000
 KEYS = 50
 KILLS = 4
@@ -81,7 +81,7 @@ async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shar
     async with AsyncExitStack() as stack:
 
         async def start(number: int) -> None:
-            name, mode = f"w{number}", ("pipeline", "fast")[number % 2]
+            name, mode = f"w{number}", ("auto", "atomic")[number % 2]
             worker = shared.worker(name=name, outbox_publish_mode=mode, outbox_batch_max=20, **HEIR)
             workers[name] = await stack.enter_async_context(worker)
 

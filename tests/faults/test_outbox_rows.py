@@ -17,7 +17,7 @@ from tests.support.rows import add_event
 from tests.support.servers import database_connection
 from tests.support.site import Site
 
-IN_BOTH_MODES = pytest.mark.parametrize("mode", ["pipeline", "fast"])
+IN_BOTH_MODES = pytest.mark.parametrize("mode", ["auto", "atomic"])
 MAX_MSG_SIZE = 200_000
 
 NO_SUBJECT = {

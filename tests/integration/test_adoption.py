@@ -328,7 +328,7 @@ SHORT_WINDOW = {"duplicate_window": 2 * SECOND}
 
 
 @pytest.mark.fault("D40")
-@pytest.mark.parametrize(("mode", "beside"), [("pipeline", False), ("fast", False), ("pipeline", True)])
+@pytest.mark.parametrize(("mode", "beside"), [("auto", False), ("atomic", False), ("auto", True)])
 async def test_what_the_old_worker_published_and_did_not_mark_is_not_published_again(
     mode: str, beside: bool, owner: asyncpg.Connection, site_of_old: SiteWith
 ) -> None:

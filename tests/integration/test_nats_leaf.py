@@ -77,7 +77,7 @@ def named(edge: Edge, names: str, **given: Any) -> Settings:
 
 
 @pytest.mark.fault("P51")
-@pytest.mark.parametrize("mode", ["pipeline", "fast", "atomic"])
+@pytest.mark.parametrize("mode", ["pipeline", "atomic"])
 async def test_a_worker_at_a_leaf_works_with_the_streams_of_its_hub(
     mode: str, edge: Edge, database: Database, names: str, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ async def places(connection: NatsConnection, stream: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("flags", "ordered"),
-    [({}, False), ({"allow_atomic": True}, False), ({"allow_batched": True}, True), (BATCHES, True)],
+    [({}, False), (BATCHES, True)],
 )
 async def test_auto_goes_the_way_that_the_stream_allows(
     connection: NatsConnection, names: str, flags: dict[str, Any], ordered: bool
@@ -66,42 +66,38 @@ async def test_other_writers_in_between_do_not_falsify_a_place(
         assert not any(outcome.duplicate for outcome in outcomes)
 
 
-async def test_auto_leaves_fast_ingest_while_others_write_in_between(
+async def test_auto_sends_no_batch_for_a_while_after_a_refusal(
     connection: NatsConnection, names: str
 ) -> None:
-    publisher = await created(connection, names)
-    await publish(publisher, [message(names) for _ in range(3)])
-    assert publisher.keeps_order
+    publisher = await created(connection, names, max_msg_size=1000)
+    await publisher.publish_batch([message(names, b"x" * 2000), message(names)], timeout_seconds=5)
 
-    await store(connection, f"{names}.foreign")
-    outcomes = await publish(publisher, [message(names) for _ in range(3)])
-
-    assert [outcome.seq for outcome in outcomes] == [5, 6, 7]
     assert not publisher.keeps_order
 
 
-async def test_a_known_id_cannot_hide_behind_a_foreign_message(
+async def test_a_known_id_does_not_keep_the_others_from_their_batch(
     connection: NatsConnection, names: str
 ) -> None:
-    """P36: one skipped, one foreign, so that the count alone looks right."""
-    publisher = await created(connection, names, "fast")
+    """A known id refuses a whole batch, so that a repeated message is sent alone."""
+    publisher = await created(connection, names, "atomic")
     old = [message(names) for _ in range(2)]
     await publish(publisher, old)
-    await store(connection, f"{names}.foreign")
-    new = [message(names) for _ in range(2)]
+    new = [message(names) for _ in range(4)]
 
-    outcomes = await publish(publisher, [new[0], *again(old[:1]), new[1]])
+    outcomes = await publish(publisher, [*new[:2], *again(old[:1]), *new[2:]])
 
-    assert outcomes == [Stored(names, 4), Stored(names, 1, duplicate=True), Stored(names, 5)]
+    assert [outcome.seq for outcome in outcomes] == [3, 4, 1, 5, 6]
+    batches = {row[0]: row[3].get("Nats-Batch-Id") for row in await stored_messages(connection, names)}
+    assert batches[3] == batches[4] is not None
+    assert batches[5] == batches[6] is not None
 
 
-@pytest.mark.parametrize(("mode", "flag"), [("fast", "allow_batched"), ("atomic", "allow_atomic")])
 async def test_a_flag_that_is_taken_away_costs_nothing_but_speed(
-    connection: NatsConnection, names: str, mode: Mode, flag: str
+    connection: NatsConnection, names: str
 ) -> None:
-    publisher = await created(connection, names, mode)
+    publisher = await created(connection, names, "atomic")
     await publish(publisher, [message(names) for _ in range(3)])
-    await update(connection, names, **{flag: False})
+    await update(connection, names, allow_atomic=False)
 
     assert [o.seq for o in await publish(publisher, [message(names) for _ in range(3)])] == [4, 5, 6]
     assert [o.seq for o in await publish(publisher, [message(names) for _ in range(3)])] == [7, 8, 9]
@@ -123,7 +119,7 @@ async def test_a_recreated_stream_is_noticed_at_the_next_reconnect(
     reported: list[tuple[str, str]] = []
     await create_stream(connection, names, f"{names}.>", **BATCHES)
     async with proxied(nats_url) as (proxy, url), connected(url) as own:
-        publisher = await started(own, names, "fast")
+        publisher = await started(own, names, "auto")
         own.listen(lambda event, text: reported.append((event, text)))
         await publish(publisher, [message(names) for _ in range(5)])
         await api(connection, f"STREAM.DELETE.{names}")
@@ -170,7 +166,7 @@ async def test_a_message_of_exactly_max_payload_arrives_in_a_batch(
 
 
 async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, names: str) -> None:
-    publisher = await created(connection, names, "fast")
+    publisher = await created(connection, names, "auto")
     batch = [message(names) for _ in range(3500)]
     await publish(publisher, batch)
 
@@ -186,7 +182,7 @@ async def test_a_long_stream_is_searched_to_its_end(connection: NatsConnection, 
 async def test_a_stream_made_anew_is_searched_from_its_beginning(
     connection: NatsConnection, names: str
 ) -> None:
-    publisher = await created(connection, names, "fast")
+    publisher = await created(connection, names, "auto")
     late = message(names)
     await publish(publisher, [message(names)])
     looked = (await publisher.find([SearchedId(late.id, 60)]))[late.id]

@@ -114,7 +114,7 @@ async def test_no_message_is_delivered_to_nobody(server: ConfiguredNats) -> None
         await traffic.run(producer, "vibespro.event.made.v1", 3000)
 
 
-@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+@pytest.mark.parametrize("mode", ["auto", "atomic"])
 async def test_the_worker_needs_no_more(
     mode: str, server: ConfiguredNats, database: Database, tmp_path: Path
 ) -> None:

@@ -88,7 +88,7 @@ async def roles(database: Database, prefix: str) -> Roles:
 
 
 @pytest.mark.clause("POL-047-005")
-@pytest.mark.parametrize("mode", ["pipeline", "fast"])
+@pytest.mark.parametrize("mode", ["auto", "atomic"])
 async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, shared: Site) -> None:
     """Both lanes, a failed lease's end, effects, retries and dead letters; nothing is denied on the way."""
     await shared.commit(5)

@@ -61,10 +61,19 @@ class PublisherWire:
         message = OutboundMessage(
             id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
         )
-        return (await self.publish_batch([message], timeout_seconds=self.timeout_seconds))[0]
+        return (await self._exchange([message], self.timeout_seconds, judged=False))[0]
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self,
+        messages: Sequence[OutboundMessage],
+        *,
+        timeout_seconds: float,
+        in_order: bool = False,  # noqa: ARG002 - ``keeps_order`` decides for every batch
+    ) -> Sequence[PublishOutcome]:
+        return await self._exchange(messages, timeout_seconds, judged=True)
+
+    async def _exchange(
+        self, messages: Sequence[OutboundMessage], timeout_seconds: float, *, judged: bool
     ) -> Sequence[PublishOutcome]:
         line = self.line
         if timeout_seconds <= 0:
@@ -78,7 +87,7 @@ class PublisherWire:
         travel = line.faults.latency()
         if line.faults.hits("frames late", line.life):
             travel = line.faults.between(0.0, LATE_SECONDS_MAX)
-        line.later(travel, lambda: self._serve(messages, answers, reply))
+        line.later(travel, lambda: self._serve(messages, answers, reply, judged=judged))
         line.later(timeout_seconds, lambda: answer(reply, list(answers)))
         return await reply
 
@@ -87,6 +96,8 @@ class PublisherWire:
         messages: Sequence[OutboundMessage],
         answers: list[PublishOutcome],
         reply: asyncio.Future[Sequence[PublishOutcome]],
+        *,
+        judged: bool,
     ) -> None:
         line = self.line
         if not self.connected or not line.arrives():
@@ -96,7 +107,7 @@ class PublisherWire:
                 if self.keeps_order:
                     break
                 continue
-            outcome = self._store(message)
+            outcome = self._store(message, judged=judged)
             if not line.faults.hits("answers lost", line.life):
                 answers[place] = outcome
             if self.keeps_order and not isinstance(outcome, Stored):
@@ -107,9 +118,9 @@ class PublisherWire:
         if not any(outcome is _SILENT for outcome in answers):
             line.later(line.faults.latency(), lambda: answer(reply, answers))
 
-    def _store(self, message: OutboundMessage) -> PublishOutcome:
+    def _store(self, message: OutboundMessage, *, judged: bool) -> PublishOutcome:
         line = self.line
-        outcome = self.twin._send(message)
+        outcome = self.twin._send(message, judged=judged)
         line.tell(f"publish {message.id[:12]} -> {outcome}")
         if isinstance(outcome, FailedTransiently | Rejected) and self.audit is not None:
             self.audit.answered(message.headers.get("ce-id", ""))

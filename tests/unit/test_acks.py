@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.publish.acks import AckReader
@@ -13,8 +11,8 @@ from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rej
 STREAM = "SEA_EVENTS"
 
 
-def read(data: bytes, headers: dict[str, str] | None = None) -> PublishOutcome:
-    return AckReader(STREAM)(Msg(_client=Client(), data=data, headers=headers))
+def read(data: bytes, status: str = "") -> PublishOutcome:
+    return AckReader(STREAM)(data, status)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +33,7 @@ def test_an_acknowledgement_in_any_form_is_read(data: bytes, expected: Stored) -
 
 def test_where_a_domain_is_named_only_its_acknowledgement_counts() -> None:
     def read_of_hub(data: bytes) -> PublishOutcome:
-        return AckReader(STREAM, "hub")(Msg(_client=Client(), data=data))
+        return AckReader(STREAM, "hub")(data, "")
 
     assert read_of_hub(b'{"stream":"SEA_EVENTS","domain":"hub","seq":7}') == Stored(STREAM, 7)
     assert read_of_hub(b'{"seq":7,"stream":"SEA_EVENTS","domain":"hub"}') == Stored(STREAM, 7)
@@ -74,7 +72,7 @@ def test_the_error_of_a_foreign_stream_names_the_remedy() -> None:
 
 
 def test_no_responders_may_only_be_a_leader_that_is_away() -> None:
-    outcome = read(b"", {"Status": "503"})
+    outcome = read(b"", "503")
 
     assert isinstance(outcome, Unknown)
     assert "no stream" in outcome.reason

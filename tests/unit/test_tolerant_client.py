@@ -21,6 +21,7 @@ def test_this_nats_py_calls_what_is_overridden() -> None:
     assert hasattr(Client, "_process_op_err")
     assert hasattr(Client, "_process_headers")
     assert hasattr(Client, "_build_message")
+    assert "_process_msg" in Parser.parse.__code__.co_names
     assert hasattr(Client, "_send_command")
     assert hasattr(Client, "_flush_pending")
     assert hasattr(Client, "_flusher")

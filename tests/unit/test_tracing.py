@@ -34,6 +34,7 @@ class RecordingPublisher:
     sent: list[OutboundMessage] = field(default_factory=list)
     connected: bool = True
     keeps_order: bool = True
+    in_order: bool = False
     duplicate_window_seconds: float = 120.0
     max_payload: int = 1000
 
@@ -45,9 +46,10 @@ class RecordingPublisher:
         return self.answers.pop(0)
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
     ) -> Sequence[PublishOutcome]:
         assert timeout_seconds == 1.0
+        self.in_order = in_order
         self.sent += messages
         return self.answers
 
@@ -117,7 +119,8 @@ async def test_each_message_of_a_batch_has_its_own_span(traces: Traces) -> None:
         OutboundMessage(id=str(number), subject="s", payload=b"1", headers=headers)
         for number, headers in enumerate((SAMPLED, {}, UNSAMPLED))
     ]
-    outcomes = await traces.publisher(inner).publish_batch(messages, timeout_seconds=1.0)
+    outcomes = await traces.publisher(inner).publish_batch(messages, timeout_seconds=1.0, in_order=True)
+    assert inner.in_order
     assert outcomes == [Stored("S", 1), Unknown("timeout"), Stored("S", 2)]
     assert [linked_traces(span) for span in traces.spans] == [[TRACE], []]
     assert [span.status.status_code for span in traces.spans] == [StatusCode.UNSET, StatusCode.ERROR]
@@ -166,9 +169,9 @@ class Broken(RecordingPublisher):
     """Raises at every call, as a publisher and as a handler."""
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
     ) -> Sequence[PublishOutcome]:
-        raise ConnectionError(len(messages), timeout_seconds)
+        raise ConnectionError(len(messages), timeout_seconds, in_order)
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
         raise ConnectionError(request.message_id)

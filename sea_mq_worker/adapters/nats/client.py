@@ -8,7 +8,7 @@ here are not public; the pinned version and a test guard them.
 import asyncio
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -110,11 +110,26 @@ class ResilientClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._ps = _Parser(self)
+        self._passed_on: tuple[tuple[bytes, Callable[[str, bytes], None]], ...] = ()
+
+    def pass_on(self, prefix: str, receive: Callable[[str, bytes], None]) -> None:
+        """Pass messages without headers under a prefix of subjects on at once; ``receive`` must not raise.
+
+        nats-py's message object, queue and task for an acknowledgement cost as much as all else of a publish.
+        """
+        self._passed_on += ((prefix.encode(), receive),)
 
     @property
     def server_domain(self) -> str:
         """The JetStream domain of the connected server; empty if it has none."""
         return str(self._server_info.get("domain", ""))
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        if headers is None:
+            for prefix, receive in self._passed_on:
+                if subject.startswith(prefix):
+                    return receive(subject.decode(errors="replace"), data)
+        return await super()._process_msg(sid, subject, reply, data, headers)
 
     async def write(self, frames: Iterable[bytes]) -> None:
         """Send frames of the protocol in one write; unlike ``publish``, check nothing."""

@@ -50,7 +50,6 @@ class StreamInfo:
     replicas: int
     duplicate_window_seconds: float
     max_age_seconds: float
-    allow_batched: bool
     allow_atomic: bool
     allow_direct: bool
     volatile: bool
@@ -88,7 +87,6 @@ class StreamInfo:
             replicas=int(config.get("num_replicas", 1)),
             duplicate_window_seconds=config.get("duplicate_window", 0) / _NANOSECONDS,
             max_age_seconds=config.get("max_age", 0) / _NANOSECONDS,
-            allow_batched=bool(config.get("allow_batched")),
             allow_atomic=bool(config.get("allow_atomic")),
             allow_direct=bool(config.get("allow_direct")),
             volatile=config.get("storage") == "memory" or config.get("persist_mode") == "async",

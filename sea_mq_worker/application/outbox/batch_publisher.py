@@ -31,6 +31,9 @@ from sea_mq_worker.domain.outcomes import (
 from sea_mq_worker.domain.retry import RetryPolicy, first_wave
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
 
+_WAVES_MAX = 4
+"""Waves that are sent one after the other. A batch that keeps its order costs the stream about as many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPublisher:
@@ -99,13 +102,15 @@ class BatchPublisher:
         """Send wave after wave; return whether any message was sent."""
         asked = False
         while left:
-            wave, left = self._next_wave(left)
+            wave, left, in_order = self._next_wave(left)
             in_time = may_send()
             batch = [pair for event in wave if (pair := self._compose(event, results, in_time=in_time))]
             if not batch:
                 continue
             messages = [message for _, message in batch]
-            outcomes = await self.publisher.publish_batch(messages, timeout_seconds=deadline - self.clock())
+            outcomes = await self.publisher.publish_batch(
+                messages, timeout_seconds=deadline - self.clock(), in_order=in_order
+            )
             self._judge_broker(outcomes, results)
             judged = _first_held_back(outcomes)
             for (event, _), outcome in zip(batch[:judged], outcomes[:judged], strict=True):
@@ -117,11 +122,19 @@ class BatchPublisher:
     def _deadline(self, claimed_at: float) -> float:
         return min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
 
-    def _next_wave(self, left: Sequence[ClaimedEvent]) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent]]:
-        """Return all events where the publisher keeps order, unless a replay needs its outcome first."""
-        if self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
-            return left, []
-        return first_wave(left)
+    def _next_wave(
+        self, left: Sequence[ClaimedEvent]
+    ) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent], bool]:
+        """Return the first event of each key, the rest, and whether the wave has to keep its order.
+
+        Return all events where that takes many waves and the publisher keeps order, unless a replay needs its
+        outcome first.
+        """
+        wave, rest = first_wave(left)
+        many = len(left) > _WAVES_MAX * len(wave)
+        if many and self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
+            return left, [], True
+        return wave, rest, False
 
     def _compose(
         self, event: ClaimedEvent, results: "_Results", *, in_time: bool

@@ -84,7 +84,7 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
     publisher = NatsJetStreamPublisher(
         connection=connection,
         stream=s.stream,
-        mode=s.outbox_publish_mode,
+        mode="auto" if s.outbox_publish_mode == "fast" else s.outbox_publish_mode,
         publish_timeout_seconds=s.outbox_publish_timeout_seconds,
         find_timeout_seconds=_search_seconds(s),
     )

@@ -1,16 +1,15 @@
-"""Judges a stream's reply to a publish. ``pipelined`` and ``ordered`` handle a reply that does not come."""
+"""Judges a stream's reply to a publish; the publishers handle a reply that does not come."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
-
-from nats.aio.msg import Msg
 
 from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
 
 NO_STREAM = "no stream takes the subject, or it has no leader now"
-NOT_BATCHED = frozenset({10174, 10205})
-"""Errors of a stream that does not allow atomic batches, or fast ones."""
+NOT_ATOMIC = frozenset({10174})
+"""Errors of a stream that does not allow atomic batches."""
 
 _NEVER = frozenset({10054, 10097, 10165, 10166, *range(10186, 10194), 10203, 10212, 10223, 10227})
 """Errors that the message itself causes: its size, headers too large, TTL, schedules, reserved headers."""
@@ -21,17 +20,10 @@ _NOT_NOW = frozenset({10070, 10071, 10164})
 """Errors of an expectation about the stream's last message."""
 
 
-def read_ack(msg: Msg, stream: str, domain: str = "") -> PublishOutcome:
-    """Read the reply to one publish; an acknowledgement counts only if ``stream`` sent it."""
-    if msg.headers and not msg.data:
-        return Unknown(_status(msg.headers.get("Status", "")), answered=True)
-    return judge_ack(parse(msg.data), stream, domain)
-
-
 def judge_ack(answer: dict[str, Any], stream: str, domain: str = "") -> PublishOutcome:
     """Judge a parsed reply; a refusal for a reason other than the message itself is Unknown.
 
-    ``domain``: of the stream's JetStream; empty for any.
+    An acknowledgement counts only if ``stream`` sent it; ``domain`` of its JetStream, empty for any.
     """
     if error := answer.get("error"):
         return judge_error(error)
@@ -86,12 +78,6 @@ def _is_number(value: object) -> TypeGuard[int]:
     return type(value) is int
 
 
-def _status(status: str) -> str:
-    if status == "503":
-        return NO_STREAM
-    return f"the server answered with status {status or 'unknown'}"
-
-
 class AckReader:
     """Reads acknowledgements of one stream, the usual form without a JSON parser."""
 
@@ -99,13 +85,14 @@ class AckReader:
         self.stream = stream
         self._domain = domain
         of_domain = f'"domain":{json.dumps(domain)},' if domain else ""
-        self._usual = f'{{"stream":{json.dumps(stream)},{of_domain}"seq":'.encode()
+        start = re.escape(f'{{"stream":{json.dumps(stream)},{of_domain}"seq":'.encode())
+        self._usual = re.compile(start + rb"\s*([1-9]\d{0,%d})\s*\}" % (_SEQ_DIGITS - 2)).fullmatch
 
-    def __call__(self, msg: Msg) -> PublishOutcome:
-        data = msg.data
-        usual = self._usual
-        if data.startswith(usual) and data.endswith(b"}"):
-            digits = data[len(usual) : -1].strip()
-            if digits.isdigit() and digits != b"0" and len(digits) < _SEQ_DIGITS:
-                return Stored(self.stream, int(digits))
-        return read_ack(msg, self.stream, self._domain)
+    def __call__(self, data: bytes, status: str) -> PublishOutcome:
+        """Read the reply to one publish; a reply with a status comes from the server, not from the stream."""
+        if usual := self._usual(data):
+            return Stored(self.stream, int(usual[1]))
+        if status:
+            reason = NO_STREAM if status == "503" else f"the server answered with status {status}"
+            return Unknown(reason, answered=True)
+        return judge_ack(parse(data), self.stream, self._domain)

@@ -1,8 +1,7 @@
 """Pipelined publishing: sends without waiting, one acknowledgement per message; works on any server."""
 
 from collections.abc import Callable, Sequence
-
-from nats.aio.msg import Msg
+from typing import TypeAlias
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.hpub import TURN_MESSAGES, frame, split, wait_for_buffer
@@ -15,6 +14,9 @@ from sea_mq_worker.adapters.nats.publish.reply_mux import (
 from sea_mq_worker.domain.encoding import EncodedMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Unknown, Unsent
 
+ReadAck: TypeAlias = Callable[[bytes, str], PublishOutcome]
+"""Judges a reply by its body and its status."""
+
 
 class InFlightBatch(PendingRequest):
     """The messages of one call: sent in order, acknowledged in any order.
@@ -23,7 +25,7 @@ class InFlightBatch(PendingRequest):
         sent: how many of them are sent, from the first.
     """
 
-    def __init__(self, messages: Sequence[EncodedMessage], read: Callable[[Msg], PublishOutcome]) -> None:
+    def __init__(self, messages: Sequence[EncodedMessage], read: ReadAck) -> None:
         super().__init__()
         self._messages = messages
         self._read = read
@@ -31,10 +33,10 @@ class InFlightBatch(PendingRequest):
         self.sent = 0
         self._settled = 0
 
-    def on_reply(self, token: str, msg: Msg) -> None:
+    def on_reply(self, token: str, data: bytes, status: str) -> None:
         """Record the reply to the message numbered ``token``."""
-        if token.isdecimal() and int(token) < self.sent:
-            self.settle(int(token), self._read(msg))
+        if token.isdecimal() and (place := int(token)) < self.sent:
+            self.settle(place, self._read(data, status))
 
     def deny(self, subject: str) -> None:
         """Settle the messages that were sent to a forbidden subject."""
@@ -47,7 +49,8 @@ class InFlightBatch(PendingRequest):
         if self._outcomes[index] is None:
             self._outcomes[index] = outcome
             self._settled += 1
-            self.notify()
+            if self._settled == self.sent:
+                self.notify()
 
     async def wait_for_replies(self) -> None:
         """Wait until all sent messages have a reply, or the batch is stopped."""
@@ -65,9 +68,7 @@ class InFlightBatch(PendingRequest):
 class PipelinedPublisher:
     """Publishes on one connection; calls may overlap."""
 
-    def __init__(
-        self, connection: NatsConnection, replies: ReplyMux, read: Callable[[Msg], PublishOutcome]
-    ) -> None:
+    def __init__(self, connection: NatsConnection, replies: ReplyMux, read: ReadAck) -> None:
         self._connection = connection
         self._replies = replies
         self._read = read

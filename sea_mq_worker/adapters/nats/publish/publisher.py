@@ -7,11 +7,8 @@ from typing import Literal, TypeAlias
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.publish.acks import AckReader
-from sea_mq_worker.adapters.nats.publish.atomic_batch import AtomicBatchPublisher
-from sea_mq_worker.adapters.nats.publish.batch import BatchSender
+from sea_mq_worker.adapters.nats.publish.atomic_batch import HELD_BACK, AtomicPublisher, all_stored
 from sea_mq_worker.adapters.nats.publish.duplicates import judge_duplicates
-from sea_mq_worker.adapters.nats.publish.fast_ingest import FastIngestPublisher
-from sea_mq_worker.adapters.nats.publish.ordered import HELD_BACK, OrderedPublisher, all_stored
 from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
 from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux
 from sea_mq_worker.adapters.nats.publish.search import find_messages
@@ -23,10 +20,10 @@ from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
-Mode: TypeAlias = Literal["auto", "pipeline", "fast", "atomic"]
+Mode: TypeAlias = Literal["auto", "pipeline", "atomic"]
 
 _NO_BATCH_SECONDS = 10.0
-"""Seconds without batches in mode ``auto`` after another writer or a refusal disturbed a batch."""
+"""Seconds without atomic batches in mode ``auto`` after the stream refused a message."""
 _INFO_TIMEOUT_SECONDS = 2.0
 _INFO_FRESH_SECONDS = 1.0
 """Age up to which the stream's information counts as present: repeats may be in every claim."""
@@ -39,9 +36,10 @@ class NatsJetStreamPublisher:
 
     Args:
         stream: the only stream whose acknowledgements count.
-        mode: ``pipeline`` works on any server; ``fast`` needs ``allow_batched``, ``atomic``
-            ``allow_atomic`` on the stream, and both keep the order of a batch; ``auto`` is ``fast`` while
-            the stream allows it, no other writer is active and nothing is refused, else ``pipeline``.
+        mode: ``pipeline`` works on any server; ``atomic`` needs ``allow_atomic`` on the stream, and keeps
+            the order of every batch; ``auto`` is ``atomic`` for a batch that has to keep its order, while the
+            stream allows it and refuses nothing, else ``pipeline``. There is no mode for the server's fast
+            ingest: it skips a known id silently, so that no acknowledgement proves which messages are stored.
         publish_timeout_seconds: deadline of a single ``publish``.
         find_timeout_seconds: time limit of a ``find``.
     """
@@ -63,11 +61,8 @@ class NatsJetStreamPublisher:
         replies = ReplyMux(connection)
         self._replies = replies
         self._pipeline = PipelinedPublisher(connection, replies, AckReader(stream, connection.domain))
-        self._ordered = OrderedPublisher(self._pipeline, last_seq=0)
-        self._batchers: dict[str, BatchSender] = {
-            "fast": FastIngestPublisher(connection, replies, stream),
-            "atomic": AtomicBatchPublisher(connection, replies, stream),
-        }
+        self._atomic = AtomicPublisher(connection, replies, self._pipeline, stream)
+        self._last_seq = 0
         self._info: StreamInfo
         self._info_read_at = float("-inf")
         self._info_is_stale = False
@@ -84,12 +79,11 @@ class NatsJetStreamPublisher:
         self._info = await stream_info(self._connection, self._stream)
         if self._info.unusable_reason:
             raise ContractError(self._info.unusable_reason)
-        flag = {"fast": "allow_batched", "atomic": "allow_atomic"}.get(self._mode)
-        if flag and not getattr(self._info, flag):
+        if self._mode == "atomic" and not self._info.allow_atomic:
             raise ContractError(
-                f"publish mode {self._mode} needs {flag} on stream {self._stream}; set it there or use `auto`"
+                f"publish mode atomic needs allow_atomic on stream {self._stream}; set it there or use `auto`"
             )
-        self._ordered.last_seq = self._info.last_seq
+        self._last_seq = self._info.last_seq
         await self._replies.start()
         self._connection.listen(self._on_event)
 
@@ -100,7 +94,7 @@ class NatsJetStreamPublisher:
     @property
     def keeps_order(self) -> bool:
         """See JetStreamPublisher; it can change from batch to batch."""
-        return self._route() != "pipeline"
+        return self._is_atomic(in_order=True)
 
     @property
     def duplicate_window_seconds(self) -> float:
@@ -117,16 +111,23 @@ class NatsJetStreamPublisher:
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         message = OutboundMessage(
-            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers, repeated=True
+            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
         )
-        outcomes = await self.publish_batch([message], timeout_seconds=self._publish_timeout_seconds)
-        return outcomes[0]
+        deadline = asyncio.get_running_loop().time() + self._publish_timeout_seconds
+        return (await self._send([message], deadline, in_order=False))[0]
 
     async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float
+        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
     ) -> Sequence[PublishOutcome]:
-        route = self._route()
         deadline = asyncio.get_running_loop().time() + timeout_seconds
+        outcomes = await self._send(messages, deadline, in_order=in_order)
+        return await judge_duplicates(self._connection, self._stream, messages, outcomes, deadline)
+
+    async def _send(
+        self, messages: Sequence[OutboundMessage], deadline: float, *, in_order: bool
+    ) -> list[PublishOutcome]:
+        is_atomic = self._is_atomic(in_order=in_order)
+        timeout_seconds = deadline - asyncio.get_running_loop().time()
         if self._info_is_stale and timeout_seconds > 0:
             await self._refresh_info(min(timeout_seconds * _INFO_SHARE, _INFO_TIMEOUT_SECONDS))
         if self._connection.replies_denied:
@@ -136,13 +137,10 @@ class NatsJetStreamPublisher:
             return [Unsent(self._info.unusable_reason)] * len(messages)
         limit = self.max_payload
         ready = [encode(message, limit) for message in messages]
-        known = self._ordered.last_seq
-        if route == "pipeline":
-            outcomes = await self._publish_each(ready, deadline)
-        else:
-            outcomes = await self._publish_ordered(self._batchers[route], ready, deadline)
+        known = self._last_seq
+        outcomes = await (self._publish_in_order if is_atomic else self._publish_each)(ready, deadline)
         self._update_state(outcomes, known)
-        return await judge_duplicates(self._connection, self._stream, messages, outcomes, deadline)
+        return outcomes
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         try:
@@ -152,33 +150,22 @@ class NatsJetStreamPublisher:
         except WorkerError as error:
             raise BrokerUnavailableError(f"searching stream {self._stream}: {error}") from error
 
-    def _route(self) -> str:
-        """Return the mode of the next batch.
-
-        For example, with mode ``auto`` on a stream that allows fast ingest: batches go as ``fast``. At
-        12:00:00 another writer's message lies between those of a batch, or the stream refuses an event.
-        Batches then go as ``pipeline`` until 12:00:10, and as ``fast`` after that.
-        """
-        if self._mode == "atomic":
-            return "atomic" if self._info.allow_atomic else "pipeline"
-        if self._mode == "pipeline" or not self._info.allow_batched:
-            return "pipeline"
-        disturbed_at = max(self._batch_failed_at, self._ordered.interleaved_at)
-        is_disturbed = asyncio.get_running_loop().time() - disturbed_at < _NO_BATCH_SECONDS
-        return "pipeline" if is_disturbed and self._mode == "auto" else "fast"
+    def _is_atomic(self, *, in_order: bool) -> bool:
+        """Return whether the next batch is an atomic one."""
+        if self._mode == "pipeline" or not self._info.allow_atomic:
+            return False
+        refused_seconds_ago = asyncio.get_running_loop().time() - self._batch_failed_at
+        return self._mode == "atomic" or (in_order and refused_seconds_ago > _NO_BATCH_SECONDS)
 
     async def _publish_each(
         self, messages: Sequence[EncodedMessage | str], deadline: float
     ) -> list[PublishOutcome]:
         good = [message for message in messages if isinstance(message, EncodedMessage)]
         sent = iter(await self._pipeline.send(good, deadline))
-        outcomes = [Rejected(each) if isinstance(each, str) else next(sent) for each in messages]
-        stored = [outcome.seq for outcome in outcomes if isinstance(outcome, Stored)]
-        self._ordered.last_seq = max([self._ordered.last_seq, *stored])
-        return outcomes
+        return [Rejected(each) if isinstance(each, str) else next(sent) for each in messages]
 
-    async def _publish_ordered(
-        self, batcher: BatchSender, messages: Sequence[EncodedMessage | str], deadline: float
+    async def _publish_in_order(
+        self, messages: Sequence[EncodedMessage | str], deadline: float
     ) -> list[PublishOutcome]:
         """Hold back the messages after one that cannot be sent, as after one that is not stored."""
         good: list[EncodedMessage] = []
@@ -188,8 +175,8 @@ class NatsJetStreamPublisher:
                 bad = message
                 break
             good.append(message)
-        outcomes = await self._ordered.send(batcher, good, deadline)
-        self._info_is_stale = self._info_is_stale or self._ordered.disabled
+        outcomes = await self._atomic.send(good, deadline)
+        self._info_is_stale = self._info_is_stale or self._atomic.disabled
         if bad and all_stored(outcomes):
             outcomes.append(Rejected(bad))
         return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
@@ -201,25 +188,27 @@ class NatsJetStreamPublisher:
         if any(isinstance(outcome, Rejected | FailedTransiently | Unknown) for outcome in others):
             self._batch_failed_at = asyncio.get_running_loop().time()
             self._info_is_stale = self._info_is_stale or not stored
-        if self._ordered.last_seq < known or any(o.seq <= known and not o.duplicate for o in stored):
+        new = [outcome.seq for outcome in stored if not outcome.duplicate]
+        if new and min(new) <= known:
             self._info_is_stale = True
+        self._last_seq = max([self._last_seq, *new])
 
     async def _refresh_info(self, timeout_seconds: float) -> None:
         """Request the information again; if that fails, the former one stays in use.
 
         The stream may have been deleted and created again, or restored to an earlier state.
         """
-        known = self._ordered.last_seq
+        known = self._last_seq
         try:
             info = await stream_info(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
             self._info = replace(self._info, unusable_reason="")  # a publish reports the present reason
             return
         if info.created != self._info.created:
-            self._ordered.last_seq = info.last_seq
+            self._last_seq = info.last_seq
             self._connection.emit("stream", f"stream {self._stream} was created anew at {info.created}")
         elif info.last_seq < known:
-            self._ordered.last_seq = info.last_seq
+            self._last_seq = info.last_seq
             self._connection.emit(
                 "stream",
                 f"stream {self._stream} ends at {info.last_seq} and had acknowledged {known}: the server "
@@ -228,7 +217,7 @@ class NatsJetStreamPublisher:
         if info.unusable_reason and not self._info.unusable_reason:
             self._connection.emit("stream", info.unusable_reason)
         self._info, self._info_read_at = info, asyncio.get_running_loop().time()
-        self._ordered.disabled = False
+        self._atomic.disabled = False
         self._info_is_stale = False
 
     def _on_event(self, event: str, _text: str) -> None:

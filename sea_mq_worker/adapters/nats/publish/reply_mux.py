@@ -29,8 +29,14 @@ class PendingRequest(ABC):
         self._wake: asyncio.Future[None] | None = None
 
     @abstractmethod
-    def on_reply(self, token: str, msg: Msg) -> None:
-        """Handle a reply; ``token`` is the part of its subject after the request's prefix."""
+    def on_reply(self, token: str, data: bytes, status: str) -> None:
+        """Handle a reply; it must not raise.
+
+        Args:
+            token: the part of the reply's subject after the request's prefix.
+            data: the body.
+            status: of a reply without a body that the server made itself; else empty.
+        """
 
     @abstractmethod
     def deny(self, subject: str) -> None:
@@ -69,10 +75,12 @@ class ReplyMux:
 
     async def start(self) -> None:
         """Subscribe once; nats-py subscribes again after each reconnect."""
-        self._inbox = self._connection.client.new_inbox()
+        client = self._connection.client
+        self._inbox = client.new_inbox()
         self._skip = len(self._inbox) + 1
         self._connection.listen(self._on_event)
-        await self._connection.client.subscribe(f"{self._inbox}.>", cb=self._on_reply, pending_bytes_limit=0)
+        client.pass_on(f"{self._inbox}.", self._on_body)
+        await client.subscribe(f"{self._inbox}.>", cb=self._on_reply, pending_bytes_limit=0)
 
     @contextmanager
     def replies_to(self, request: PendingRequest, deadline: float) -> Iterator[str]:
@@ -94,11 +102,16 @@ class ReplyMux:
             timer.cancel()
             del self._open[number]
 
-    async def _on_reply(self, msg: Msg) -> None:
-        number, _, token = msg.subject[self._skip :].partition(".")
+    def _on_body(self, subject: str, data: bytes, status: str = "") -> None:
+        number, _, token = subject[self._skip :].partition(".")
         request = self._open.get(number)
         if request is not None:
-            request.on_reply(token, msg)
+            request.on_reply(token, data, status)
+
+    async def _on_reply(self, msg: Msg) -> None:
+        """Handle a reply with headers."""
+        status = (msg.headers or {}).get("Status", "unknown") if not msg.data else ""
+        self._on_body(msg.subject, msg.data, status)
 
     def _on_event(self, event: str, text: str) -> None:
         for request in list(self._open.values()):

@@ -12,10 +12,12 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.decoding import ack_tokens
+from sea_mq_worker.adapters.nats.consume.undelivered import read_back
 from sea_mq_worker.adapters.nats.publish.acks import number
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
-from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
-from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, WorkerError
+from sea_mq_worker.domain.headers import MSG_ID, is_same_message
+from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
 
@@ -45,6 +47,7 @@ async def find_messages(
             scan = _Scan(connection, stream, wanted, await stream_info(connection, stream))
             await scan.open()
             await scan.run()
+            await scan.compare()
     except (WorkerError, TimeoutError) as error:
         if scan is None or not scan.has_read:
             if isinstance(error, WorkerError):
@@ -75,7 +78,8 @@ class _Scan:
         if not all(each.looked for each in self._wanted.values()):
             self._until = info.last_seq
         self._through = 0
-        self._found: dict[str, Stored] = {}
+        self._copies: dict[str, list[int]] = {}
+        self._compared: set[str] = set()
         self._consumer = f"sea-mq-find-{uuid.uuid4().hex}"
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
         self._inbox = connection.client.new_inbox()
@@ -128,14 +132,31 @@ class _Scan:
 
     def results(self) -> dict[str, SearchResult]:
         """Return the place of each id found, and the progress of each search that found nothing."""
-        return {
-            each.id: self._found.get(each.id) or self._looked(each.looked) for each in self._wanted.values()
-        }
+        return {each.id: self._result(each) for each in self._wanted.values()}
 
-    def _looked(self, looked: SearchProgress | None) -> SearchProgress:
-        if looked:
-            return looked._replace(through=max(looked.through, self._through))
-        return SearchProgress(self._info.created, self._through, self._info.last_seq)
+    def _result(self, wanted: SearchedId) -> SearchResult:
+        copies = self._copies.get(wanted.id)
+        if copies and (wanted.message is None or wanted.id in self._compared):
+            return Stored(self._stream, copies[-1], duplicate=True)
+        through = copies[0] - 1 if copies else self._through
+        if wanted.looked:
+            return wanted.looked._replace(through=max(wanted.looked.through, through))
+        return SearchProgress(self._info.created, through, self._info.last_seq)
+
+    async def compare(self) -> None:
+        """Drop other writers' messages; without the right to read messages, all count as the wanted ones."""
+        for each in self._wanted.values():
+            copies = self._copies.get(each.id, [])
+            while each.message and copies and not await self._is_own(each.message, copies[-1]):
+                copies.pop()
+            self._compared.add(each.id)
+
+    async def _is_own(self, message: OutboundMessage, seq: int) -> bool:
+        try:
+            copy = await read_back(self._connection, self._stream, "", seq)
+        except ContractError:
+            return True
+        return copy is not None and is_same_message(message, copy.subject, copy.payload, copy.headers)
 
     async def run(self) -> None:
         """Read up to the last wanted sequence."""
@@ -185,4 +206,4 @@ class _Scan:
         self.has_read = True
         wanted = self._wanted.get(headers.get(MSG_ID, ""))
         if wanted and seq != wanted.other_than:
-            self._found[wanted.id] = Stored(self._stream, seq, duplicate=True)
+            self._copies.setdefault(wanted.id, []).append(seq)
