@@ -131,7 +131,7 @@ class ActivityLog:
             self._add_event("bad", f"{fact.event_type}: {fact.reason}")
         else:
             self.slow_types.discard(fact.event_type)
-            self._add_event("good", f"{fact.event_type}: full speed again, because of {fact.why}")
+            self._add_event("good", f"{fact.event_type}: full speed again: {fact.why}")
 
     def _notice(self, fact: facts.Noticed) -> None:
         if fact.event == "waiting":

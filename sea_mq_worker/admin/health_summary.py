@@ -1,7 +1,7 @@
 """Health summary: the page's first line, with its causes and next steps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from shlex import quote
 
 from sea_mq_worker.admin.status_records import Cause, ConsumerSample, HealthSummary, Level, Sample
@@ -38,9 +38,6 @@ class Side:
     done: int = 0
 
 
-_SLOW_TYPES = "slow event types"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """Input of the summary.
@@ -48,6 +45,7 @@ class Situation:
     Attributes:
         reasons: why the worker is not ready, by part.
         since: from when.
+        warnings: the event types that the handler fails while it works for others, with the reason.
         slow_types: event types that the handler fails.
         missed: messages that left their stream before delivery, until an operator acknowledges them.
     """
@@ -55,6 +53,7 @@ class Situation:
     reasons: Mapping[str, str]
     since: Mapping[str, float]
     sides: Sequence[Side]
+    warnings: Mapping[str, str] = field(default_factory=dict)
     paused_consumers: Sequence[ConsumerSample] = ()
     slow_types: Sequence[str] = ()
     missed: Sequence[RecordedMissed] = ()
@@ -63,7 +62,7 @@ class Situation:
 
 def summarize(situation: Situation) -> HealthSummary:
     """Return the summary of the first rule that applies; the most urgent rule is first."""
-    rules = (_stopping, _starting, _slow, _paused, _lost, _held, _stale, _behind, _dead, _empty)
+    rules = (_stopping, _starting, _paused, _lost, _slow, _held, _stale, _behind, _dead, _empty)
     return next((summary for rule in rules if (summary := rule(situation))), _working(situation))
 
 
@@ -95,13 +94,18 @@ def _starting(situation: Situation) -> HealthSummary | None:
 
 
 def _slow(situation: Situation) -> HealthSummary | None:
-    """Only some event types are slow."""
-    if set(situation.reasons) != {_SLOW_TYPES}:
+    """The handler fails some event types and accepts others."""
+    if not situation.warnings:
         return None
-    cause = Cause(part=_SLOW_TYPES, reason=situation.reasons[_SLOW_TYPES], since=situation.since[_SLOW_TYPES])
-    text = "The handler fails message after message of some event types. Others continue."
+    causes = [
+        Cause(part=part, reason=reason, since=situation.since[part])
+        for part, reason in situation.warnings.items()
+    ]
+    first = causes[0]
+    more = f" Further failing types: {len(causes) - 1}." if len(causes) > 1 else ""
+    text = f"{_capital(first.part)} fails: {_first_sentence(first.reason)}.{more} Other types continue."
     steps = _slow_steps(situation.slow_types)
-    return HealthSummary(level=Level.BAD, state="Slow", text=text, causes=(cause,), next_steps=steps)
+    return HealthSummary(level=Level.WARN, state="Slow", text=text, causes=causes, next_steps=steps)
 
 
 def _slow_steps(event_types: Sequence[str]) -> list[str]:
@@ -122,9 +126,9 @@ def _paused(situation: Situation) -> HealthSummary | None:
     return HealthSummary(
         level=Level.BAD,
         state="Paused",
-        text=f"{_subject(first.part)}: {first.reason}",
+        text=f"{_subject(first.part)}: {_first_sentence(first.reason)}",
         causes=causes,
-        next_steps=(_DOCTOR, *_steps(first.part)),
+        next_steps=(_DOCTOR, *_steps(first.part, situation.slow_types)),
     )
 
 
@@ -155,9 +159,7 @@ def _held(situation: Situation) -> HealthSummary | None:
         for each in situation.paused_consumers
     )
     steps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.paused_consumers]
-    return HealthSummary(
-        level=Level.WARN, state="Held", text=f"{text[:1].upper()}{text[1:]}.", next_steps=steps
-    )
+    return HealthSummary(level=Level.WARN, state="Held", text=f"{_capital(text)}.", next_steps=steps)
 
 
 def _rank(part: str) -> tuple[int, str]:
@@ -173,10 +175,22 @@ def _subject(part: str) -> str:
         return "NATS does not serve"
     if part == "handler":
         return "The handler takes no messages"
-    return f"{part[:1].upper()}{part[1:]} does not serve"
+    if part.startswith("exhausted"):
+        return "Exhausted messages cannot be read"
+    return f"{_capital(part)} does not serve"
 
 
-def _steps(part: str) -> tuple[str, ...]:
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition(". ")[0]
+
+
+def _steps(part: str, slow_types: Sequence[str]) -> Sequence[str]:
+    if part == "handler" and slow_types:
+        return _slow_steps(slow_types)
     if part.startswith(("stream", "consumer", "exhausted")):
         return ("python -m sea_mq_worker streams check",)
     return ()
@@ -205,9 +219,7 @@ def _behind(situation: Situation) -> HealthSummary | None:
         f"{_duration(side.sample.oldest_seconds)}{_trend(side)}"
         for side in sides
     )
-    return HealthSummary(
-        level=Level.WARN, state="Behind", text=f"{text[:1].upper()}{text[1:]}.", next_steps=(_DOCTOR,)
-    )
+    return HealthSummary(level=Level.WARN, state="Behind", text=f"{_capital(text)}.", next_steps=(_DOCTOR,))
 
 
 def _trend(side: Side) -> str:

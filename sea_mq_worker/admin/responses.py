@@ -50,12 +50,13 @@ def refusal(status: HTTPStatus, text: str, *headers: str) -> AdminResponse:
     return AdminResponse(status, answer.body, answer.content_type, headers)
 
 
-def health(reasons: Mapping[str, str], *, authorized: bool) -> AdminResponse:
-    """Answer a probe with the unready parts, and with their reasons for authorized clients."""
+def health(reasons: Mapping[str, str], warnings: Mapping[str, str], *, authorized: bool) -> AdminResponse:
+    """Answer a probe with the unready parts; for authorized clients with their reasons, and with warnings."""
+    more = {"warnings": dict(warnings)} if warnings and authorized else {}
     if not reasons:
-        return json_response({"ok": True})
+        return json_response({"ok": True, **more})
     state = next((name for part, name in _STATES.items() if part in reasons), "paused")
-    answer = {"ok": False, "state": state, "parts": sorted(reasons)}
+    answer = {"ok": False, "state": state, "parts": sorted(reasons), **more}
     if authorized:
         answer["reasons"] = dict(reasons)
     return json_response(answer, HTTPStatus.SERVICE_UNAVAILABLE)

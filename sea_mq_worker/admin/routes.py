@@ -40,6 +40,7 @@ class Routes:
 
     Attributes:
         ready: why the worker is not ready, by part.
+        warnings: troubles, by name, in spite of which the worker is ready.
         metrics: the exposition.
         status: the data of ``/status``.
         history: the data of ``/history``, the last hour.
@@ -53,6 +54,7 @@ class Routes:
     history: Callable[[], object]
     access: TokenAuth
     operator_api: OperatorApi | None
+    warnings: Callable[[], Reasons] = dict
 
     async def answer(self, request: Request) -> AdminResponse:
         """Answer at once; only a request to the operator API may take a while."""
@@ -70,7 +72,7 @@ class Routes:
             case "/healthz":
                 return json_response({"ok": True})  # a stuck loop does not even answer
             case "/readyz":
-                return health(self.ready(), authorized=refused is None)
+                return health(self.ready(), self.warnings(), authorized=refused is None)
             case "/metrics":
                 return refused or AdminResponse(HTTPStatus.OK, self.metrics(), _METRICS_TYPE)
             case "/status":

@@ -42,6 +42,7 @@ class StatusCollector:
     Attributes:
         sides: the sides that this worker serves.
         reasons: why the worker is not ready, by part.
+        warnings: troubles, by name, in spite of which it is ready.
         now: seconds since 1970.
         clock: monotonic seconds.
     """
@@ -50,6 +51,7 @@ class StatusCollector:
     sides: Sequence[str]
     counters: Callable[[], Counters]
     reasons: Callable[[], Mapping[str, str]]
+    warnings: Callable[[], Mapping[str, str]] = dict
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     activity: ActivityLog = field(default_factory=ActivityLog)
@@ -151,11 +153,13 @@ class StatusCollector:
         return replace(health, since=since)
 
     def _situation(self) -> Situation:
-        totals, reasons = self.counters().totals, self.reasons()
-        self._reasons_since = {part: self._reasons_since.get(part, self.now()) for part in reasons}
+        totals, reasons, warnings = self.counters().totals, self.reasons(), self.warnings()
+        named = (*reasons, *warnings)
+        self._reasons_since = {part: self._reasons_since.get(part, self.now()) for part in named}
         opened = {breaker: pause.since for breaker, pause in self.activity.paused.items()}
         return Situation(
             reasons=reasons,
+            warnings=warnings,
             since=self._reasons_since | opened,
             waiting_for=self.activity.waiting_for,
             slow_types=self._slow_types(),

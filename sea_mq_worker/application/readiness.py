@@ -10,9 +10,6 @@ from sea_mq_worker.domain.errors import ContractError
 
 _POLL_SECONDS = 1.0
 
-SLOW_TYPES = "slow event types"
-"""Name of the readiness check whose reason lists the slow event types."""
-
 
 @dataclass(slots=True)
 class Readiness:
@@ -20,6 +17,7 @@ class Readiness:
 
     _checks: dict[str, Callable[[], str]] = field(default_factory=dict)
     _broken: dict[str, Callable[[], float]] = field(default_factory=dict)
+    _warnings: Callable[[], Mapping[str, str]] = dict
 
     def watch(self, breaker: CircuitBreaker) -> None:
         """Count an open circuit as a reason."""
@@ -38,6 +36,13 @@ class Readiness:
     def reasons(self) -> Mapping[str, str]:
         """Return the reasons against readiness, by name of the part."""
         return {name: text for name, reason in self._checks.items() if (text := reason())}
+
+    def warn(self, warnings: Callable[[], Mapping[str, str]]) -> None:
+        """Set the source of warnings: troubles, by name, in spite of which the worker is ready."""
+        self._warnings = warnings
+
+    def warnings(self) -> Mapping[str, str]:
+        return self._warnings()
 
     async def give_up_after(self, seconds: float, stop: asyncio.Event) -> None:
         """Check until the worker stops.

@@ -13,8 +13,11 @@ from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.settings import Settings
 
 _SECONDS = 3.0
-_WRONG = {404, *range(300, 400), *range(500, 600)} - {501}
-"""Statuses of a wrong path or broken handler; a server without OPTIONS answers 405 or 501."""
+_WRONG = {0, 404, *range(300, 400), *range(500, 600)} - {501}
+"""Statuses of a wrong path or broken handler; a server without OPTIONS answers 405 or 501.
+
+401 and 403 are not wrong: doctor sends no token.
+"""
 
 
 class HandlerKind(Kind):
@@ -40,8 +43,13 @@ class HandlerKind(Kind):
         "the worker sends nothing there",
         "correct the URL, or set SEA_MQ_HANDLER_ALLOW_LINK_LOCAL if intended",
     )
+    HANDLER_SILENT = error(
+        "the handler accepts connections, and does not answer OPTIONS",
+        "calls wait until SEA_MQ_HANDLER_TIMEOUT_SECONDS, and have no effect",
+        "find out why its process does not answer, such as a blocked event loop; then restart it",
+    )
     HANDLER_PATH = warning(
-        "the handler answers OPTIONS with a redirect, 404 or 5xx, or not at all",
+        "the handler answers OPTIONS with a redirect, 404 or 5xx",
         "the worker retries messages and then dead-letters them",
         "correct path and scheme of SEA_MQ_HANDLER_URL or SEA_MQ_HANDLER_BATCH_URL, or fix the handler",
     )
@@ -71,10 +79,12 @@ async def _examine(name: str, url: SplitResult, s: Settings) -> Finding | None:
         what = getattr(error, "strerror", "") or str(error) or f"no answer within {_SECONDS:g} s"
         return HandlerKind.HANDLER_UNREACHABLE.finding(where, what)
     try:
-        problem = await _request_options(url, reader, writer)
+        status = await _request_options(url, reader, writer)
     finally:
         writer.close()
-    return HandlerKind.HANDLER_PATH.finding(where, problem) if problem else None
+    if status is None:
+        return HandlerKind.HANDLER_SILENT.finding(where, f"no answer to OPTIONS within {_SECONDS:g} s")
+    return HandlerKind.HANDLER_PATH.finding(where, f"{status} to OPTIONS") if status in _WRONG else None
 
 
 async def _forbidden(url: SplitResult) -> str:
@@ -90,8 +100,8 @@ def _port(url: SplitResult) -> int:
 
 async def _request_options(
     url: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> str:
-    """Return the problem of the answer; 401 and 403 are none, since doctor sends no token."""
+) -> int | None:
+    """Return the answer's status, 0 if it is not HTTP; None: nothing came."""
     target = SplitResult("", "", url.path or "/", url.query, "").geturl()
     host = url.netloc.rpartition("@")[2]
     writer.write(f"OPTIONS {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
@@ -100,6 +110,6 @@ async def _request_options(
         async with asyncio.timeout(_SECONDS):
             line = await reader.readline()
     status = line.split(b" ")[1:2]
-    if not (status and status[0].isdigit()):
-        return "no answer to OPTIONS"
-    return f"{int(status[0])} to OPTIONS" if int(status[0]) in _WRONG else ""
+    if status and status[0].isdigit():
+        return int(status[0])
+    return 0 if line else None

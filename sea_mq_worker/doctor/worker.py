@@ -3,11 +3,11 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sea_mq_worker.connections.secret_files import read_secret
-from sea_mq_worker.doctor.finding import Finding, Kind, error
+from sea_mq_worker.doctor.finding import Finding, Kind, error, warning
 from sea_mq_worker.domain.errors import UnavailableError
 from sea_mq_worker.settings import Settings, SettingsError
 
@@ -29,6 +29,11 @@ class WorkerKind(Kind):
         "its work stands; others take it over once its leases have ended",
         "let the process continue (SIGCONT), or restart the worker",
     )
+    WORKER_WARNS = warning(
+        "the worker's /readyz warns of event types that the handler fails, while it accepts others",
+        "their messages wait, or are dead-lettered at a low rate",
+        "fix the handler, then follow the text",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,7 @@ class WorkerReadiness:
 
     where: str
     reasons: Mapping[str, str]
+    warnings: Mapping[str, str] = field(default_factory=dict)
     is_silent: bool = False
 
 
@@ -60,7 +66,12 @@ async def read_readiness(s: Settings) -> WorkerReadiness | None:
         writer.close()
     if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
         return None
-    return WorkerReadiness(where=where, reasons=_reasons(answer))
+    warnings = answer.get("warnings")
+    return WorkerReadiness(
+        where=where,
+        reasons=_reasons(answer),
+        warnings=_texts(warnings) if isinstance(warnings, dict) else {},
+    )
 
 
 def worker_findings(seen: WorkerReadiness) -> list[Finding]:
@@ -68,7 +79,12 @@ def worker_findings(seen: WorkerReadiness) -> list[Finding]:
         what = f"/readyz does not answer within {_SECONDS:g} s"
         return [WorkerKind.WORKER_SILENT.finding(seen.where, what)]
     reasons = "; ".join(f"{part}: {reason}" if reason else part for part, reason in seen.reasons.items())
-    return [WorkerKind.WORKER_NOT_READY.finding(seen.where, reasons)] if reasons else []
+    warnings = "; ".join(f"{name}: {text}" for name, text in seen.warnings.items())
+    return [
+        kind.finding(seen.where, text)
+        for kind, text in ((WorkerKind.WORKER_NOT_READY, reasons), (WorkerKind.WORKER_WARNS, warnings))
+        if text
+    ]
 
 
 def _reasons(answer: Mapping[str, Any]) -> Mapping[str, str]:
@@ -77,8 +93,12 @@ def _reasons(answer: Mapping[str, Any]) -> Mapping[str, str]:
         return {}
     reasons = answer.get("reasons")
     if isinstance(reasons, dict):
-        return {str(part): str(reason) for part, reason in reasons.items()}
+        return _texts(reasons)
     return {str(part): "" for part in answer.get("parts") or ["the answer has no reason"]}
+
+
+def _texts(texts: Mapping[Any, Any]) -> Mapping[str, str]:
+    return {str(name): str(text) for name, text in texts.items()}
 
 
 def _token(s: Settings) -> str:

@@ -13,6 +13,9 @@ _POISON = 422
 _ASKS_TO_WAIT = frozenset({429, 503})
 _SERVER_ERRORS = range(500, 600)
 _UNAVAILABLE = 503
+_TOO_LARGE = 413
+_DEPLOYMENT = frozenset({*range(300, 400), 401, 403, 404, 405})
+"""Statuses of a wrong path, slash, scheme, method or token."""
 _MAY_BE_ONE_MESSAGE = frozenset({400, 409, 413, 422})
 
 
@@ -30,9 +33,13 @@ def result_for_status(
     wait = after_seconds if status in _ASKS_TO_WAIT else 0.0
     if status in _SERVER_ERRORS or status in _ASKS_TO_WAIT:
         return Retry(f"the handler answered {status}{detail}", wait)
+    if status == _TOO_LARGE:
+        error = f"the handler answered 413{detail}: it, or a proxy before it, takes no request of this size"
+        return Retry(error, about="size")
     return Retry(
         f"the handler answered {status}{detail}, which its contract does not know: "
-        f"check the handler's URL, its token and what is deployed there"
+        f"check the handler's URL, its token and what is deployed there",
+        about="deployment" if status in _DEPLOYMENT else "",
     )
 
 

@@ -5,7 +5,7 @@ it. The outcomes of nearly every event are tuples, created in half the time of a
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from sea_mq_worker.domain.events import ClaimedEvent
 
@@ -124,12 +124,13 @@ class Poison:
 class Retry:
     """5xx, time-out or any other answer (POL-047-007); ``after_seconds``: no sooner, as the handler asked.
 
-    ``answered``: there was a whole answer, so the handler can be reached.
+    ``answered``: there was a whole answer, so the handler can be reached. ``about``: more probable cause.
     """
 
     error: str
     after_seconds: float = 0.0
     answered: bool = True
+    about: Literal["", "deployment", "size"] = ""
 
 
 @dataclass(frozen=True, slots=True)

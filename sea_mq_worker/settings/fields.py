@@ -213,8 +213,8 @@ class Settings(BaseModel):
     handler_allow_link_local: bool = False
     """Allow a handler at a link-local address or at a cloud's metadata address."""
     handler_keep_problem: bool = False
-    """Copy `type` and `title` of RFC 9457 problem details into errors; the handler must put no payload into
-    them.
+    """Copy `type` and `title` of RFC 9457 problem details, or `loc` and `type` of FastAPI's validation
+    errors, into errors; the handler must put no payload into them.
     """
     handler_tls_ca_file: OptionalPath = None
     """CA that signed the handler's certificate (default: the system's authorities)."""

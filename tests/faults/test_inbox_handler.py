@@ -143,6 +143,26 @@ async def test_a_handlers_retry_after_delays_all_its_messages(
     assert all(second - first >= 2.0 for first, second in asked_at.values())
 
 
+@pytest.mark.fault("N47")
+async def test_a_wrong_deployment_buries_no_message_of_a_quiet_type(
+    shared: Site, batches: Mapping[str, Any]
+) -> None:
+    messages = await shared.send(3)
+    statuses = (404, 307, 401)
+    behaviours = {message: answer(status) for message, status in zip(messages, statuses, strict=True)}
+    shared.effects.script |= behaviours
+    hasty = {"inbox_attempts_max": 2, "inbox_backoff_seconds": 0.1, "inbox_backoff_max_seconds": 0.1}
+    async with shared.worker(**hasty, **batches) as worker:
+        await worker.answers(503, "it has accepted no message since")
+        await eventually(
+            lambda: min(shared.effects.calls[one] for one in messages) >= 5, what="each is tried"
+        )
+        shared.effects.script.clear()
+        await shared.quiet()
+        await worker.ready()
+    await shared.audit()
+
+
 @pytest.mark.fault("N14")
 async def test_an_answer_that_never_ends_costs_its_deadline_and_no_place(
     shared: Site, batches: Mapping[str, Any]
@@ -247,7 +267,7 @@ async def test_a_handler_that_takes_calls_and_answers_none_buries_nothing(
     shared.to_handler.stall()
     impatient = {"handler_timeout_seconds": 0.3, "handler_slow_after": 5, "inbox_attempts_max": 3}
     async with shared.worker(**impatient, **batches) as worker:
-        await worker.answers(503, "no whole answer")
+        await worker.answers(503, "the handler has answered no call")
         await asyncio.sleep(2.0)
         assert not await shared.dead_letters()
         shared.to_handler.heal()

@@ -51,6 +51,7 @@ async def test_a_failing_event_type_stops_no_other(site_with: SiteWith) -> None:
                 await eventually(
                     lambda before=before: sum(at.effects.taken.values()) > before, what="it is handled"
                 )
+            await worker.answers(200, "event type made")
             at.effects.script.clear()
             await eventually(taken(at, bad), what="all are handled once the handler is mended")
             await at.quiet()

@@ -206,6 +206,10 @@ PROBLEM = (
     b'{"type": "https://x.example/no-such-currency", "title": "No such\\n currency", "status": 422,'
     b' "detail": "%s", "instance": "/%s"}'
 ) % (CANARY.encode(), CANARY.encode())
+VALIDATION = (
+    b'{"detail": [{"type": "missing", "loc": ["body", "payload", "order"], "msg": "%s", "input": "%s"},'
+    b' {"type": "int_parsing", "loc": ["body", "payload", "items", 0], "msg": "", "ctx": {"error": "%s"}}]}'
+) % (CANARY.encode(), CANARY.encode(), CANARY.encode())
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,9 @@ PROBLEM = (
         ("application/problem+json; a=b", PROBLEM, "https://x.example/no-such-currency, No such currency"),
         ("application/problem+json", b'{"title": "%s"}' % (b"x" * 9000), "x" * 120),
         ("application/problem+json", b'{"title": 5}', "with 12 bytes"),
+        ("application/json", VALIDATION, "body.payload.order: missing, body.payload.items.0: int_parsing"),
+        ("application/json", b'{"detail": [{"loc": [[1], "a"], "type": "x"}, 7, {"type": "y"}]}', "a: x"),
+        ("application/json", b'{"detail": "no such vibe"}', "with 26 bytes"),
         ("application/problem+json", b"[1", "with 2 bytes"),
         ("application/problem+json", b"[" * 50_000, "with 50000 bytes"),
         ("application/problem+json", b'{"title": "a\\u001b[2J\\u202eb"}', "a[2Jb"),

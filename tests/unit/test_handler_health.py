@@ -21,7 +21,7 @@ from sea_mq_worker.domain.facts import (
 )
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.outcomes import Poison
-from sea_mq_worker.testing.handler import Behaviour, Respond
+from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
 from sea_mq_worker.testing.resumptions import InMemoryResumptions
 from tests.support.inbox_loop import ATTEMPTS_MAX, CONCURRENCY, PER_SECOND, SLOW_AFTER, World, always
 from tests.support.simulation import Interrupted, in_virtual_time
@@ -231,10 +231,10 @@ async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
         await world.observer.seen(MessageDeadLettered, count=2 * SLOW_AFTER, within=60.0)
         assert (
             "`python -m sea_mq_worker inbox resume --type vibe_created --reason fixed`"
-            in world.health.reasons()
+            in world.health.trouble
         )
         await asyncio.sleep(301.0)
-        assert world.health.reasons() == ""
+        assert world.health.trouble == ""
 
 
 @in_virtual_time
@@ -317,3 +317,81 @@ async def test_the_commands_that_a_slow_type_names_quote_what_a_sender_chose() -
         reported = world.health.reason("made;$(id)")
     assert "inbox resume --type 'made;$(id)' --reason fixed`" in reported
     assert "dlq redrive --type 'made;$(id)' --reason fixed`" in reported
+
+
+@pytest.mark.parametrize("status", [307, 401, 404])
+@in_virtual_time
+async def test_answers_of_a_wrong_deployment_cost_no_attempt_until_the_handler_accepts_a_message(
+    status: int,
+) -> None:
+    world = World(max_deliver=-1)
+    ids = [world.send() for _ in range(SLOW_AFTER - 1)]
+    world.handler.script = always(Respond(status=status))
+    async with world.consuming():
+        noticed = await world.observer.seen(Noticed)
+        await asyncio.sleep(HOUR)
+        assert (noticed.event, len(world.observer.of(Noticed))) == ("handler_rejects", 1)
+        assert f"answered {status}" in world.health.trouble
+        assert max(row.attempts for row in world.table.rows.values()) <= 1
+        assert world.dead_lettered() == []
+        world.handler.script = failing(status, {ids[0]})
+        await world.observer.seen(MessageProcessed, count=len(ids) - 1, within=120.0)
+        assert world.health.trouble == ""
+        while not world.dead_lettered():
+            world.send(subject=OTHER)
+            await asyncio.sleep(5.0)
+            assert world.clock() < 2 * HOUR
+    assert world.dead_lettered() == [(ids[0], "EXHAUSTED")]
+
+
+@in_virtual_time
+async def test_a_message_that_is_too_large_ends_soon_if_the_handler_accepts_others() -> None:
+    world = World()
+    world.change_settings(inbox_attempts_max=15)
+    large = world.send(body=b"[" + b"1," * 5000 + b"1]")
+    world.handler.script = failing(413, {large})
+    async with world.consuming():
+        world.send(subject=OTHER)
+        await world.observer.seen(MessageDeadLettered, within=10.0)
+    row = world.row(large)
+    assert (row.attempts, row.dead_letter_reason) == (3, "EXHAUSTED")
+    assert "413" in str(row.last_error)
+    assert "10,003 bytes" in str(row.last_error)
+
+
+@in_virtual_time
+async def test_a_handler_that_answers_nothing_is_called_silent_long_before_its_calls_end() -> None:
+    world = World()
+    half = world.settings.handler_timeout_seconds / 2
+    world.handler.script = always(Respond(slow_seconds=half / 2))
+    async with world.consuming():
+        world.send()
+        await world.observer.seen(MessageProcessed, within=HOUR)
+        await asyncio.sleep(HOUR)
+        assert world.health.trouble == "", "it has nothing to do"
+        world.handler.script = always(Hang())
+        world.send()
+        await asyncio.sleep(half - 1)
+        assert world.health.trouble == ""
+        await asyncio.sleep(2)
+        assert world.health.trouble == f"the handler has answered no call for {half + 1:.0f} s"
+        world.handler.script = always(Respond())
+        await world.observer.seen(MessageProcessed, count=2, within=HOUR)
+        assert world.health.trouble == ""
+
+
+@in_virtual_time
+async def test_a_slow_type_is_a_warning_while_the_handler_accepts_others() -> None:
+    world = tight()
+    bad = {world.send() for _ in range(SLOW_AFTER)}
+    world.handler.script = failing(500, bad)
+    async with world.consuming():
+        await world.observer.seen(TypeSlowed)
+        assert world.health.trouble.startswith("vibe_created: the handler answered 500")
+        world.send(subject=OTHER)
+        await world.observer.seen(MessageProcessed)
+        assert world.health.trouble == ""
+        [(name, text)] = world.health.warnings().items()
+        assert (name, text.partition(",")[0]) == ("event type vibe_created", "the handler answered 500")
+        await asyncio.sleep(61.0)
+        assert (world.health.trouble != "", world.health.warnings()) == (True, {})

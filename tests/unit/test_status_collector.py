@@ -83,6 +83,24 @@ def outbox(**given: Any) -> Side:
             ),
             *("bad", "Paused", "Waiting for PostgreSQL: refused"),
         ),
+        (
+            situation(
+                outbox(), reasons={"exhausted messages": "no leader"}, since={"exhausted messages": 1.0}
+            ),
+            *("bad", "Paused", "Exhausted messages cannot be read: no leader"),
+        ),
+        (
+            situation(
+                outbox(dead=1),
+                warnings={"event type a": "the handler answered 503. Fix it", "event type b": "422"},
+                since={"event type a": 5.0, "event type b": 6.0},
+            ),
+            *(
+                "warn",
+                "Slow",
+                "Event type a fails: the handler answered 503. Further failing types: 1. Other",
+            ),
+        ),
     ],
 )
 def test_the_most_urgent_problem_comes_first(given: Situation, level: str, state: str, text: str) -> None:

@@ -13,8 +13,8 @@ from sea_mq_worker.domain.messages import HandlerRequest
 
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _SECONDS_MAX = 31_536_000
-_PROBLEM_TYPE = b"application/problem+json"
 _PROBLEM_CHARS_MAX = 120
+_ERRORS_MAX = 5
 _STATUSES = range(100, 600)
 
 
@@ -64,16 +64,17 @@ def _http_date(text: str) -> datetime | None:
 
 
 def problem_text(headers: list[tuple[bytes, bytes]], body: bytes) -> str:
-    """Return type and title of a response's problem details (RFC 9457); empty if it has none.
+    """Return type and title of a response's problem details (RFC 9457), or what FastAPI's validation found.
 
-    Each is on one line and cut. ``detail`` and ``instance`` may repeat the payload of the message, so they
-    are never read.
+    Empty if it has none. Each is on one line and cut. Other members, such as ``detail`` and ``instance`` of
+    the former and ``msg``, ``input`` and ``ctx`` of the latter, may repeat the payload: they are never read.
     """
     named = next((value for name, value in headers if name.lower() == b"content-type"), b"")
-    if named.partition(b";")[0].strip().lower() != _PROBLEM_TYPE:
+    read = _READERS.get(named.partition(b";")[0].strip().lower())
+    if read is None:
         return ""
     try:
-        return members_text(json.loads(body))
+        return read(json.loads(body))
     except (ValueError, RecursionError):
         return ""
 
@@ -83,6 +84,25 @@ def members_text(members: object) -> str:
     if not isinstance(members, dict):
         return ""
     return ", ".join(filter(None, (_line(members.get(name)) for name in ("type", "title"))))
+
+
+def _validation_text(members: object) -> str:
+    """Return places and types of FastAPI's validation errors, such as ``body.payload.order: missing``."""
+    match members:
+        case {"detail": [*errors]}:
+            return ", ".join(filter(None, map(_error_line, errors[:_ERRORS_MAX])))
+    return ""
+
+
+def _error_line(error: object) -> str:
+    match error:
+        case {"loc": [*loc], "type": str(kind)}:
+            place = ".".join(str(part) for part in loc if isinstance(part, str | int))
+            return _line(f"{place}: {kind}")
+    return ""
+
+
+_READERS = {b"application/problem+json": members_text, b"application/json": _validation_text}
 
 
 def _line(member: object) -> str:

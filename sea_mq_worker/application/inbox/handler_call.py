@@ -31,6 +31,9 @@ from sea_mq_worker.domain.outcomes import (
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.handler import EventHandler
 
+_TOO_LARGE_ATTEMPTS = 3
+"""Attempts of a message that is too large for a handler which accepts others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCaller:
@@ -89,6 +92,7 @@ class HandlerCaller:
                 result = await self.handler.handle(request)
             match result:
                 case NotDelivered(error):
+                    self.health.record_answer()
                     breaker.record_failure(error)
                 case BatchFailed(error, batch_max):
                     self._record_reached(result)
@@ -113,6 +117,7 @@ class HandlerCaller:
         if isinstance(result, Retry | BatchFailed) and not result.answered:
             self.health.breaker.release()
         else:
+            self.health.record_answer()
             self.health.breaker.record_success()
 
     async def _conclude(
@@ -135,13 +140,18 @@ class HandlerCaller:
             case Retry(error, after_seconds) if not counts:
                 deliveries = max(1, item.message.deliveries)
                 return self._give_back(item, request, error, deliveries=deliveries, least=after_seconds)
-            case Retry(error) if run.attempts >= self.attempts_max:
-                return await self._dead_letter(item, run, Reason.EXHAUSTED, error, stop)
+            case Retry(error, about=about) if run.attempts >= self._attempts_max(about):
+                size = f"; its payload has {len(item.message.payload):,} bytes" if about == "size" else ""
+                return await self._dead_letter(item, run, Reason.EXHAUSTED, f"{error}{size}", stop)
             case Retry(error, after_seconds):
                 delay = max(after_seconds, self.backoff.delay_seconds(run.attempts))
                 return GivenBack(error, delay, least_seconds=delay, counted=True)
             case _:
                 assert_never(result)
+
+    def _attempts_max(self, about: str) -> int:
+        is_too_large = about == "size" and self.health.works
+        return min(self.attempts_max, _TOO_LARGE_ATTEMPTS) if is_too_large else self.attempts_max
 
     def _give_back(
         self,

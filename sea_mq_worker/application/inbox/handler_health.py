@@ -42,6 +42,7 @@ class HandlerHealth:
         per_second: rate at which failures of a slow type count.
         backoff: delays of a message that is retried.
         slow_calls_max: most calls at a time for all slow types together.
+        silent_after_seconds: time without an answer to any call after which the handler counts as silent.
     """
 
     breaker: CircuitBreaker
@@ -51,10 +52,16 @@ class HandlerHealth:
     slow_after: int
     per_second: float
     slow_calls_max: int
+    silent_after_seconds: float
     _throttles: dict[str, Throttle] = field(default_factory=dict)
     _listeners: list[OnResumed] = field(default_factory=list)
     _effect_at: float = float("-inf")
     _slow_calls: int = 0
+    _calls: int = 0
+    _called_at: float = float("-inf")
+    _unanswered_since: float | None = None
+    _rejection: str = ""
+    _rejected_at: float = float("-inf")
 
     @contextmanager
     def on_resumed(self, listener: OnResumed) -> Iterator[None]:
@@ -68,22 +75,56 @@ class HandlerHealth:
     def record_effect(self, event_type: str) -> None:
         """Record an effect, which ends the slow pace of the type."""
         self._effect_at = self.clock()
+        self._rejection = ""
         self._end(event_type, "the handler accepted a message of it")
+
+    @property
+    def works(self) -> bool:
+        """Whether the handler accepted a message lately."""
+        return self.clock() - self._effect_at <= _WORKS_SECONDS
 
     def is_message_fault(self, event_type: str, message_id: str, result: Retry | Poison) -> bool:
         """Record a response without an effect; return whether it counts as the message's own failure.
 
-        A rejection always can. Any other response counts only while the handler works for other messages.
+        A rejection always can. Another response of a slow type counts only while the handler works for other
+        messages, and so does one that a wrong deployment gives, of any type.
         """
         now = self.clock()
         throttle = self._throttles.get(event_type) or self._begin(event_type)
         was_slow = throttle.slow_since is not None
-        works = now - self._effect_at <= _WORKS_SECONDS
-        counts = throttle.failed(message_id, now, may_count=isinstance(result, Poison) or works)
+        counts = throttle.failed(message_id, now, may_count=isinstance(result, Poison) or self.works)
+        if isinstance(result, Retry) and result.about == "deployment" and not self.works:
+            self._reject(result.error)
+            counts = False
         throttle.error = result.error
         if throttle.slow_since is not None and not was_slow:
             self.observer.observe(TypeSlowed(event_type=event_type, reason=self.reason(event_type)))
         return counts
+
+    def _reject(self, error: str) -> None:
+        if not self._rejection:
+            text = f"{error}; no message uses up an attempt until the handler accepts one"
+            self.observer.observe(Noticed(event="handler_rejects", text=text))
+        self._rejection, self._rejected_at = error, self.clock()
+
+    @property
+    def trouble(self) -> str:
+        """Why the handler does no work at all; empty while it does some, or has none."""
+        if not self.breaker.is_closed:
+            return self.breaker.reason
+        now, since = self.clock(), self._unanswered_since
+        is_called = self._calls or now - self._called_at <= _QUIET_SECONDS
+        if since is not None and is_called and now - since >= self.silent_after_seconds:
+            return f"the handler has answered no call for {now - since:.0f} s"
+        if self._rejection and now - self._rejected_at <= _QUIET_SECONDS:
+            return f"{self._rejection}; it has accepted no message since"
+        slow = () if self.works else self.slow_seconds()
+        return "; ".join(f"{event_type}: {self.reason(event_type)}" for event_type in slow)
+
+    def warnings(self) -> dict[str, str]:
+        """Return the causes of the slow types by name, while the handler works for others."""
+        slow = self.slow_seconds() if self.works else ()
+        return {f"event type {event_type}": self.reason(event_type) for event_type in slow}
 
     def is_slow(self, event_type: str) -> bool:
         return self._slow(event_type) is not None
@@ -113,13 +154,22 @@ class HandlerHealth:
 
     @contextmanager
     def calling(self, event_type: str) -> Iterator[None]:
-        """Count a call of a slow type while it lasts."""
+        """Count a call while it lasts, one of a slow type also as such."""
         counted = self.is_slow(event_type)
         self._slow_calls += counted
+        self._calls += 1
+        self._called_at = self.clock()
+        if self._unanswered_since is None:
+            self._unanswered_since = self._called_at
         try:
             yield
         finally:
             self._slow_calls -= counted
+            self._calls -= 1
+
+    def record_answer(self) -> None:
+        """Record that a call has ended otherwise than by silence: the others wait since now."""
+        self._unanswered_since = self.clock() if self._calls else None
 
     def delay_seconds(self, event_type: str, *, deliveries: int, in_line: bool) -> float:
         """Return the delay of a message's next delivery: until its turn, and growing with its deliveries."""
@@ -162,16 +212,12 @@ class HandlerHealth:
         """Return the cause of a slow type's pace, and how to fix it."""
         quoted = shlex.quote(event_type)  # senders choose it, and operators copy the commands into a shell
         return (
-            f"{self.error(event_type)}, for different messages in a row: failures of this event type "
+            f"{self.error(event_type)}, for different messages in a row. Failures of this event type "
             f"count at {self.per_second:g} a second, and its other messages are given back. Fix the "
             f"handler; then `python -m sea_mq_worker inbox resume --type {quoted} --reason fixed` ends "
             f"the slow pace at once, and `python -m sea_mq_worker dlq redrive --type {quoted} "
             "--reason fixed` handles its dead letters again"
         )
-
-    def reasons(self) -> str:
-        """Return the causes of all slow types; empty where there is none."""
-        return "; ".join(f"{event_type}: {self.reason(event_type)}" for event_type in self.slow_seconds())
 
     def _begin(self, event_type: str) -> Throttle:
         while len(self._throttles) >= _TYPES_MAX:

@@ -19,7 +19,6 @@ from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
 from sea_mq_worker.application.inbox.orphans import OrphanFinder
 from sea_mq_worker.application.inbox.read_ahead import ReadAhead
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
-from sea_mq_worker.application.readiness import SLOW_TYPES
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.takeover import AbandonedDeliveries
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
@@ -236,8 +235,10 @@ def _health(base: WorkerContext) -> HandlerHealth:
         slow_after=s.handler_slow_after,
         per_second=s.handler_slow_failures_per_second,
         slow_calls_max=max(1, s.handler_concurrency * len(s.consumers) // 2),
+        silent_after_seconds=s.handler_timeout_seconds / 2,
     )
-    base.readiness.check(SLOW_TYPES, health.reasons)
+    base.readiness.check("handler", lambda: health.trouble)
+    base.readiness.warn(health.warnings)
     return health
 
 

@@ -175,6 +175,7 @@ def _status(base: WorkerContext, activity: ActivityLog) -> StatusCollector:
         sides=sides,
         counters=lambda: Counters(totals=base.metrics.totals(), per_second=base.metrics.rates()),
         reasons=base.readiness.reasons,
+        warnings=base.readiness.warnings,
         activity=activity,
     )
 
@@ -187,6 +188,7 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
         port=s.admin_port,
         routes=Routes(
             ready=base.readiness.reasons,
+            warnings=base.readiness.warnings,
             metrics=base.metrics.render,
             status=status.status,
             history=status.history,

@@ -151,6 +151,9 @@ _NOTICES = {
     "read_ahead_failed": (
         "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET."
     ),
+    "handler_rejects": (
+        "The handler answers like a wrong URL or token and has accepted no message lately: check both."
+    ),
     "handler_batch_failed": (
         "A batch had no usable answer; the worker sends it again in halves: check the handler."
     ),

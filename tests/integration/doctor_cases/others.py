@@ -23,7 +23,7 @@ from tests.integration.doctor_cases.registry import (
     provokes_in_tables,
 )
 from tests.support.checkups import Mend, Patient
-from tests.support.handlers import answer
+from tests.support.handlers import Behaviour, answer, hang, raw
 from tests.support.jetstream import DAY, SECOND
 from tests.support.other_clock import nats_clock
 from tests.support.rows import add_event, add_message
@@ -39,9 +39,9 @@ by_setting("handler_unreachable", handler_url=f"http://{UNUSED}/handle")
 by_setting("handler_unreachable__batches", handler_batch_url=f"http://{UNUSED}/handle-batch")
 
 
-def by_answer(slug: str, status: int) -> None:
+def by_answer(slug: str, behaviour: Behaviour) -> None:
     async def provoke(p: Patient) -> Mend:
-        p.handler.default = answer(status)
+        p.handler.default = behaviour
 
         async def fix(_finding: Finding) -> None:
             p.handler.default = answer(405)
@@ -51,8 +51,10 @@ def by_answer(slug: str, status: int) -> None:
     CASES[slug] = provoke
 
 
-by_answer("handler_path", 404)
-by_answer("handler_path__redirects", 308)
+by_answer("handler_path", answer(404))
+by_answer("handler_path__redirects", answer(308))
+by_answer("handler_path__speaks_no_http", raw(b"220 mail.example ESMTP\r\n"))
+by_answer("handler_silent", hang)
 
 # To the settings it is a name like any other; a resolver reads its digits.
 by_setting("handler_forbidden", handler_url="http://\uff11\uff16\uff19.254.169.254/handle")
@@ -103,6 +105,30 @@ async def worker_silent(p: Patient) -> Mend:
         await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published")
 
     return let_continue
+
+
+@provokes
+async def worker_warns(p: Patient) -> Mend:
+    warnings = {"event type made": "the handler answered 503"}
+    routes = Routes(
+        ready=dict,
+        warnings=lambda: warnings,
+        metrics=bytes,
+        status=dict,
+        history=dict,
+        access=TokenAuth(str),
+        operator_api=None,
+    )
+    server = AdminServer(host="127.0.0.1", port=0, routes=routes)
+    await server.start()
+    p.stack.push_async_callback(server.close)
+    p.given |= {"admin_port": server.port}
+
+    async def heal(finding: Finding) -> None:
+        assert finding.what == "event type made: the handler answered 503"
+        warnings.clear()
+
+    return heal
 
 
 # --- what may be read, and by whom
