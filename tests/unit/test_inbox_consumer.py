@@ -152,7 +152,7 @@ async def test_a_worker_whose_handler_is_unreachable_leaves_its_messages_to_one_
         began, taken = world.clock(), []
         while len(taken) < len(ids):
             taken += await world.consumer.fetch(len(ids))
-        assert world.clock() - began < 2 * LEASE / 3
+            assert world.clock() - began < 2 * LEASE / 3
         assert {message.deliveries for message in taken} == {2}
         assert {world.row(message_id).attempts for message_id in ids} == {0}
         assert all(world.row(message_id).locked_by is None for message_id in ids)

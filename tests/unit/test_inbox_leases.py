@@ -110,7 +110,7 @@ async def test_messages_whose_leases_nobody_confirms_are_delivered_to_other_work
         taken: list[InboundMessage] = []
         while len(taken) < 2:
             taken += await world.consumer.fetch(2)
-        assert world.clock() < 1 + LEASE + LEASE / 3 + ACK_WAIT
+            assert world.clock() < 1 + LEASE + LEASE / 3 + ACK_WAIT
         world.inbox.down = False
 
 
