@@ -105,7 +105,7 @@ BEGIN
        FROM outbox_partitions() p WHERE p.partition <> 'outbox_events';
 END $$;
 
--- Roles may add audit records and raise their counts; only the owner can rewrite or delete them.
+-- Roles may add audit records, and each login may raise the counts of its own; only the owner can delete them.
 GRANT SELECT ON operator_actions TO :"operator", :"janitor", :"reader";
 -- The worker may read which types were resumed, but not by whom or why.
 GRANT SELECT (id, at, action, selection) ON operator_actions TO :"relay";

@@ -9,7 +9,7 @@ from sea_mq_worker.cli.support import JsonOption, print_page, query_database
 from sea_mq_worker.domain.filters import AuditFilter
 from sea_mq_worker.domain.read_models import ActionName
 
-_COLUMNS = ("id", "at", "actor", "action", "outcome", "affected", "reason", "selection")
+_COLUMNS = ("id", "at", "actor", "login", "action", "outcome", "affected", "reason", "selection")
 
 
 def audit(
@@ -24,7 +24,7 @@ def audit(
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
-    """List operators' changes, newest first: time, actor, outcome, number of items, and reason.
+    """List operators' changes, newest first: time, actor, login, outcome, number of items, and reason.
 
     An outcome is done, refused, failed or open. A change is open while it runs, and stays open if it was
     interrupted.

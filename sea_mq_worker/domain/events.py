@@ -34,7 +34,8 @@ class ClaimedEvent(NamedTuple):
     event_type: str
     event_version: int
     payload: bytes
-    occurred_at: datetime
+    occurred_at: datetime | None
+    """None: in no year from 1 to 9999, so that no message can say it."""
     attempts: int
     """Number of claims in this lifecycle, including this one; counted before the attempt."""
     failures: int

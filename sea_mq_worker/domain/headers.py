@@ -62,6 +62,8 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
     Raises:
         InvalidEventError: the row can never be published as it is.
     """
+    if event.occurred_at is None:
+        raise InvalidEventError("INVALID_OUTBOX: occurred_at is not within the years 1 to 9999")
     subject, common = _of_type(event.event_type, event.event_version, context, source)
     lines = [
         f"{MSG_ID}: {event.id}",

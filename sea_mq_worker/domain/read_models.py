@@ -303,6 +303,7 @@ class OperatorAction:
         selection: the filter as JSON text.
         outcome: done; refused: nothing was changed, or the handler did not accept the message; failed: an
             error ended the action; open: the action is running or was interrupted.
+        login: database login that opened the record; None: an earlier version of the schema did not note it.
     """
 
     id: int
@@ -313,3 +314,4 @@ class OperatorAction:
     selection: str
     affected: int
     outcome: str
+    login: str | None = None

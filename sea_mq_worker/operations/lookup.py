@@ -37,6 +37,7 @@ _UNASKED_SECONDS_MAX = 5.0
 _TIMED_VERSION = 7
 _MARGIN = timedelta(minutes=5)
 """Margin for the difference between the broker's and the database's clock."""
+_FIRST, _LAST = (one.replace(tzinfo=UTC) for one in (datetime.min, datetime.max))  # noqa: DTZ901
 
 _T = TypeVar("_T")
 
@@ -310,9 +311,9 @@ class _Broker:
             return []
         which = DeadLetterFilter()
         if message and message.dead_letter_begun_at:
-            which = replace(which, since=message.dead_letter_begun_at - _MARGIN)
+            which = replace(which, since=max(message.dead_letter_begun_at, _FIRST + _MARGIN) - _MARGIN)
         if message and message.dead_lettered_at:
-            which = replace(which, until=message.dead_lettered_at + _MARGIN)
+            which = replace(which, until=min(message.dead_lettered_at, _LAST - _MARGIN) + _MARGIN)
         return await self._try(f"stream {self.dlq_stream}", self._read_letters(wanted, which)) or []
 
     async def _read_letters(self, wanted: str, which: DeadLetterFilter) -> list[FoundDeadLetter]:

@@ -21,22 +21,22 @@ WITH counted AS MATERIALIZED (
                WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now())
            - (SELECT count(*) FROM outbox_events
              WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
-               AND available_at > now() AND created_at > now() AND available_at <= created_at + interval '1 minute')
+               AND available_at > now() AND created_at > now() AND available_at <= LEAST(created_at, '9999-12-31Z') + interval '1 minute')
            AS scheduled
 ), since AS (
-    (SELECT available_at AS at FROM outbox_events
+    (SELECT GREATEST(available_at, '0001-01-01Z') AS at FROM outbox_events
       WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
       ORDER BY available_at LIMIT 1)
      UNION ALL
-    (SELECT available_at FROM outbox_events
+    (SELECT GREATEST(available_at, '0001-01-01Z') FROM outbox_events
       WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
       ORDER BY available_at LIMIT 1)
      UNION ALL
-    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+    (SELECT LEAST(GREATEST(coalesce(first_attempt_at, occurred_at), '0001-01-01Z'), '9999-12-31Z') FROM outbox_events
       WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
       ORDER BY available_at LIMIT 1000)
      UNION ALL
-    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+    (SELECT LEAST(GREATEST(coalesce(first_attempt_at, occurred_at), '0001-01-01Z'), '9999-12-31Z') FROM outbox_events
       WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
       ORDER BY available_at LIMIT 1000)
 )
@@ -52,8 +52,8 @@ SELECT count,
 -- Index: idx_inbox_unprocessed. Exact; 0.1 ms for each 1000 messages.
 SELECT count(*) AS count, min(received_at) AS oldest_at,
        count(*) FILTER (WHERE dead_lettered_at IS NULL) AS waiting,
-       extract(epoch FROM clock_timestamp() - min(received_at) FILTER (WHERE dead_lettered_at IS NULL))::float8
-           AS waiting_seconds,
+       extract(epoch FROM clock_timestamp() - min(LEAST(GREATEST(received_at, '0001-01-01Z'), '9999-12-31Z'))
+                                                  FILTER (WHERE dead_lettered_at IS NULL))::float8 AS waiting_seconds,
        0 AS scheduled,
        count(*) FILTER (WHERE dead_lettered_at IS NOT NULL AND dead_letter_reason IS DISTINCT FROM 'CLOSED') AS dead
   FROM inbox_messages

@@ -183,17 +183,17 @@ SELECT needed.relation, needed.privilege,
 -- oldest open events, and the age of the oldest published event in the first 100 pages (of each partition).
 -- Indexes: idx_outbox_due, idx_outbox_retry, both also for keys, idx_outbox_dead, idx_outbox_unpublished.
 WITH due AS MATERIALIZED (
-    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL
-      ORDER BY available_at LIMIT 1)
+    (SELECT LEAST(GREATEST(available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL
+      ORDER BY outbox_events.available_at LIMIT 1)
     UNION ALL
-    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
-      ORDER BY available_at LIMIT 1)
+    (SELECT LEAST(GREATEST(available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
+      ORDER BY outbox_events.available_at LIMIT 1)
     UNION ALL
-    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL
-      ORDER BY available_at LIMIT 1)
+    (SELECT LEAST(GREATEST(available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL
+      ORDER BY outbox_events.available_at LIMIT 1)
     UNION ALL
-    (SELECT available_at FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
-      ORDER BY available_at LIMIT 1)
+    (SELECT LEAST(GREATEST(available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at FROM outbox_events WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
+      ORDER BY outbox_events.available_at LIMIT 1)
 )
 SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_at)) FROM due))::float8 AS due_seconds,
        (SELECT count(*) FROM (SELECT FROM outbox_events
@@ -205,7 +205,7 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
        (SELECT coalesce(max(octet_length(x.payload::text)), 0)
           FROM (SELECT payload FROM outbox_events WHERE published_at IS NULL AND is_open
                  ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,
-       (SELECT coalesce(extract(epoch FROM now() - min(published_at)), 0)
+       (SELECT coalesce(extract(epoch FROM now() - min(LEAST(GREATEST(published_at, '0001-01-01Z'), '9999-12-31Z')) FILTER (WHERE published_at IS NOT NULL)), 0)
           FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
 
 -- name: failing
@@ -227,7 +227,8 @@ WITH failed AS MATERIALIZED (
       WHERE x.last_error IS NOT NULL)
 ), alike AS (
     SELECT side, regexp_replace(regexp_replace(error, $1::text, '\1#', 'g'), $2::text, '\1', 'g') AS error,
-           count(*) AS count, min(since) AS since, min(id::text) AS example
+           count(*) AS count, min(LEAST(GREATEST(since, '0001-01-01Z'), '9999-12-31Z')) AS since,
+           min(id::text) AS example
       FROM failed
      GROUP BY 1, 2
 )
@@ -272,7 +273,8 @@ HAVING count(*) > 0;
 -- The 10000 oldest unsettled messages that no worker leases, by consumer.
 -- Index: idx_inbox_unprocessed.
 SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, count(*) AS count,
-       extract(epoch FROM clock_timestamp() - min(x.received_at))::float8 AS seconds, min(x.stream_seq) AS first_seq
+       extract(epoch FROM clock_timestamp() - min(LEAST(GREATEST(x.received_at, '0001-01-01Z'), '9999-12-31Z')))::float8
+           AS seconds, min(x.stream_seq) AS first_seq
   FROM (SELECT stream, consumer, received_at, stream_seq
           FROM inbox_messages
          WHERE processed_at IS NULL AND dead_lettered_at IS NULL

@@ -31,7 +31,7 @@ WITH received AS MATERIALIZED (
       FROM received
      ORDER BY message_id
     ON CONFLICT (message_id) DO UPDATE
-       SET attempts = i.attempts + (i.locked_by IS DISTINCT FROM excluded.locked_by)::int,
+       SET attempts = i.attempts + (i.locked_by IS DISTINCT FROM excluded.locked_by AND i.attempts < 2147483647)::int,
            consumer = excluded.consumer,
            stream = excluded.stream,
            stream_seq = excluded.stream_seq,
@@ -44,7 +44,8 @@ WITH received AS MATERIALIZED (
             OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
        AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
     RETURNING i.message_id, i.attempts,
-              extract(epoch FROM clock_timestamp() - i.dead_letter_begun_at)::float8 AS begun_seconds_ago
+              CASE WHEN i.dead_letter_begun_at IS NOT NULL THEN extract(epoch FROM clock_timestamp()
+                  - LEAST(GREATEST(i.dead_letter_begun_at, '0001-01-01Z'), '9999-12-31Z'))::float8 END AS begun_seconds_ago
 )
 SELECT message_id::text AS message_id, 'run' AS verdict, attempts, begun_seconds_ago, NULL AS consumer
   FROM leased

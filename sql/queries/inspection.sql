@@ -33,25 +33,25 @@ WITH counted AS MATERIALIZED (
                  LIMIT $1::int) x) AS scheduled,
            (SELECT count(*) FROM (SELECT FROM outbox_events
              WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
-               AND available_at > now() AND created_at > now() AND available_at <= created_at + interval '1 minute'
+               AND available_at > now() AND created_at > now() AND available_at <= LEAST(created_at, '9999-12-31Z') + interval '1 minute'
              LIMIT $1::int) x) AS ahead,
            (SELECT count(*) FROM (SELECT FROM outbox_events
              WHERE NOT is_open AND published_at IS NULL
              ORDER BY ordering_key, seq LIMIT $1::int) x) AS dead
 ), since AS (
-    (SELECT available_at AS at FROM outbox_events
+    (SELECT GREATEST(available_at, '0001-01-01Z') AS at FROM outbox_events
       WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL AND available_at <= now()
       ORDER BY available_at LIMIT 1)
      UNION ALL
-    (SELECT available_at FROM outbox_events
+    (SELECT GREATEST(available_at, '0001-01-01Z') FROM outbox_events
       WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at <= now()
       ORDER BY available_at LIMIT 1)
      UNION ALL
-    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+    (SELECT LEAST(GREATEST(coalesce(first_attempt_at, occurred_at), '0001-01-01Z'), '9999-12-31Z') FROM outbox_events
       WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL
       ORDER BY available_at LIMIT 1000)
      UNION ALL
-    (SELECT coalesce(first_attempt_at, occurred_at) FROM outbox_events
+    (SELECT LEAST(GREATEST(coalesce(first_attempt_at, occurred_at), '0001-01-01Z'), '9999-12-31Z') FROM outbox_events
       WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NOT NULL
       ORDER BY available_at LIMIT 1000)
 )
@@ -70,7 +70,8 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
        (SELECT received_at FROM inbox_messages WHERE processed_at IS NULL ORDER BY received_at LIMIT 1) AS oldest_at,
        (SELECT count(*) FROM (SELECT FROM inbox_messages
                                WHERE processed_at IS NULL AND dead_lettered_at IS NULL LIMIT $1::int) x) AS waiting,
-       (SELECT extract(epoch FROM clock_timestamp() - received_at)::float8 FROM inbox_messages
+       (SELECT extract(epoch FROM clock_timestamp() - LEAST(GREATEST(received_at, '0001-01-01Z'), '9999-12-31Z'))::float8
+          FROM inbox_messages
          WHERE processed_at IS NULL AND dead_lettered_at IS NULL ORDER BY received_at LIMIT 1) AS waiting_seconds,
        0 AS scheduled,
        (SELECT count(*) FROM (SELECT dead_letter_reason FROM inbox_messages WHERE dead_lettered_at IS NOT NULL

@@ -12,8 +12,7 @@
 -- Names are cut: an event with longer ones can never be published, and a page of them could fill a worker's memory.
 o.id, o.seq, left(o.aggregate_type, 65536) AS aggregate_type, left(o.aggregate_id, 65536) AS aggregate_id,
 left(o.event_type, 1024) AS event_type, o.event_version, o.ordering_key, o.correlation_id,
-o.state, o.publish_attempts AS attempts, o.failures, o.created_at, o.occurred_at,
-LEAST(GREATEST(o.available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at, o.claimed_at, o.claimed_by,
+o.state, o.publish_attempts AS attempts, o.failures, o.created_at, o.occurred_at, o.available_at, o.claimed_at, o.claimed_by,
 o.published_at, o.stream, o.stream_seq, o.publish_error AS last_error
 
 -- fragment: event_fits

@@ -29,7 +29,7 @@ RETURNING o.id;
 -- $1 ids, $2 actor.
 UPDATE outbox_events o
    SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = 'operator ' || $2::text,
-       publish_attempts = o.publish_attempts + 1
+       publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int
  WHERE o.id = ANY ($1::uuid[]);
 
 -- name: mark_dead

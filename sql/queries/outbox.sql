@@ -7,17 +7,21 @@
 
 -- fragment: event_columns
 -- The columns of an event that a claim returns: the fields of ClaimedEvent (domain/events.py), in their order. An event
--- above :event_bytes_max comes without its large columns, and with its size in withheld_bytes.
+-- above :event_bytes_max comes without its large columns, and with its size in withheld_bytes; one that occurred in no
+-- year from 1 to 9999, which no message can say, comes without the time.
 o.id::text AS id, o.seq,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.aggregate_type ELSE '' END AS aggregate_type,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.aggregate_id ELSE '' END AS aggregate_id,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.event_type ELSE left(o.event_type, 255) END AS event_type,
 o.event_version,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN pg_catalog.convert_to(o.payload::text, 'UTF8') ELSE '' END AS payload,
-o.occurred_at, o.publish_attempts AS attempts, o.failures,
-greatest(0, date_part('epoch', o.claimed_at - least(nullif(o.available_at, '-infinity'), o.first_attempt_at)))
-    AS age_seconds,
-date_part('epoch', o.claimed_at - o.first_attempt_at) AS attempted_seconds_ago,
+CASE WHEN o.occurred_at BETWEEN '0001-01-01Z' AND '9999-12-31Z' THEN o.occurred_at END AS occurred_at,
+o.publish_attempts AS attempts, o.failures,
+greatest(0, date_part('epoch', o.claimed_at - least(
+    CASE WHEN o.available_at >= '0001-01-01Z' THEN o.available_at ELSE o.claimed_at END,
+    greatest(o.first_attempt_at, '0001-01-01Z')))) AS age_seconds,
+date_part('epoch', o.claimed_at - least(greatest(o.first_attempt_at, '0001-01-01Z'), '9999-12-31Z'))
+    AS attempted_seconds_ago,
 o.correlation_id::text AS correlation_id, o.causation_id::text AS causation_id,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.partition_key END AS partition_key, o.ordering_key,
 CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.headers::text END AS headers,
@@ -83,7 +87,7 @@ WITH waiting AS MATERIALIZED (
     -- the lease
     UPDATE outbox_events o
        SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = :claimed_by::text,
-           publish_attempts = o.publish_attempts + 1,
+           publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
            first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id]) AND o.state = 'PENDING'
@@ -211,7 +215,7 @@ WITH turn AS MATERIALIZED (
     -- the lease
     UPDATE outbox_events o
        SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = :claimed_by::text,
-           publish_attempts = o.publish_attempts + 1,
+           publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
            first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id]) AND o.state = 'PENDING'
@@ -234,7 +238,7 @@ WITH turn AS MATERIALIZED (
       LEFT JOIN (
         (SELECT available_at, seq FROM fresh_heads ORDER BY available_at DESC, seq DESC LIMIT 1)
         UNION ALL
-        (SELECT available_at, seq - 1 FROM eligible e
+        (SELECT available_at, greatest(seq, -9223372036854775807) - 1 FROM eligible e
           WHERE NOT e.fits AND NOT e.retried
             AND (e.available_at, e.seq) > (:fresh_at::timestamptz, :fresh_seq::bigint)
           ORDER BY available_at, seq LIMIT 1)
@@ -243,7 +247,7 @@ WITH turn AS MATERIALIZED (
       LEFT JOIN (
         (SELECT available_at, seq FROM retry_heads ORDER BY available_at DESC, seq DESC LIMIT 1)
         UNION ALL
-        (SELECT available_at, seq - 1 FROM eligible e
+        (SELECT available_at, greatest(seq, -9223372036854775807) - 1 FROM eligible e
           WHERE NOT e.fits AND e.retried
             AND (e.available_at, e.seq) > (:retry_at::timestamptz, :retry_seq::bigint)
           ORDER BY available_at, seq LIMIT 1)
@@ -282,7 +286,7 @@ WITH settled AS (
     UPDATE outbox_events o
        SET state = v.state, claimed_at = NULL, claimed_by = NULL,
            publish_error = coalesce(left(v.error, 2000), o.publish_error),
-           failures = o.failures + v.failed,
+           failures = least(o.failures, 2147483647 - v.failed) + v.failed,
            available_at = coalesce(clock_timestamp() + v.delay_seconds * interval '1 second', o.available_at),
            first_attempt_at = CASE WHEN v.state = 'PENDING' AND v.error IS NULL AND o.first_attempt_at = o.claimed_at
                                    THEN NULL ELSE o.first_attempt_at END
@@ -297,15 +301,17 @@ SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_
 -- fragment: first_tries
 -- First tries behind a place, and whether one is leased or waits wrongly.
 SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-       CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
+       CASE WHEN o.state = 'CLAIMED' THEN o.claimed_at NOT BETWEEN now() - $1::float8 * interval '1 second'
+                                                            AND now() + $1::float8 * interval '1 second'
             ELSE o.available_at > now() AND o.created_at > now()
-                 AND o.available_at <= o.created_at + interval '1 minute' END AS wrong
+                 AND o.available_at <= least(o.created_at, '9999-12-31Z') + interval '1 minute' END AS wrong
   FROM outbox_events o
  WHERE o.is_open AND o.publish_error IS NULL AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
 
 -- fragment: retries
 SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
-       CASE WHEN o.state = 'CLAIMED' THEN abs(extract(epoch FROM now() - o.claimed_at))::float8 > $1::float8
+       CASE WHEN o.state = 'CLAIMED' THEN o.claimed_at NOT BETWEEN now() - $1::float8 * interval '1 second'
+                                                            AND now() + $1::float8 * interval '1 second'
             ELSE o.available_at > now()
                  AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
             END AS wrong
@@ -323,13 +329,14 @@ pick AS MATERIALIZED (
        FOR UPDATE OF o SKIP LOCKED
 ), ended AS (
     UPDATE outbox_events o
-       SET state = CASE WHEN pick.ran_out AND o.failures + 1 >= $3::int THEN 'DEAD' ELSE 'PENDING' END,
-           claimed_at = NULL, claimed_by = NULL, failures = o.failures + coalesce(pick.ran_out, false)::int,
+       SET state = CASE WHEN pick.ran_out AND o.failures >= $3::int - 1 THEN 'DEAD' ELSE 'PENDING' END,
+           claimed_at = NULL, claimed_by = NULL,
+           failures = o.failures + (coalesce(pick.ran_out, false) AND o.failures < 2147483647)::int,
            publish_error = CASE WHEN pick.ran_out THEN pg_catalog.format(
                'the lease of %s ran out after %s s', regexp_replace(o.claimed_by, '#[^#]*$', ''),
-               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)) ELSE o.publish_error END,
+               round(extract(epoch FROM clock_timestamp() - least(greatest(o.claimed_at, '0001-01-01Z'), '9999-12-31Z'))::numeric, 1)) ELSE o.publish_error END,
            available_at = CASE WHEN pick.ran_out THEN
-               clock_timestamp() + random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second'
+               clock_timestamp() + random() * least(2::float8 ^ least(o.failures, 5)::float8 * 2::float8, 60) * interval '1 second'
                ELSE least(o.available_at, now()) END
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
@@ -417,13 +424,13 @@ WITH gone AS MATERIALIZED (
        FOR UPDATE OF o SKIP LOCKED
 ), ended AS (
     UPDATE outbox_events o
-       SET state = CASE WHEN o.failures + 1 >= $2::int THEN 'DEAD' ELSE 'PENDING' END,
-           claimed_at = NULL, claimed_by = NULL, failures = o.failures + 1,
+       SET state = CASE WHEN o.failures >= $2::int - 1 THEN 'DEAD' ELSE 'PENDING' END,
+           claimed_at = NULL, claimed_by = NULL, failures = o.failures + (o.failures < 2147483647)::int,
            publish_error = pg_catalog.format('%s ended %s s after it claimed the event, without a result',
                regexp_replace(o.claimed_by, '#[^#]*$', ''),
-               round(extract(epoch FROM clock_timestamp() - o.claimed_at)::numeric, 1)),
+               round(extract(epoch FROM clock_timestamp() - least(greatest(o.claimed_at, '0001-01-01Z'), '9999-12-31Z'))::numeric, 1)),
            available_at = clock_timestamp() + CASE WHEN o.failures = 0 THEN interval '0'
-               ELSE random() * least(2::float8 ^ least(o.failures + 1, 6)::float8, 60) * interval '1 second' END
+               ELSE random() * least(2::float8 ^ least(o.failures, 5)::float8 * 2::float8, 60) * interval '1 second' END
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
     RETURNING o.ordering_key
@@ -434,5 +441,5 @@ SELECT EXISTS (SELECT FROM gone) AS is_gone,
        (SELECT count(*) FROM (
             SELECT pg_notify('outbox_events.' || hashtext(current_schema()::text)::text, lane)
               FROM pg_catalog.unnest('{unkeyed,keyed}'::text[]) AS lanes (lane)
-             WHERE EXISTS (SELECT FROM ended)
+             WHERE EXISTS (SELECT FROM ended) AND pg_notification_queue_usage() < 0.9::float8
         ) notified) AS woken;

@@ -59,7 +59,7 @@ SELECT run.id::text AS id
 -- $1 ids, $2 claimed_by.
 UPDATE outbox_events o
    SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
-       publish_attempts = o.publish_attempts + 1,
+       publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
        first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
   FROM (SELECT t.id FROM outbox_events t WHERE t.id = ANY ($1::uuid[]) AND t.state = 'PENDING'
            FOR UPDATE SKIP LOCKED) pick

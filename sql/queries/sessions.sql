@@ -12,7 +12,8 @@ WITH earlier AS (
     SELECT $1::text, side, $3::text, pg_postmaster_start_time() FROM pg_catalog.unnest($2::text[]) AS own (side)
         ON CONFLICT (session, side) DO UPDATE SET server_started_at = excluded.server_started_at
 )
-SELECT pg_notify('sea_mq_sessions.' || hashtext(current_schema()::text)::text, '');
+SELECT pg_notify('sea_mq_sessions.' || hashtext(current_schema()::text)::text, '')
+ WHERE pg_notification_queue_usage() < 0.9::float8;
 
 -- name: others
 -- The sessions of other workers, and of each whether no connection holds its lock any more. The statement takes a free

@@ -14,6 +14,7 @@ from tests.support.partitions import (
     INSERT,
     add,
     drop,
+    id_at,
     id_of_day,
     midnight,
     partitions,
@@ -86,6 +87,20 @@ async def test_a_partition_guards_its_events_by_itself(owner: asyncpg.Connection
     ):
         with pytest.raises(asyncpg.CheckViolationError):
             await owner.execute(statement)
+
+
+async def test_no_update_moves_an_event_to_another_day_and_changes_it_on_the_way(
+    owner: asyncpg.Connection,
+) -> None:
+    await add(owner, midnight() + 3 * DAY)
+    await publish(owner)
+    before = await owner.fetchrow("SELECT * FROM outbox_events")
+    for replayed in ("", ", state = 'PENDING', published_at = NULL, publish_attempts = 0, failures = 0"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await owner.execute(
+                f"UPDATE outbox_events SET payload = '[1]', id = $1{replayed}", id_at(midnight() + 5 * DAY)
+            )
+    assert await owner.fetchrow("SELECT * FROM outbox_events") == before
 
 
 # --- days ahead

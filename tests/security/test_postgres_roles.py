@@ -119,6 +119,10 @@ async def test_an_operator_can_mark_dead_and_replay(roles: Roles, shared: Site) 
         assert recorded == [("replay", "done"), ("mark_dead", "done")]
 
 
+OPENED = (
+    "INSERT INTO operator_actions (actor, action, reason, selection, affected) VALUES"
+    " ('ann', 'replay', 'x', '{\"ids\": [1], \"progress\": {\"through\": 5}}', 3) RETURNING id"
+)
 REWRITTEN = (
     "SET affected = affected - 1",
     "SET selection = '{\"ids\": []}'",
@@ -133,11 +137,8 @@ async def test_the_audit_only_grows_and_stays_as_it_is_once_it_has_its_outcome(
     kind: str, roles: Roles
 ) -> None:
     owner = await asyncpg.connect(roles.database.dsn)
-    action = await owner.fetchval(
-        "INSERT INTO operator_actions (actor, action, reason, selection, affected) VALUES"
-        " ('ann', 'replay', 'x', '{\"ids\": [1], \"progress\": {\"through\": 5}}', 3) RETURNING id"
-    )
     connection = await asyncpg.connect(roles.dsn(kind))
+    action = await connection.fetchval(OPENED)
     before = await owner.fetchrow("SELECT * FROM operator_actions WHERE id = $1", action)
     for change in REWRITTEN:
         with pytest.raises(asyncpg.CheckViolationError, match="only grows"):
@@ -150,6 +151,71 @@ async def test_the_audit_only_grows_and_stays_as_it_is_once_it_has_its_outcome(
         with pytest.raises(asyncpg.CheckViolationError, match="stays as it is"):
             await connection.execute(f"UPDATE operator_actions {change} WHERE id = $1", action)
     await connection.close()
+    await owner.close()
+
+
+@pytest.mark.fault("S18")
+async def test_a_record_of_the_audit_names_its_login_which_alone_may_finish_it(roles: Roles) -> None:
+    owner = await asyncpg.connect(roles.database.dsn)
+    operator = await asyncpg.connect(roles.dsn("operator"))
+    janitor = await asyncpg.connect(roles.dsn("janitor"))
+    action = await operator.fetchval(OPENED)
+    for change in (
+        "affected = 4",
+        "outcome = 'failed'",
+        "selection = jsonb_set(selection, '{dropped}', '[1]')",
+    ):
+        with pytest.raises(
+            asyncpg.CheckViolationError, match=f"only the login {roles.prefix}_operator_login"
+        ):
+            await janitor.execute(f"UPDATE operator_actions SET {change} WHERE id = $1", action)
+    for change in ("SET login = NULL", "SET login = 'somebody'"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await operator.execute(f"UPDATE operator_actions {change} WHERE id = $1", action)
+        with pytest.raises(asyncpg.CheckViolationError, match="only grows"):
+            await owner.execute(f"UPDATE operator_actions {change} WHERE id = $1", action)
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await janitor.execute(OPENED.replace("(actor", "(login, actor").replace("('ann'", "('x', 'ann'"))
+    await operator.execute("UPDATE operator_actions SET affected = 4 WHERE id = $1", action)
+    async with asyncpg.create_pool(roles.dsn("reader"), min_size=1, max_size=1) as pool:
+        [recorded] = await PostgresOperations(pool=pool).audit(limit=9)
+    assert (recorded.actor, recorded.login) == ("ann", f"{roles.prefix}_operator_login")
+    await owner.execute("UPDATE operator_actions SET outcome = 'failed' WHERE id = $1", action)
+    for connection in (owner, operator, janitor):
+        await connection.close()
+
+
+UNFINISHED = {
+    "waiting": "",
+    "leased": "locked_until = now() + interval '1 minute', locked_by = 'w'",
+    "dead-lettering": "dead_letter_reason = 'REJECTED', dead_letter_begun_at = now()",
+}
+FINISHED = {
+    "processed": "processed_at = now()",
+    "dead-lettered": "dead_letter_reason = 'X', dead_letter_begun_at = now(), dead_lettered_at = now()",
+}
+
+
+async def test_a_janitor_cannot_delete_a_message_that_a_worker_may_still_handle(roles: Roles) -> None:
+    owner = await asyncpg.connect(roles.database.dsn)
+    janitor = await asyncpg.connect(roles.dsn("janitor"))
+    for state in (*UNFINISHED.values(), *FINISHED.values()):
+        message = await owner.fetchval(
+            "INSERT INTO inbox_messages (message_id, subject) VALUES (gen_random_uuid(), 's')"
+            " RETURNING message_id"
+        )
+        if state:
+            await owner.execute(f"UPDATE inbox_messages SET {state} WHERE message_id = $1", message)
+        if state in FINISHED.values():
+            assert (
+                await janitor.execute("DELETE FROM inbox_messages WHERE message_id = $1", message)
+                == "DELETE 1"
+            )
+            continue
+        with pytest.raises(asyncpg.CheckViolationError, match="neither processed nor dead-lettered"):
+            await janitor.execute("DELETE FROM inbox_messages WHERE message_id = $1", message)
+        assert await owner.execute("DELETE FROM inbox_messages WHERE message_id = $1", message) == "DELETE 1"
+    await janitor.close()
     await owner.close()
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"\b71[78]\d\b|(?<=lock\()\d+|(?<=lock_shared\()\d+")
+_NOTIFY = {"sql/migrations/0001_schema.sql", "sql/migrations/0002_foreign_hands.sql"}
 PURPOSES = {
-    "7177": {"sql/migrations/0001_schema.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
-    "7179": {"sql/migrations/0001_schema.sql", "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7177": {*_NOTIFY, "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7179": {*_NOTIFY, "sea_mq_worker/adapters/postgres/wakeup.py"},
     "7178": {"sql/queries/outbox.sql"},
     "7180": {"sql/migrations/0001_schema.sql"},
     "7181": {"sql/queries/pipeline_archive.sql"},

@@ -17,8 +17,9 @@ _SWEEP_MAX_SECONDS = 30.0
 
 Position: TypeAlias = tuple[datetime, int]
 
-START: Position = (datetime(1, 1, 1, tzinfo=UTC), 0)
-END: Position = (datetime(9999, 12, 31, tzinfo=UTC), 0)
+START: Position = (datetime.min.replace(tzinfo=UTC), -(2**63))
+END: Position = (datetime.max.replace(tzinfo=UTC), 2**63 - 1)
+"""Before and behind every row: a connection sends these times as infinite ones."""
 
 
 @dataclass(frozen=True, slots=True)

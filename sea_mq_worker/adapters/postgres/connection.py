@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,6 +46,13 @@ _CLIENT_GRACE_SECONDS = 2.0
 
 _SLOW_SECONDS_MAX = 600
 """Time-out of operators' statements that are expected to take long."""
+
+_FIRST, _LAST = (one.replace(tzinfo=UTC) for one in (datetime.min, datetime.max))  # noqa: DTZ901
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_FIRST_OFFSET, _LAST_OFFSET = ((one - _EPOCH) // _MICROSECOND for one in (_FIRST, _LAST))
+_INFINITY = 2**63 - 1
+"""PostgreSQL's time without an end, in microseconds since its epoch."""
 
 _TCP = {
     "tcp_keepalives_idle": "30",
@@ -126,8 +134,28 @@ async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
 async def _welcome(connection: Any, *, join: Join | None) -> None:
     notice_silence(connection)
     await check_server(connection)
+    # The driver raises for a time before year 1 or after 9999: one such row would spoil its whole result.
+    await connection.set_type_codec(
+        "timestamptz", schema="pg_catalog", encoder=_encode_time, decoder=_decode_time, format="tuple"
+    )
     if join is not None:
         await join(connection)
+
+
+def _decode_time(offset: tuple[int]) -> datetime:
+    """Return a time, or one near the end of Python's calendar; infinity is its very first or last."""
+    if _FIRST_OFFSET <= offset[0] <= _LAST_OFFSET:
+        return _EPOCH + timedelta(microseconds=offset[0])
+    if offset[0] < 0:
+        return _FIRST if offset[0] < -_INFINITY else _FIRST + _MICROSECOND
+    return _LAST if offset[0] == _INFINITY else _LAST - _MICROSECOND
+
+
+def _encode_time(moment: datetime) -> tuple[int]:
+    """Encode what ``_decode_time`` returns for infinity as infinity."""
+    if moment <= _FIRST or moment >= _LAST:
+        return (_INFINITY if moment >= _LAST else -_INFINITY - 1,)
+    return ((moment - _EPOCH) // _MICROSECOND,)
 
 
 async def check_server(connection: Any) -> None:

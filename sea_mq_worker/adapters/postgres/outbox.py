@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from typing import Any, assert_never
@@ -328,7 +328,7 @@ def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:
 
 def _end(row: Any, name: str) -> Position | None:
     at = row[f"{name}_at"]
-    return at and (at.replace(tzinfo=UTC), row[f"{name}_seq"])  # the driver's infinity has no zone
+    return at and (at, row[f"{name}_seq"])
 
 
 def _position(head: Any, name: str) -> Position:

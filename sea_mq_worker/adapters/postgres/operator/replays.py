@@ -20,6 +20,8 @@ from sea_mq_worker.domain.replay_records import Chosen, Replay
 _TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _TIMES = ("since", "until")
 _PAGING = ("limit", "before_id")
+_LOWEST = -(2**63)
+"""Below every seq: who writes rows past the triggers may choose a negative one."""
 
 
 class PostgresReplays:
@@ -40,7 +42,7 @@ class PostgresReplays:
         states = tuple(state for state in _TERMINAL if state in which.states)
         choose = self._sql["choose"].bind(
             replace(which, states=states),
-            through=resumed.through if resumed else 0,
+            through=(resumed.through if resumed else 0) or _LOWEST,
             begun_at=resumed.at if resumed else None,
             limit=limit,
         )
@@ -76,7 +78,7 @@ class PostgresReplays:
         )
 
     async def put_back(self, replay: Replay, portion: Sequence[Chosen]) -> Replay:
-        through = portion[-1].seq
+        through = max(portion[-1].seq, replay.through)
         ids = [one.id for one in portion]
         put_back = self._sql["put_back"].bind(
             ids=ids, action=replay.id, through=replay.through, last_seq=through

@@ -19,7 +19,7 @@ TABLES = (
     "operator_actions",
 )
 
-_STATEMENT = re.compile(r"^ *(CREATE|DROP) (?:UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
+_STATEMENT = re.compile(r"^ *(CREATE|DROP) (?:OR REPLACE |UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
 _RELATION = re.compile(r"\bON (\w+)")
 _FUNCTION = re.compile(
     r"^CREATE (?:OR REPLACE )?(FUNCTION (\w+)\(.*?AS \$\$(.*?)\$\$);", re.MULTILINE | re.DOTALL
