@@ -148,18 +148,23 @@ def _setting(kind: DatabaseKind, facts: DatabaseFacts, name: str, right: str) ->
 
 
 def _connections(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
-    needed = 2 * s.database_pool_max + 3
+    needed = s.connections_max
     c = facts.connections
     reserved = ("superuser_reserved_connections", "reserved_connections")
     kept = sum(int(facts.settings[name].setting) for name in reserved if name in facts.settings)
+    role, database = _quoted(facts.role), _quoted(facts.database)
     ceilings = (
-        ("the server", int(facts.settings["max_connections"].setting) - kept, c.used),
-        (f"database {facts.database}", c.database_max, c.database_used),
-        (f"role {facts.role}", c.role_max, c.role_used),
+        ("the server", int(facts.settings["max_connections"].setting) - kept, c.used, ""),
+        (f"database {facts.database}", c.database_max, c.database_used, f"DATABASE {database}"),
+        (f"role {facts.role}", c.role_max, c.role_used, f"ROLE {role}"),
     )
-    for where, most, used in ceilings:
+    for where, most, used, limited in ceilings:
         free = most - used + c.own
-        if most >= 0 and free < needed:
+        if 0 <= most < s.connections_min:
+            what = f"{most} are allowed, a worker needs {s.connections_min}"
+            sql = f"ALTER {limited} CONNECTION LIMIT -1" if limited else ""
+            yield DatabaseKind.CONNECTIONS_TOO_FEW.finding(where, what, sql=sql)
+        elif most >= 0 and free < needed:
             what = f"{free} of {most} are free, a worker may open {needed}"
             yield DatabaseKind.CONNECTIONS_SHORT.finding(where, what)
 

@@ -96,6 +96,11 @@ class DatabaseKind(Kind):
         "connections break without a fault",
         "reset it for the worker's role",
     )
+    CONNECTIONS_TOO_FEW = error(
+        "fewer connections are allowed than a worker needs",
+        "a worker does not start",
+        "raise the limit of the role, the database or the server",
+    )
     CONNECTIONS_SHORT = warning(
         "fewer connections are free than a worker may open",
         "under load statements fail",

@@ -269,6 +269,20 @@ class Settings(BaseModel):
         batches = _BATCHES_IN_FLIGHT * self.handler_batch_max if self.handler_batch_url else 0
         return self.inbox_in_flight_max or max(batches, _IN_FLIGHT_PER_CALL * self.handler_concurrency)
 
+    @property
+    def connections_max(self) -> int:
+        """The number of connections to PostgreSQL that a worker may open."""
+        return self._connections(self.database_pool_max)
+
+    @property
+    def connections_min(self) -> int:
+        """The number of connections without which a worker cannot start."""
+        return self._connections(1)
+
+    def _connections(self, pool: int) -> int:
+        """Return the number for pools of this size: one more for upkeep, the session and LISTEN."""
+        return pool * (self.outbox_enabled + bool(self.consumers)) + (1 if self.database_pooler else 3)
+
     @field_validator("database_url")
     @classmethod
     def _check_database_url(cls, value: SecretStr) -> SecretStr:

@@ -35,3 +35,15 @@ SELECT session, side, worker,
 DELETE FROM sea_mq_sessions
  WHERE session = $1::text AND side = $2::text
    AND pg_try_advisory_xact_lock(7184, ('x' || $1::text)::bit(32)::int);
+
+-- name: connection_limit
+-- The smallest number of connections that this login may have, and who sets it; no row for a superuser.
+SELECT who, most
+  FROM (SELECT 'role ' || rolname AS who, rolconnlimit AS most FROM pg_roles WHERE rolname = current_user
+        UNION ALL
+        SELECT 'database ' || datname, datconnlimit FROM pg_database WHERE datname = current_database()
+        UNION ALL
+        SELECT 'server', current_setting('max_connections')::int
+                         - current_setting('superuser_reserved_connections')::int) AS limits
+ WHERE most >= 0 AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+ ORDER BY most LIMIT 1;

@@ -159,3 +159,41 @@ async def test_a_pooler_that_is_not_configured_is_named(
     ):
         assert await worker.ended() == 3
     assert "SEA_MQ_DATABASE_POOLER=true" in worker.written
+
+
+@pytest.mark.fault("D26")
+async def test_a_pooler_that_takes_no_transactions_is_refused_by_name(
+    own_postgres: EmbeddedPostgres, site_with: SiteWith
+) -> None:
+    await migrate(own_postgres.dsn, schema="public")
+    async with (
+        transaction_pooler(own_postgres, statements=True) as pooled,
+        site_with(dsn=own_postgres.dsn) as made,
+        made.worker(database_url=pooled, database_pooler=True) as worker,
+    ):
+        assert await worker.ended() == 3
+    assert "set the pooler's mode to transaction or session" in worker.written
+
+
+@pytest.mark.fault("D27")
+async def test_a_role_with_too_few_connections_is_refused_at_the_start(shared: Site, member: str) -> None:
+    await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT 4")
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        assert await worker.ended() == 3
+    assert f"role {member} allows 4 connections; a worker needs 5" in worker.written
+
+
+@pytest.mark.fault("D27")
+async def test_a_role_with_few_connections_is_reported_with_what_the_worker_may_open(
+    shared: Site, member: str
+) -> None:
+    await shared.database.execute(f"ALTER ROLE {member} CONNECTION LIMIT 6")
+    async with shared.worker(database_url=as_member(shared, member), database_pool_max=1) as worker:
+        await worker.ready()
+        await shared.both_ways()
+        await shared.published()
+        await shared.answered()
+        assert "connections_short" not in worker.events()
+        await worker.stopped()
+    async with shared.worker(database_url=as_member(shared, member)) as worker:
+        await worker.tells(f"role {member} allows 6 connections, and a worker may open 15")

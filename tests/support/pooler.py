@@ -42,8 +42,9 @@ class _Session:
 class TransactionPooler:
     """Serves any number of clients with a few sessions."""
 
-    def __init__(self, sessions: list[_Session], *, refuses: bool) -> None:
+    def __init__(self, sessions: list[_Session], *, refuses: bool, statements: bool) -> None:
         self._refuses = refuses
+        self._statements = statements
         self._idle = deque(sessions)
         self._changed = asyncio.Condition()
         self._greeting = sessions[0].greeting
@@ -65,7 +66,7 @@ class TransactionPooler:
         refused = sorted(name.decode() for name in given if name.decode() not in _TRACKED)
         if (refused and self._refuses) or not given:
             text = f"unsupported startup parameter: {', '.join(refused)}"
-            writer.write(_frame(b"E", f"SFATAL\0VFATAL\0C08P01\0M{text}\0\0".encode()))
+            writer.write(_fatal(text))
             return False
         key = _frame(b"K", struct.pack("!ii", 1, 1))
         writer.write(_frame(b"R", struct.pack("!i", 0)) + self._greeting + key + _frame(b"Z", _IDLE))
@@ -81,6 +82,9 @@ class TransactionPooler:
         try:
             while True:
                 kind, body = await _message(session.reader)
+                if kind == b"Z" and body != _IDLE and self._statements:
+                    writer.write(_fatal("transaction blocks not allowed in statement pooling mode"))
+                    writer.close()
                 writer.write(_frame(kind, body))
                 if kind == b"Z" and body == _IDLE:
                     break
@@ -102,11 +106,12 @@ class TransactionPooler:
 
 @asynccontextmanager
 async def transaction_pooler(
-    server: EmbeddedPostgres, *, sessions: int = 3, refuses: bool = True
+    server: EmbeddedPostgres, *, sessions: int = 3, refuses: bool = True, statements: bool = False
 ) -> AsyncIterator[str]:
     """Run a pooler before the test's own server, which then trusts every client; yield the URL.
 
-    ``refuses`` start-up parameters that it does not track, or drops them.
+    ``refuses`` start-up parameters that it does not track, or drops them. With ``statements`` it ends a
+    client that begins a transaction, as PgBouncer does in the mode `statement`.
     """
     _trust_everybody(Path(server.folder, "data", "pg_hba.conf"))
     await server.stop()
@@ -114,7 +119,8 @@ async def transaction_pooler(
     made = [_Session(*await asyncio.open_connection("127.0.0.1", server.port)) for _ in range(sessions)]
     for session in made:
         await session.log_in("postgres", "postgres")
-    listening = await asyncio.start_server(TransactionPooler(made, refuses=refuses).serve, "127.0.0.1", 0)
+    pooler = TransactionPooler(made, refuses=refuses, statements=statements)
+    listening = await asyncio.start_server(pooler.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     try:
         yield urlsplit(server.dsn)._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
@@ -126,6 +132,10 @@ async def transaction_pooler(
 
 def _trust_everybody(access: Path) -> None:
     access.write_text(f"host all all 127.0.0.1/32 trust\n{access.read_text()}")
+
+
+def _fatal(text: str) -> bytes:
+    return _frame(b"E", f"SFATAL\0VFATAL\0C08P01\0M{text}\0\0".encode())
 
 
 def _frame(kind: bytes, body: bytes) -> bytes:

@@ -13,6 +13,7 @@ import asyncpg
 from sea_mq_worker.adapters.postgres.errors import POOLER, PoolerError, translated
 from sea_mq_worker.adapters.postgres.opening import notice_silence, opening
 from sea_mq_worker.adapters.postgres.pooler import through_pooler
+from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.addresses import postgres_files
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, is_shortage
 
@@ -241,6 +242,25 @@ async def fetch_with_long_timeout(pool: asyncpg.Pool, statement: str, *args: obj
         async with pool.acquire() as connection, connection.transaction():
             await connection.execute(f"SET LOCAL statement_timeout = {_SLOW_SECONDS_MAX * 1000}")
             return list(await connection.fetch(statement, *args, timeout=_SLOW_SECONDS_MAX))
+
+
+async def check_connection_limit(pool: asyncpg.Pool, *, least: int, most: int) -> str:
+    """Require that the login may have as many connections as a worker needs.
+
+    Returns:
+        A warning if it may have fewer than ``most``; empty otherwise.
+
+    Raises:
+        ContractError: it may have fewer than ``least``; the text names the limit.
+    """
+    rows = await fetch(pool, load_queries("sessions")["connection_limit"])
+    if not rows or rows[0]["most"] >= most:
+        return ""
+    found = rows[0]
+    text = f"{found['who']} allows {found['most']} connections"
+    if found["most"] < least:
+        raise ContractError(f"{text}; a worker needs {least}: raise the limit")
+    return f"{text}, and a worker may open {most}: raise the limit, or lower SEA_MQ_DATABASE_POOL_MAX"
 
 
 async def leave_former_primary(pool: asyncpg.Pool) -> None:

@@ -47,6 +47,10 @@ _WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
 
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
 _POOLER_OPTIONS = "the pooler refuses the options in SEA_MQ_DATABASE_URL; leave them out"
+_STATEMENT_POOLING = "statement pooling"
+_TRANSACTION_POOLING = "set the pooler's mode to transaction or session; the worker needs transactions"
+_TOO_MANY_CONNECTIONS = "53300"
+_CONNECTIONS = "a worker opens up to twice SEA_MQ_DATABASE_POOL_MAX, and three more; at least 5 are needed"
 _REFUSED_BY_POOLER = "unsupported startup parameter"
 _OPTIONS_REFUSED = ("22", "42601", "42704", "55P02")
 """SQLSTATEs, by prefix, with which the server ends a session that it does not begin as asked."""
@@ -123,11 +127,7 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     # Messages of class 22 quote the invalid value.
     said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
     text = f"{said} (SQLSTATE {state})"
-    fix = next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
-    if _REFUSED_BY_POOLER in said:
-        fix = _POOLER_OPTIONS if "options" in said else POOLER
-    if (error.severity_en or error.severity) == "FATAL" and state.startswith(_OPTIONS_REFUSED):
-        fix = "correct the options in SEA_MQ_DATABASE_URL"
+    fix = _fix(error, said, state)
     if fix:
         return _KINDS.get(fix, ContractError)(f"PostgreSQL: {text}: {fix}")
     if str(error).startswith(_NEVER_SENT):
@@ -138,8 +138,21 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
         return ContractError(f"PostgreSQL refused a statement: {text}")
     if state == _LOCKED:
         text = f"another session holds a lock: {text}; `python -m sea_mq_worker doctor` names the session"
+    if state == _TOO_MANY_CONNECTIONS:
+        text = f"{text}: {_CONNECTIONS}"
     too_long = state == _CANCELLED and _BY_SOMEBODY not in said  # in the server's own language
     return (StatementTooLongError if too_long else StoreUnavailableError)(f"PostgreSQL: {text}")
+
+
+def _fix(error: asyncpg.PostgresError, said: str, state: str) -> str:
+    """Return what an operator has to do about an error; empty if it heals by itself or concerns a row."""
+    if _STATEMENT_POOLING in said:
+        return _TRANSACTION_POOLING
+    if _REFUSED_BY_POOLER in said:
+        return _POOLER_OPTIONS if "options" in said else POOLER
+    if (error.severity_en or error.severity) == "FATAL" and state.startswith(_OPTIONS_REFUSED):
+        return "correct the options in SEA_MQ_DATABASE_URL"
+    return next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
 
 
 def _from_network(error: OSError) -> WorkerError:

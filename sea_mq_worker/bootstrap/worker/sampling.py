@@ -11,7 +11,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_state
 from sea_mq_worker.adapters.nats.server_info import consumer_info
 from sea_mq_worker.adapters.postgres.checks import PostgresStandings
-from sea_mq_worker.adapters.postgres.connection import leave_former_primary
+from sea_mq_worker.adapters.postgres.connection import check_connection_limit, leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
 from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
 from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, check_version
@@ -46,6 +46,10 @@ async def sampling(
         pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
         base.stack.push_async_callback(pool.close)
         await check_version(pool)
+        if not base.settings.database_pooler:  # its limits are other ones
+            least, most = base.settings.connections_min, base.settings.connections_max
+            if short := await check_connection_limit(pool, least=least, most=most):
+                base.observer.observe(Noticed(event="connections_short", text=short))
         for script in await altered_migrations(pool):
             text = f"{script.name} was applied with other content; run `python -m sea_mq_worker doctor`"
             base.observer.observe(Noticed(event="migration_altered", text=text))

@@ -131,6 +131,7 @@ _NOTICES = {
     "lane_not_served": (
         "Another session holds the lane of events with ordering keys and publishes none: look at the session."
     ),
+    "connections_short": "PostgreSQL allows fewer connections than a worker may open: raise the limit.",
     "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
     "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",
     "secret_file_exposed": "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",

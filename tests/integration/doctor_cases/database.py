@@ -122,6 +122,11 @@ async def connections_short(p: Patient) -> Mend:
 
 
 @provokes_in_tables
+async def connections_too_few(p: Patient) -> None:
+    await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 4")
+
+
+@provokes_in_tables
 async def index_missing__in_partitions(p: Patient) -> None:
     await partition_outbox(p.database.dsn)
     await p.sql("DROP INDEX idx_outbox_due")
