@@ -110,7 +110,8 @@ def _check_window(base: WorkerContext, seconds: float) -> None:
     if seconds < s.outbox_lease_seconds + s.outbox_publish_timeout_seconds:
         text = (
             f"the duplicate_window of stream {s.stream}, {seconds:g} s, is shorter than lease and publish "
-            "time-out together: after a crash the worker searches the stream before it sends an event again"
+            "time-out together: after a crash the worker searches the stream before it sends an event again; "
+            "give all workers the same SEA_MQ_OUTBOX_LEASE_SECONDS"
         )
         base.observer.observe(Noticed(event="duplicate_window_short", text=text))
 
