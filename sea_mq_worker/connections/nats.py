@@ -32,6 +32,7 @@ async def open_nats(
         tls=nats_tls(settings),
         handshake_first=settings.nats_tls_handshake_first,
         domain=settings.nats_jetstream_domain,
+        ignore_discovered=settings.nats_ignore_discovered_servers,
         inbox_prefix=settings.nats_inbox_prefix,
         connect_timeout_seconds=connect_timeout_seconds,
     )

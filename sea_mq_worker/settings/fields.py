@@ -133,6 +133,8 @@ class Settings(BaseModel):
     """Begin each connection with TLS, as a NATS server with `handshake_first` requires."""
     nats_jetstream_domain: JetStreamDomain = ""
     """Domain of the JetStream to use, as at a leaf node (default: the connected server's own JetStream)."""
+    nats_ignore_discovered_servers: bool = False
+    """Connect to the servers of `SEA_MQ_NATS_URL` alone, and to none that the cluster names besides."""
     nats_inbox_prefix: InboxPrefix = "_INBOX"
     """Prefix of the subjects that receive replies; give each NATS user its own."""
 

@@ -1,15 +1,17 @@
 """The broker connection: it comes back by itself, or says that it never will; secrets stay unsaid."""
 
 import asyncio
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
+from nats.aio.client import Server
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
@@ -21,7 +23,7 @@ from sea_mq_worker.embedded import EmbeddedNats
 from tests.faults.test_outbox_broker import configured
 from tests.support.certificates import Authority
 from tests.support.jetstream import connected
-from tests.support.proxy import proxied
+from tests.support.proxy import TcpProxy, proxied
 from tests.support.waiting import eventually
 
 SECRET = "canary-of-a-password"
@@ -315,6 +317,64 @@ async def test_answers_that_the_server_denied_for_a_while_arrive_again(tmp_path:
         reported.clear()
         await api(connection, "INFO")
         assert reported == []
+
+
+class Gossip(TcpProxy):
+    """Names other servers of a cluster to its clients."""
+
+    named: ClassVar[list[str]] = []
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
+        if not up:
+            info = json.loads((await reader.readline()).removeprefix(b"INFO "))
+            writer.write(b"INFO %b\r\n" % json.dumps(info | {"connect_urls": self.named}).encode())
+        await super()._pump(reader, writer, up=up)
+
+
+@pytest.fixture
+async def silent_hosts(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Three servers of a cluster that a network lets nobody reach."""
+    async with AsyncExitStack() as stack:
+        named = []
+        for _ in range(3):
+            host = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+            await stack.enter_async_context(host)
+            named.append(f"127.0.0.1:{host.sockets[0].getsockname()[1]}")
+        monkeypatch.setattr(Gossip, "named", named)
+        yield
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["known", "ignored"])
+@pytest.mark.usefixtures("silent_hosts")
+async def test_servers_that_a_cluster_names_and_nobody_reaches_keep_nobody_from_its_own(
+    nats_url: str, ignored: bool
+) -> None:
+    async with (
+        proxied(nats_url, kind=Gossip) as (proxy, url),
+        connected(url, ignore_discovered=ignored) as connection,
+    ):
+        servers = [Server(uri=uri) for uri in connection.client.servers]
+        order = [connection.next_server(servers, {})[0].uri.netloc for _ in range(8)]
+        own = url.removeprefix("nats://")
+        assert order[::2] == 4 * [own]
+        assert set(order[1::2]) == ({own} if ignored else set(Gossip.named))
+        refused = asyncio.Event()
+        connection.listen(lambda event, _text: refused.set() if event == "error" else None)
+        proxy.refuse()
+        await refused.wait()
+        proxy.heal()
+        await eventually(lambda: connection.is_connected, within=1.8 if ignored else 4.0)
+
+
+async def test_a_server_that_a_cluster_names_is_used_when_its_own_is_gone(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gossip, "named", [nats_url.removeprefix("nats://")])
+    async with proxied(nats_url, kind=Gossip) as (proxy, url), connected(url) as connection:
+        proxy.refuse()
+        await eventually(lambda: not connection.is_connected)
+        await eventually(lambda: connection.is_connected)
+        assert await api(connection, "INFO")
 
 
 async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:

@@ -7,12 +7,14 @@ down. So callbacks here never raise, and callers check ``is_connected`` before t
 import asyncio
 import contextlib
 import json
+import random
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import nats.errors
+from nats.aio.client import Server
 
 from sea_mq_worker.adapters.nats.client import ResilientClient
 from sea_mq_worker.adapters.nats.errors import (
@@ -31,6 +33,8 @@ _SERVER_MIN = (2, 10)
 _RECONNECT_WAIT_SECONDS = 1
 _PINGS_UNANSWERED_MAX = 2
 _HANDSHAKE_SECONDS_MAX = 5.0
+_NAMED_SECONDS_MAX = 2.0
+"""Time for a server that the cluster has named: its address may lead nowhere from here."""
 _CLOSE_SECONDS_MAX = 2.0
 _RENEWAL_SECONDS_MAX = 10.0
 """Longest wait before the next connection while the server denies replies."""
@@ -53,11 +57,21 @@ class NatsConnection:
         last_error: the latest one that nats-py reported.
     """
 
-    def __init__(self, on_event: Listener, *, domain: str = "") -> None:
+    def __init__(
+        self,
+        on_event: Listener,
+        *,
+        domain: str = "",
+        ignore_discovered: bool = False,
+    ) -> None:
         self.domain = domain
         self.client = ResilientClient()
         self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self.last_error: Exception = TimeoutError("no answer")
+        self._ignore_discovered = ignore_discovered
+        self._round: list[str] = []
+        self._rounds = 0
+        self._tried_at: dict[str, float] = {}
         self._listeners: list[Listener] = [on_event]
         self.replies_denied = False
         self._denials = 0
@@ -197,7 +211,35 @@ class NatsConnection:
                 denial.set_result(denied[1])
         return self.emit("denied", denied[1])
 
+    def next_server(self, servers: Sequence[Server], _info: object) -> tuple[Server, float]:
+        """Choose the server to try next, and the wait before that.
+
+        Each server that the cluster has named comes after all configured ones, because it may lead nowhere::
+
+            a, b configured; x, y named by the cluster     a b x  b a y  a b x ...
+        """
+        named = {uri.netloc for uri in self.client.discovered_servers}
+        known = {server.uri.netloc: server for server in servers}
+        if not self._round:
+            self._round = [name for name in known if name not in named]
+            random.shuffle(self._round)
+            if named and not self._ignore_discovered:
+                self._round.append(sorted(named)[self._rounds % len(named)])
+            self._rounds += 1
+        name, now = self._round.pop(0), asyncio.get_running_loop().time()
+        limit = _NAMED_SECONDS_MAX if name in named else _HANDSHAKE_SECONDS_MAX
+        self.client.options["connect_timeout"] = limit
+        was_tried = now - self._tried_at.get(name, float("-inf")) < _RECONNECT_WAIT_SECONDS
+        self._tried_at[name] = now
+        return known[name], _RECONNECT_WAIT_SECONDS if was_tried else 0.0
+
+    def note_attempt(self) -> None:
+        """Note that the connected server was just tried: it is not tried again at once."""
+        if (uri := self.client.connected_url) is not None:
+            self._tried_at[uri.netloc] = asyncio.get_running_loop().time()
+
     async def on_disconnected(self) -> None:
+        self._round = []
         self.replies_denied = False  # a reconnect tells it anew, before it is complete
         if not self._closing:
             self.emit("disconnected", plain(self.last_error))
@@ -246,6 +288,7 @@ async def connect(
     handshake_first: bool = False,
     inbox_prefix: str = "_INBOX",
     domain: str = "",
+    ignore_discovered: bool = False,
     connect_timeout_seconds: float = 10.0,
     ping_interval_seconds: float = 3.0,
 ) -> NatsConnection:
@@ -255,7 +298,8 @@ async def connect(
     ``creds_file`` holds JWT and seed of a decentralised account, ``nkey_seed_file`` the seed of a user that
     the server knows by its public key; ``tls`` demands TLS, and where none is offered no secret is sent;
     ``handshake_first`` begins with TLS; ``inbox_prefix`` begins all reply subjects; ``domain`` is that of the
-    JetStream; a dead peer is noticed after about three ping intervals.
+    JetStream; ``ignore_discovered`` keeps to ``urls``, whatever servers the cluster names; a dead peer is
+    noticed after about three ping intervals.
 
     Raises:
         BrokerUnavailableError: no server answers.
@@ -264,7 +308,7 @@ async def connect(
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = _without_secrets(servers)
-    connection = NatsConnection(on_event, domain=domain)
+    connection = NatsConnection(on_event, domain=domain, ignore_discovered=ignore_discovered)
     if handshake_first:
         connection.last_error = TimeoutError(f"no answer; {NO_HANDSHAKE_FIRST}")
     try:
@@ -319,6 +363,7 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
             error_cb=connection.on_error,
             disconnected_cb=connection.on_disconnected,
             reconnected_cb=connection.on_reconnected,
+            reconnect_to_server_handler=connection.next_server,
             **options,
         )
     )
@@ -328,6 +373,7 @@ async def _first_connect(connection: NatsConnection, timeout_seconds: float, **o
         if not attempt.done():
             raise connection.refused.result() if connection.refused.done() else connection.last_error
         attempt.result()
+        connection.note_attempt()
         _check_version(connection)
     finally:
         while not attempt.done():  # a time limit inside that ends at the same moment swallows a cancellation
