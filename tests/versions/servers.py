@@ -4,6 +4,7 @@ The folder holds a package of the name that `sea_mq_worker.embedded` looks for, 
 starts a server, the session's or its own, gets the one of that version.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from sea_mq_worker.embedded import EmbeddedPostgres
 
 PROJECT = Path(__file__).parents[2]
 NATS = {"2.10": "2.10.27", "2.11": "2.11.17", "2.12": "2.12.15", "2.14": "2.14.9", "2.15": "2.15.2"}
+_EXTRAS = ("embedded", "otel", "schemas", "openlineage")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 POSTGRES = {
     "14": "14.23.0-beta.17",
@@ -104,6 +106,43 @@ def fetch_spark(version: str, cache: Path) -> Path:
         _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), wanted)
 
     return _once(cache / f"pyspark-{version}", install)
+
+
+def fetch_lowest(cache: Path) -> Path:
+    """Install the lowest version that `pyproject.toml` allows of each package that the project names.
+
+    PySpark has a run of its own, and its package is large.
+
+    Raises:
+        UnavailableError: uv could not.
+    """
+    uv = (sys.executable, "-m", "uv", "pip")
+    stated = (PROJECT / "pyproject.toml").read_bytes()
+
+    def install(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        extras = [word for extra in _EXTRAS for word in ("--extra", extra)]
+        found, wanted = folder / "found.txt", folder / "wanted.txt"
+        _run(
+            *uv, "compile", "-q", "--resolution", "lowest-direct", "--python", sys.executable,
+            *extras, str(PROJECT / "pyproject.toml"), "-o", str(found),
+        )  # fmt: skip
+        kept = [line for line in found.read_text().splitlines() if not line.startswith(("pyspark", "py4j"))]
+        wanted.write_text("\n".join(kept))
+        _run(
+            *uv,
+            "install",
+            "-q",
+            "--no-deps",
+            "--python",
+            sys.executable,
+            "--target",
+            str(folder),
+            "-r",
+            str(wanted),
+        )
+
+    return _once(cache / f"lowest-{hashlib.sha256(stated).hexdigest()[:12]}", install)
 
 
 def present_pythons() -> list[str]:
