@@ -126,7 +126,7 @@ def _paused(situation: Situation) -> HealthSummary | None:
     return HealthSummary(
         level=Level.BAD,
         state="Paused",
-        text=f"{_subject(first.part)}: {_first_sentence(first.reason)}",
+        text=f"{_subject(first.part)}: {_first_sentence(first.reason.removeprefix('PostgreSQL: '))}",
         causes=causes,
         next_steps=(_DOCTOR, *_steps(first.part, situation.slow_types)),
     )

@@ -101,6 +101,19 @@ def _raise(_parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise ValueError(message)
 
 
+def worker_command(words: Sequence[str]) -> None:
+    """Read the words of one command of the worker, all that it requires among them.
+
+    Raises:
+        TyperException: the command refuses them.
+    """
+    command: Any = _worker()
+    rest = list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest.pop(0)]
+    command.make_context(command.name, rest)
+
+
 def _refused_by_worker(words: list[str]) -> str:
     command: Any = _worker()
     rest = [_PLACEHOLDERS.get(word, word) for word in words if word != _AND_SO_ON]
