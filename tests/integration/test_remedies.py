@@ -149,7 +149,7 @@ async def test_lost_messages_are_the_pages_first_line_until_an_operator_acknowle
     await system.follow(statement)
     await system.finds()
     async with system.worker() as worker:
-        await page(worker, "Working")
+        await page(worker, "Ready")
 
 
 async def test_a_locked_table_is_no_outage_and_the_named_command_names_its_holder(system: Patient) -> None:
