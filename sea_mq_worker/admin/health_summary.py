@@ -9,6 +9,8 @@ from sea_mq_worker.domain.missed_messages import RecordedMissed
 
 BEHIND_SECONDS = 60.0
 """Age in seconds from which the oldest waiting event or message means that a side is behind."""
+TREND_SECONDS = 300
+"""Age in seconds of ``Side.before``."""
 STALE_SECONDS = 60.0
 """Age in seconds from which a sample is outdated."""
 _DOCTOR = "python -m sea_mq_worker doctor"
@@ -27,6 +29,7 @@ class Side:
 
     Attributes:
         undelivered: messages still in the streams; the sample's depth excludes them.
+        undelivered_seconds: age of the oldest of them.
         before: depth and undelivered messages five minutes ago; None: unknown.
     """
 
@@ -34,6 +37,7 @@ class Side:
     sample: Sample
     sample_age_seconds: float = 0.0
     undelivered: int = 0
+    undelivered_seconds: float = 0.0
     before: float | None = None
     done: int = 0
 
@@ -211,22 +215,28 @@ def _stale(situation: Situation) -> HealthSummary | None:
 
 
 def _behind(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if side.sample.oldest_seconds > BEHIND_SECONDS]
+    sides = [side for side in situation.sides if _oldest_seconds(side) > BEHIND_SECONDS]
     if not sides:
         return None
     text = "; ".join(
-        f"{side.name}: the oldest of {side.sample.depth:,} waits for "
-        f"{_duration(side.sample.oldest_seconds)}{_trend(side)}"
+        f"{side.name}: the oldest of {side.sample.depth + side.undelivered:,} waits for "
+        f"{_duration(_oldest_seconds(side))}{_trend(side)}"
         for side in sides
     )
     return HealthSummary(level=Level.WARN, state="Behind", text=f"{_capital(text)}.", next_steps=(_DOCTOR,))
+
+
+def _oldest_seconds(side: Side) -> float:
+    return max(side.sample.oldest_seconds, side.undelivered_seconds)
 
 
 def _trend(side: Side) -> str:
     now = side.sample.depth + side.undelivered
     if side.before is None or side.before == now:
         return ""
-    return ", decreasing" if now < side.before else ", increasing"
+    if now > side.before:
+        return ", increasing"
+    return f", decreasing: none is left in about {_duration(now / (side.before - now) * TREND_SECONDS)}"
 
 
 def _dead(situation: Situation) -> HealthSummary | None:

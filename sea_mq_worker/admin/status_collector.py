@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from sea_mq_worker.admin.activity import ActivityLog
-from sea_mq_worker.admin.health_summary import Side, Situation, summarize
+from sea_mq_worker.admin.health_summary import TREND_SECONDS, Side, Situation, summarize
 from sea_mq_worker.admin.history import STEP_SECONDS, History, HistoryData
 from sea_mq_worker.admin.status_records import (
     ConsumerSample,
@@ -19,7 +19,7 @@ from sea_mq_worker.admin.status_records import (
 from sea_mq_worker.domain.missed_messages import RecordedMissed
 from sea_mq_worker.domain.read_models import Overview
 
-_TREND_SAMPLES = 300 // STEP_SECONDS
+_TREND_SAMPLES = TREND_SECONDS // STEP_SECONDS
 _ERRORS_SHOWN = 8
 _SLOW_TYPES_SHOWN = 8
 _FLOWS = {"outbox": "published", "inbox": "processed"}
@@ -143,6 +143,11 @@ class StatusCollector:
             return 0
         return sum(consumer.pending or 0 for consumer in self._consumers.values())
 
+    def _undelivered_seconds(self, side: str) -> float:
+        if side != "inbox":
+            return 0.0
+        return max((consumer.oldest_seconds or 0.0 for consumer in self._consumers.values()), default=0.0)
+
     def _health(self) -> HealthSummary:
         """Summarize the health, since its first cause or since its first appearance."""
         health = summarize(self._situation())
@@ -179,6 +184,7 @@ class StatusCollector:
             sample=dated.value if dated else _NOTHING,
             sample_age_seconds=self.clock() - dated.at if dated else 0.0,
             undelivered=self._undelivered(side),
+            undelivered_seconds=self._undelivered_seconds(side),
             before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
             done=int(totals.get(_FLOWS[side], 0)),
         )

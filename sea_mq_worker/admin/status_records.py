@@ -85,7 +85,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSample:
-    """State of a durable consumer; with ``error``, the numbers are the last known ones, or absent."""
+    """State of a durable consumer; with ``error``, the numbers are the last known ones, or absent.
+
+    ``oldest_seconds``: age of the oldest message of ``pending``, if the stream can be read.
+    """
 
     stream: str
     durable: str
@@ -93,6 +96,7 @@ class ConsumerSample:
     ack_pending: int | None = None
     ack_pending_max: int | None = None
     redelivered: int | None = None
+    oldest_seconds: float | None = None
     paused_seconds: float = 0.0
     error: str | None = None
 

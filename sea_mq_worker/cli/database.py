@@ -136,6 +136,8 @@ def depth(
         return
     pending = sum(each.pending for each in depths.consumers)
     undelivered = "?" if depths.not_checked else str(pending)
+    if waits := [each.oldest_seconds for each in depths.consumers if each.oldest_seconds is not None]:
+        undelivered += f", for {max(waits):.0f} s"
     columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "scheduled", "dead")
     rows = [
         (
@@ -162,7 +164,7 @@ async def _depths(settings: "Settings", context: str) -> Depths:
     async with operations(settings) as tables:
         outbox, inbox = await tables.outbox_depth(), await tables.inbox_depth()
         states, not_checked = await _consumers(settings)
-        consumers = [state.without(await tables.read_ahead(state, limit=_AHEAD_MAX)) for state in states]
+        consumers = [await tables.without_read_ahead(state, limit=_AHEAD_MAX) for state in states]
     return Depths(
         context=settings.context, outbox=outbox, inbox=inbox, consumers=consumers, not_checked=not_checked
     )

@@ -7,6 +7,7 @@ from typing import TypeVar, assert_never
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage import sync_definitions
 from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition, Definition, StreamDefinition
+from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_state
 from sea_mq_worker.adapters.nats.server_info import (
     ConsumerInfo,
     StreamInfo,
@@ -28,6 +29,7 @@ _T = TypeVar("_T")
 class BrokerFacts:
     """Streams and consumers that exist, and how they differ from their files.
 
+    ``oldest_seconds``: age of a consumer's oldest undelivered message, where it has one that can be read.
     ``silent``: streams and consumers that did not answer or refused; their existence is unknown.
     """
 
@@ -35,6 +37,7 @@ class BrokerFacts:
     defined: frozenset[str]
     streams: Mapping[str, StreamInfo]
     consumers: Mapping[tuple[str, str], ConsumerInfo]
+    oldest_seconds: Mapping[tuple[str, str], float]
     takers: Mapping[str, Sequence[str]]
     max_payload: int
     version: str
@@ -54,12 +57,16 @@ async def broker_facts(connection: NatsConnection, s: Settings, found: list[Find
     streams = [await ask(stream_label(name), find_stream(connection, name)) for name in sorted(names)]
     durables = [(c.stream, c.durable) for c in s.consumers if stream_label(c.stream) not in ask.silent]
     consumers = [await ask(consumer_label(*d), find_consumer(connection, *d)) for d in durables]
+    states = [await consumer_state(connection, seen) for seen in consumers if seen]
     differences = [await ask.differences(definition) for definition in wanted]
     return BrokerFacts(
         differences=[difference for several in differences for difference in several],
         defined=frozenset(_label(definition) for definition in wanted),
         streams={stream.name: stream for stream in streams if stream},
         consumers={(seen.stream, seen.name): seen for seen in consumers if seen},
+        oldest_seconds={
+            (one.stream, one.durable): one.oldest_seconds for one in states if one.oldest_seconds
+        },
         takers=taken,
         max_payload=connection.client.max_payload,
         version=".".join(map(str, connection.server_version)),

@@ -140,6 +140,11 @@ class BrokerKind(Kind):
         "the consumer delivers no more messages",
         "start the worker, or check its /readyz and the handler",
     )
+    CONSUMER_BEHIND = warning(
+        "the oldest message that waits for its delivery is older than two ack_waits",
+        "messages are late",
+        "make the handler faster, raise SEA_MQ_HANDLER_CONCURRENCY and max_ack_pending, or run more workers",
+    )
     CONSUMER_UNATTENDED = warning(
         "messages wait, and no worker has pulled for two ack_waits",
         "the messages are late",

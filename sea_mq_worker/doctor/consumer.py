@@ -6,7 +6,7 @@ from datetime import timedelta
 from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
 from sea_mq_worker.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
-from sea_mq_worker.doctor.finding import APPLY, Finding
+from sea_mq_worker.doctor.finding import APPLY, Finding, format_duration
 from sea_mq_worker.domain.subjects import covers
 from sea_mq_worker.settings import Settings
 
@@ -26,7 +26,7 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         if stream := facts.streams.get(wanted.stream):
             yield from _filter(where, consumer, stream)
             yield from _missed(where, consumer, stream)
-        yield from _flow(where, consumer)
+        yield from _flow(where, consumer, facts.oldest_seconds.get((wanted.stream, wanted.durable), 0.0))
         yield from _fit(where, consumer, s)
 
 
@@ -60,7 +60,7 @@ def _filter(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[
             yield BrokerKind.CONSUMER_FILTER.finding(where, what)
 
 
-def _flow(where: str, consumer: ConsumerInfo) -> Iterator[Finding]:
+def _flow(where: str, consumer: ConsumerInfo, oldest_seconds: float) -> Iterator[Finding]:
     overdue = consumer.now - timedelta(seconds=_ACK_WAITS * consumer.ack_wait_seconds)
     if consumer.is_paused:
         command = f"nats consumer resume {consumer.stream} {consumer.name}"
@@ -71,6 +71,9 @@ def _flow(where: str, consumer: ConsumerInfo) -> Iterator[Finding]:
         yield BrokerKind.CONSUMER_STUCK.finding(where, f"{out} of {most} messages are in flight")
     elif consumer.pending and not consumer.waiting and consumer.delivered_at < overdue:
         yield BrokerKind.CONSUMER_UNATTENDED.finding(where, f"{consumer.pending} messages wait")
+    elif oldest_seconds > _ACK_WAITS * consumer.ack_wait_seconds:
+        waits = f"{consumer.pending} messages wait, the oldest for {format_duration(oldest_seconds)}"
+        yield BrokerKind.CONSUMER_BEHIND.finding(where, waits)
 
 
 def _fit(where: str, consumer: ConsumerInfo, s: Settings) -> Iterator[Finding]:

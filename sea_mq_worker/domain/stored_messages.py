@@ -48,6 +48,8 @@ class ConsumerState:
         ack_pending: delivered and unacknowledged messages.
         redelivered: those of ``ack_pending`` that were delivered more than once.
         paused_seconds: time left of a pause; 0 if the consumer is not paused.
+        oldest_seconds: age of the oldest message of ``pending``; None: none, or the stream cannot be read.
+        oldest_id: ID under which the inbox records that message.
     """
 
     stream: str
@@ -58,7 +60,14 @@ class ConsumerState:
     redelivered: int
     paused_seconds: float
     delivered_seq: int
+    oldest_seconds: float | None = None
+    oldest_id: str = ""
 
-    def without(self, ahead: int) -> "ConsumerState":
-        """Count no message twice: the inbox counts the ``ahead`` that it has behind ``delivered_seq``."""
-        return replace(self, pending=max(0, self.pending - ahead))
+    def without(self, ahead: int, *, oldest: bool) -> "ConsumerState":
+        """Count no message twice: the inbox counts the ``ahead`` that it has behind ``delivered_seq``.
+
+        ``oldest``: the inbox has the oldest, so that the worker reads ahead and it does not wait.
+        """
+        pending = max(0, self.pending - ahead)
+        oldest_seconds = None if oldest or not pending else self.oldest_seconds
+        return replace(self, pending=pending, oldest_seconds=oldest_seconds)

@@ -92,9 +92,10 @@ class MetricsObserver:
     def set_events_lost(self, lost: bool) -> None:
         self._number("outbox_events_lost").value = int(lost)
 
-    def set_consumer(self, consumer: str, pending: int, ack_pending: int) -> None:
+    def set_consumer(self, consumer: str, pending: int, ack_pending: int, oldest_seconds: float) -> None:
         self._number("consumer_pending", consumer).value = pending
         self._number("consumer_ack_pending", consumer).value = ack_pending
+        self._number("consumer_oldest_seconds", consumer).value = oldest_seconds
 
     def render(self) -> bytes:
         """Return the exposition, rendered at most once a second, because rendering takes milliseconds."""

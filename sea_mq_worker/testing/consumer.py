@@ -158,6 +158,7 @@ class InMemoryConsumer:
 
     def state(self) -> ConsumerState:
         """Return the backlog."""
+        oldest = next(iter(self._stream.entries(after_seq=self._last_seq)), None)
         return ConsumerState(
             stream=self._stream.name,
             durable=self.name,
@@ -167,6 +168,8 @@ class InMemoryConsumer:
             redelivered=sum(pending.deliveries > 1 for pending in self._pending.values()),
             paused_seconds=0.0,
             delivered_seq=self._last_seq,
+            oldest_seconds=self._clock() - oldest.stored_at if oldest else None,
+            oldest_id=oldest.headers.get("Nats-Msg-Id", "") if oldest else "",
         )
 
     def _postpone(self, msg: InboundMessage, seconds: float) -> None:

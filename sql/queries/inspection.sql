@@ -80,8 +80,10 @@ SELECT (SELECT count(*) FROM (SELECT FROM inbox_messages WHERE processed_at IS N
 
 -- name: read_ahead
 -- Unprocessed messages of a consumer that it has not delivered yet: a worker has read them ahead of their delivery.
--- Index: idx_inbox_unprocessed. $1 stream, $2 durable, $3 sequence up to which it has delivered, $4 limit.
-SELECT count(*) AS count
+-- has_oldest: the inbox has the oldest message that the consumer has not delivered, processed or not.
+-- Index: idx_inbox_unprocessed and the primary key. $1 stream, $2 durable, $3 sequence up to which it has delivered,
+-- $4 limit, $5 id of the oldest message or null.
+SELECT count(*) AS count, EXISTS (SELECT FROM inbox_messages WHERE message_id = $5::uuid) AS has_oldest
   FROM (SELECT FROM inbox_messages
          WHERE processed_at IS NULL AND stream = $1::text AND consumer = $2::text AND stream_seq > $3::bigint
          LIMIT $4::int) x;

@@ -205,5 +205,12 @@ async def test_the_time_of_the_oldest_message_and_the_backlog_of_a_consumer(worl
         world.stream, "durable", 2, 1,
     )  # fmt: skip
     assert (state.ack_pending_max, state.redelivered, state.paused_seconds) == (7, 0, 0.0)
+    assert state.oldest_id == ids[1]
+    assert state.oldest_seconds is not None
+    assert 0 <= state.oldest_seconds < 60
+    await world.take("durable")
+    await world.take("durable")
+    done = await world.inspection.consumer_state(world.stream, "durable")
+    assert (done.pending, done.oldest_seconds) == (0, None)
     with pytest.raises(ContractError, match=r"consumer nobody of stream .* does not exist"):
         await world.inspection.consumer_state(world.stream, "nobody")

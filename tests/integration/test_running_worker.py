@@ -171,7 +171,9 @@ async def test_a_changed_filter_of_a_consumer_is_reported(
     monkeypatch.setattr(sampling, "STEP_SECONDS", 0.1)
     stream, durable = target.upstream_stream, target.durable
     async with connected(nats_url) as broker, running_worker(settings_of(target)) as worker:
-        await eventually(lambda: f'sea_mq_consumer_pending{{consumer="{durable}"}}' in worker.metrics())
+        for number in ("pending", "oldest_seconds"):
+            series = f'sea_mq_consumer_{number}{{consumer="{durable}"}}'
+            await eventually(lambda series=series: series in worker.metrics())
         config = (await consumer_info(broker, stream, durable))["config"]
         update = {"stream_name": stream, "config": config | {"filter_subject": "nothing.of.it"}}
         await api(broker, f"CONSUMER.CREATE.{stream}.{durable}.nothing.of.it", update)

@@ -33,6 +33,8 @@ def at(seq: int, last_active: str = "2026-11-01T12:00:00Z") -> dict[str, Any]:
         ({}, {"num_pending": 1}, {"consumer_unattended"}),
         ({}, {"num_pending": 1, "num_waiting": 1}, set()),
         ({}, {"num_pending": 1, "delivered": at(5, JUST_NOW)}, set()),
+        ({}, {"num_pending": 1, "num_waiting": 1, "oldest": 180.0}, set()),
+        ({}, {"num_pending": 1, "num_waiting": 1, "oldest": 181.0}, {"consumer_behind"}),
         ({}, {"delivered": at(4)}, {"messages_missed"}),
         ({"filter_subject": "a.b"}, {"delivered": at(4)}, set()),
     ],
@@ -40,7 +42,11 @@ def at(seq: int, last_active: str = "2026-11-01T12:00:00Z") -> dict[str, Any]:
 def test_a_consumer_is_reported_from_a_bound_on(
     config: dict[str, Any], given: dict[str, Any], found: set[str]
 ) -> None:
-    """The stream begins at 6; the consumer was last active twelve hours ago, unless it was just now."""
+    """The stream begins at 6; the consumer was last active twelve hours ago, unless it was just now.
+
+    ``oldest``: the age of its oldest undelivered message.
+    """
+    oldest = {("S", "c"): given.pop("oldest")} if "oldest" in given else {}
     own = consumer(SOUND | config, **NOW | {"delivered": at(5), "ack_floor": at(5)} | given)
     facts = BrokerFacts(
         differences=(),
@@ -50,6 +56,7 @@ def test_a_consumer_is_reported_from_a_bound_on(
         takers={},
         max_payload=2**20,
         version="2.12.0",
+        oldest_seconds=oldest,
         silent=frozenset(),
     )
     settings = Settings(consumers=(ConsumerSettings(stream="S", durable="c"),))

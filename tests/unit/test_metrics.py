@@ -181,11 +181,12 @@ def test_a_sampled_number_has_no_value_before_its_first_sample(metrics: MetricsO
 
 
 def test_depth_reports_the_pending_messages_of_each_durable(metrics: MetricsObserver) -> None:
-    metrics.set_consumer("c", pending=7, ack_pending=2)
-    metrics.set_consumer("d", pending=0, ack_pending=0)
+    metrics.set_consumer("c", pending=7, ack_pending=2, oldest_seconds=40.0)
+    metrics.set_consumer("d", pending=0, ack_pending=0, oldest_seconds=0.0)
     found = samples(metrics)
     assert found["sea_mq_consumer_pending{consumer=c}"] == 7
     assert found["sea_mq_consumer_ack_pending{consumer=c}"] == 2
+    assert found["sea_mq_consumer_oldest_seconds{consumer=c}"] == 40
     assert found["sea_mq_consumer_pending{consumer=d}"] == 0
 
 

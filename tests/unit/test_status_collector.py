@@ -51,8 +51,17 @@ def outbox(**given: Any) -> Side:
         (situation(outbox(dead=1)), "warn", "Working", "1 dead event: no retry without an operator."),
         (
             situation(outbox(depth=12_340, oldest_seconds=260.0, before=20_000.0)),
-            *("warn", "Behind", "Outbox: the oldest of 12,340 waits for 4.3 min, decreasing."),
+            *(
+                "warn",
+                "Behind",
+                "the oldest of 12,340 waits for 4.3 min, decreasing: none is left in about 8.1 min.",
+            ),
         ),
+        (
+            situation(outbox(undelivered=3000, undelivered_seconds=90.0, before=1.0)),
+            *("warn", "Behind", "the oldest of 3,000 waits for 1.5 min, increasing."),
+        ),
+        (situation(outbox(undelivered=3000, undelivered_seconds=59.0)), "good", "Working", "3,000 more"),
         (situation(outbox(depth=2, oldest_seconds=90, before=1)), "warn", "Behind", "increasing"),
         (
             situation(outbox(depth=2, oldest_seconds=90, undelivered=9, before=10)),

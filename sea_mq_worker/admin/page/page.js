@@ -55,11 +55,12 @@ function reasonText({ part, reason }) {
 
 function showConsumers(consumers) {
   at("consumers").hidden = !consumers.length;
-  const heads = ["Consumer", "To deliver", "In flight", "Redelivered", "State"];
+  const heads = ["Consumer", "To deliver", "Oldest", "In flight", "Redelivered", "State"];
   once(at("consumers").lastElementChild, consumers, () => [
     table("Consumers", heads, consumers.map((each) => [
       `${each.stream}/${each.durable}`,
       count(each.pending),
+      each.oldest_seconds == null ? "–" : whole(each.oldest_seconds),
       each.ack_pending_max > 0 ? `${count(each.ack_pending)} of ${count(each.ack_pending_max)}` : count(each.ack_pending),
       count(each.redelivered),
       each.error ?? (each.paused_seconds ? `paused for ${whole(each.paused_seconds)} more` : "active"),

@@ -87,18 +87,20 @@ def consumer_sampling(
         for durable in base.settings.consumers:
             try:
                 info = await consumer_info(connection, durable.stream, durable.durable)
-                state = consumer_state(info)
-                state = state.without(await tables.read_ahead(state, limit=DEPTH_MAX))
+                state = await consumer_state(connection, info)
+                state = await tables.without_read_ahead(state, limit=DEPTH_MAX)
             except WorkerError as error:
                 sample = ConsumerSample(stream=durable.stream, durable=durable.durable, error=str(error))
             else:
                 fields = asdict(state)
-                del fields["delivered_seq"]
+                del fields["delivered_seq"], fields["oldest_id"]
                 sample = ConsumerSample(**fields)
                 compare_filter(durable, info.filters)
             status.set_consumer(sample)
             if sample.pending is not None and sample.ack_pending is not None:
-                base.metrics.set_consumer(durable.durable, sample.pending, sample.ack_pending)
+                base.metrics.set_consumer(
+                    durable.durable, sample.pending, sample.ack_pending, sample.oldest_seconds or 0.0
+                )
 
     async def watch(stop: asyncio.Event) -> None:
         with contextlib.suppress(StoppedError):

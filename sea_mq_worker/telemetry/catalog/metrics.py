@@ -178,6 +178,11 @@ METRICS = _metrics(
             "The inbound backlog; growing: producers outpace the handler, or pulling pauses.",
         ),
         (
+            ("sea_mq_consumer_oldest_seconds", "gauge", "s", "consumer"),
+            "Age of the oldest message not yet delivered to the durable, sampled every 15 s.",
+            "Growing: as for sea_mq_consumer_pending. 0 without the right to read the stream.",
+        ),
+        (
             ("sea_mq_consumer_ack_pending", "gauge", "{message}", "consumer"),
             "Messages delivered and not acknowledged yet, sampled every 15 s.",
             "In-flight messages; at max_ack_pending for long: the handler is the bottleneck.",

@@ -1,5 +1,6 @@
 """Causes of doctor's findings in NATS, on the session's server."""
 
+import asyncio
 import uuid
 from datetime import UTC, datetime, timedelta
 
@@ -204,6 +205,30 @@ async def consumer_stuck(p: Patient) -> Mend:
     p.given["handler_concurrency"] = 1
     await p.send()
     return mended_by(await p.take())
+
+
+@provokes
+async def consumer_behind(p: Patient) -> Mend:
+    """A slow handler: messages are taken one by one, and many wait."""
+    await short_of_patience(p)
+    count = 300
+    for _ in range(count):
+        await p.send()
+
+    async def take_slowly() -> None:
+        while True:
+            await (await p.take())()
+            await asyncio.sleep(0.1)
+
+    taking = asyncio.create_task(take_slowly())
+    p.stack.callback(taking.cancel)
+
+    async def catch_up(_finding: Finding) -> None:
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await p.ask(f"STREAM.PURGE.{p.upstream_stream}", {"keep": 0})
+
+    return catch_up
 
 
 @provokes

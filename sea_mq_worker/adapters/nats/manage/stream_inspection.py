@@ -1,10 +1,11 @@
 """NatsStreamInspection: messages in streams, and the progress of consumers, for operators."""
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.consume.undelivered import read_back
+from sea_mq_worker.adapters.nats.consume.undelivered import read_back, read_next
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.nats.server_info import (
@@ -14,6 +15,7 @@ from sea_mq_worker.adapters.nats.server_info import (
     find_stream,
     stream_info,
 )
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.inbound import recorded_as, storage_id
 from sea_mq_worker.domain.missed_messages import ConsumerStanding
@@ -66,11 +68,16 @@ class NatsStreamInspection:
         return info.first_time if info else None
 
     async def consumer_state(self, stream: str, durable: str) -> ConsumerState:
-        return consumer_state(await consumer_info(self._connection, stream, durable))
+        info = await consumer_info(self._connection, stream, durable)
+        return await consumer_state(self._connection, info)
 
 
-def consumer_state(info: ConsumerInfo) -> ConsumerState:
-    """Return a consumer's backlog."""
+async def consumer_state(connection: NatsConnection, info: ConsumerInfo) -> ConsumerState:
+    """Return a consumer's backlog; read its oldest message, if that is permitted."""
+    oldest = None
+    if info.pending:
+        with contextlib.suppress(BrokerUnavailableError, ContractError):
+            oldest = await read_next(connection, info, info.delivered_seq + 1)
     return ConsumerState(
         stream=info.stream,
         durable=info.name,
@@ -80,6 +87,8 @@ def consumer_state(info: ConsumerInfo) -> ConsumerState:
         redelivered=info.redelivered,
         paused_seconds=info.paused_seconds,
         delivered_seq=info.delivered_seq,
+        oldest_seconds=max(0.0, (info.now - oldest.stored_at).total_seconds()) if oldest else None,
+        oldest_id=recorded_as(oldest) if oldest else "",
     )
 
 

@@ -55,13 +55,13 @@ class PostgresInspection(PostgresLists):
         """Return the depth of the inbox with numbers capped at ``limit``, at a constant cost."""
         return _depth_of(await fetch(self._pool, self._asked["inbox_depth_capped"], limit))
 
-    async def read_ahead(self, consumer: ConsumerState, *, limit: int) -> int:
-        """Count the consumer's unprocessed messages that it has not delivered yet, up to a limit."""
+    async def without_read_ahead(self, consumer: ConsumerState, *, limit: int) -> ConsumerState:
+        """Leave out messages that the inbox has before their delivery; count them up to a limit."""
         if not consumer.pending:
-            return 0
+            return consumer
         named = (consumer.stream, consumer.durable, consumer.delivered_seq, limit)
-        [row] = await fetch(self._pool, self._asked["read_ahead"], *named)
-        return int(row["count"])
+        [row] = await fetch(self._pool, self._asked["read_ahead"], *named, consumer.oldest_id or None)
+        return consumer.without(row["count"], oldest=row["has_oldest"])
 
     async def outbox_summary(self, *, read_max: int, groups_max: int) -> Sequence[Group]:
         """Group the oldest ``read_max`` unfinished events, the largest groups of each kind first."""
