@@ -31,7 +31,7 @@ def may_be_outside_window(seconds_ago: float, *, window_seconds: float, sending_
 
     Args:
         seconds_ago: since the first attempt; 0 where this is the first, below 0 where it is unknown.
-        window_seconds: the stream's deduplication window.
+        window_seconds: the stream's deduplication window; 0 where it is unknown.
         sending_seconds: longest time until the repeat reaches the stream.
     """
     is_old = seconds_ago + sending_seconds > window_seconds * _SAFETY_FACTOR

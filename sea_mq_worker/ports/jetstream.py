@@ -33,7 +33,10 @@ class JetStreamPublisher(Protocol):
         ...
 
     async def read_duplicate_window(self) -> float:
-        """Return the deduplication window now; the last known one where the server does not report it."""
+        """Return the deduplication window now; 0 where the server does not report it.
+
+        It may have become shorter since it was last read.
+        """
         ...
 
     @property

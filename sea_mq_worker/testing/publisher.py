@@ -46,6 +46,7 @@ class InMemoryPublisher:
         faults: asked for each message as it is sent.
         keeps_order: behave as the batched modes do, which store nothing behind what was not stored.
         connected: set to False for an outage.
+        hears: set to False for a link on which no answer comes back.
         find_max: messages that a search reads before its time is over; None: all.
         max_payload: bytes of headers and body that the server takes.
     """
@@ -56,16 +57,18 @@ class InMemoryPublisher:
     keeps_order: bool = False
     max_payload: int = 1024 * 1024
     connected: bool = True
+    hears: bool = True
     find_max: int | None = None
 
     def __post_init__(self) -> None:
         self.duplicate_window_seconds = self.stream.duplicate_window_seconds
 
     async def read_duplicate_window(self) -> float:
-        """Return how long the stream remembers a message id now."""
+        """Return how long the stream remembers a message id now; 0 if it does not answer."""
         await asyncio.sleep(0)
-        if self.connected:
-            self.duplicate_window_seconds = self.stream.duplicate_window_seconds
+        if not (self.connected and self.hears):
+            return 0.0
+        self.duplicate_window_seconds = self.stream.duplicate_window_seconds
         return self.duplicate_window_seconds
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
@@ -97,7 +100,7 @@ class InMemoryPublisher:
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Scan what the stream stored lately; see JetStreamPublisher."""
         await asyncio.sleep(0)
-        if not self.connected:
+        if not (self.connected and self.hears):
             raise BrokerUnavailableError("not connected")
         return self.look_for(wanted)
 
@@ -132,7 +135,7 @@ class InMemoryPublisher:
             return Rejected(bad)
         if not self.connected:
             return Unsent("not connected")
-        outcome = self._meet(self.faults(message), message)
+        outcome = self._meet(self.faults(message) if self.hears else Fault.ACK_LOST, message)
         if judged and isinstance(outcome, Stored) and outcome.duplicate:
             return self._judge(message, outcome)
         return outcome

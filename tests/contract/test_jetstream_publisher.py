@@ -16,7 +16,7 @@ from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored, Unknown, Unsent
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
-from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher, no_fault
+from sea_mq_worker.testing.publisher import InMemoryPublisher
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import connected, create_stream, stored_messages
 from tests.support.proxy import TcpProxy, proxied
@@ -58,12 +58,11 @@ class MemoryWorld:
         self.publisher.connected = False
 
     async def reconnect(self) -> None:
-        self.publisher.connected = True
-        self.publisher.faults = no_fault
+        self.publisher.connected = self.publisher.hears = True
 
     async def lose_acks(self) -> None:
         """From now on the server hears the publisher, and the publisher hears nothing."""
-        self.publisher.faults = lambda _message: Fault.ACK_LOST
+        self.publisher.hears = False
 
     async def let_window_end(self) -> None:
         self.now += WINDOW_SECONDS * 2
@@ -468,6 +467,14 @@ async def test_lost_acknowledgements_leave_it_unknown_and_the_repeat_stores_no_s
     assert [o.seq for o in repeated] == [rows[each.id] for each in batch]
     ids = [row[3][MSG_ID] for row in await world.rows()]
     assert len(set(ids)) == 20
+
+
+async def test_a_window_that_the_server_does_not_tell_is_unknown(world: World) -> None:
+    assert await world.publisher.read_duplicate_window() == WINDOW_SECONDS
+    await world.let_window_end()
+    await world.lose_acks()
+
+    assert await world.publisher.read_duplicate_window() == 0.0
 
 
 async def test_calls_may_overlap(world: World) -> None:

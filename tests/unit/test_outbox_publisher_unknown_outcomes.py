@@ -144,6 +144,20 @@ async def test_a_repeat_is_searched_for_after_a_change_of(change: str) -> None:
     assert world.stored() == ["a"]
 
 
+@in_virtual_time
+async def test_a_window_that_was_shortened_while_no_answer_came_lets_no_second_copy_in() -> None:
+    world = World(window=3600.0, delay=60.0)
+    world.table.add("a")
+    world.publisher.hears = False
+    async with world.relaying():
+        await world.observer.seen(EventPostponed)
+        world.stream.duplicate_window_seconds = 1.0
+        await world.observer.seen(EventPostponed, count=2, within=600.0)
+        world.publisher.hears = True
+        await world.published(1)
+    assert world.stored() == ["a"]
+
+
 @pytest.mark.parametrize("fault", [Fault.ACK_LOST, Fault.LOST], ids=["stored", "not stored"])
 @in_virtual_time
 async def test_a_search_longer_than_a_claim_continues_and_delays_no_event(fault: Fault) -> None:

@@ -121,7 +121,7 @@ class DeadLetterPublisher:
             stored = await self._store(message, fresh_until)
 
     async def _is_in_stream(self, message: OutboundMessage) -> bool:
-        since = search_seconds(await self.publisher.read_duplicate_window())
+        since = search_seconds(await self.publisher.read_duplicate_window() or -1.0)
         return await self._finds(SearchedId(message.id, since, message.subject))
 
     async def _finds(self, wanted: SearchedId) -> bool:

@@ -101,9 +101,9 @@ class NatsJetStreamPublisher:
         return self._info.duplicate_window_seconds
 
     async def read_duplicate_window(self) -> float:
-        if asyncio.get_running_loop().time() - self._info_read_at > _INFO_FRESH_SECONDS:
-            await self._refresh_info(_INFO_TIMEOUT_SECONDS)
-        return self.duplicate_window_seconds
+        is_fresh = asyncio.get_running_loop().time() - self._info_read_at <= _INFO_FRESH_SECONDS
+        is_known = is_fresh or await self._refresh_info(_INFO_TIMEOUT_SECONDS)
+        return self.duplicate_window_seconds if is_known else 0.0
 
     @property
     def max_payload(self) -> int:
@@ -193,8 +193,8 @@ class NatsJetStreamPublisher:
             self._info_is_stale = True
         self._last_seq = max([self._last_seq, *new])
 
-    async def _refresh_info(self, timeout_seconds: float) -> None:
-        """Request the information again; if that fails, the former one stays in use.
+    async def _refresh_info(self, timeout_seconds: float) -> bool:
+        """Request the information again; if that fails, return False, and the former one stays in use.
 
         The stream may have been deleted and created again, or restored to an earlier state.
         """
@@ -203,7 +203,7 @@ class NatsJetStreamPublisher:
             info = await stream_info(self._connection, self._stream, timeout_seconds=timeout_seconds)
         except WorkerError:
             self._info = replace(self._info, unusable_reason="")  # a publish reports the present reason
-            return
+            return False
         if info.created != self._info.created:
             self._last_seq = info.last_seq
             self._connection.emit("stream", f"stream {self._stream} was created anew at {info.created}")
@@ -219,6 +219,7 @@ class NatsJetStreamPublisher:
         self._info, self._info_read_at = info, asyncio.get_running_loop().time()
         self._atomic.disabled = False
         self._info_is_stale = False
+        return True
 
     def _on_event(self, event: str, _text: str) -> None:
         if event == "reconnected":
