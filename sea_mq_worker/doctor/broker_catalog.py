@@ -206,7 +206,7 @@ class PairKind(Kind):
         "raise max_msg_size or max_payload, or publish a reference",
     )
     EVENTS_LOST = error(
-        "the stream lacks events of PUBLISHED rows: it was recreated, restored or failed over",
+        "the stream lacks events of PUBLISHED rows: it was recreated, restored, failed over or purged",
         "consumers never receive them; `pipeline reconcile` lists each",
         "run `pipeline reconcile --requeue`, or prune the rows",
     )

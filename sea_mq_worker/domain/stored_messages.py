@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class DeliveryState(StrEnum):
@@ -36,6 +37,14 @@ class StoredMessage:
     subject: str
     stored_at: datetime
     consumers: tuple[ConsumerDelivery, ...] = ()
+
+
+class PublishedRow(NamedTuple):
+    """The id, place and time that a PUBLISHED row has of its message."""
+
+    id: str
+    seq: int
+    published_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

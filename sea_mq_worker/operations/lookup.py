@@ -11,11 +11,10 @@ from uuid import UUID
 
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
 from sea_mq_worker.domain.errors import ContractError, WorkerError
-from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.read_models import Discarded, EarlierEvent, InboxRecord, Match, OutboxSummary
-from sea_mq_worker.domain.stored_messages import StoredMessage
+from sea_mq_worker.domain.stored_messages import PublishedRow, StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.operations.broker import lookup_broker
 from sea_mq_worker.operations.database import operations
@@ -187,13 +186,14 @@ class MessageLookup:
         self, event: OutboxSummary | None, stored: Sequence[StoredMessage], not_checked: list[str]
     ) -> str:
         """Return the evidence that the stream lost the event, instead of dropping it by its limits."""
-        if self.broker is None or event is None or event.state != EventState.PUBLISHED:
+        if self.broker is None or event is None or event.published_at is None:
             return ""
         stream, seq = event.stream or "", event.stream_seq or 0
         if not seq or any((one.stream, one.seq) == (stream, seq) for one in stored):
             return ""
         try:
-            return await self.broker[0].evidence_of_loss(stream, seq, str(event.id))
+            row = PublishedRow(str(event.id), seq, event.published_at)
+            return await self.broker[0].evidence_of_loss(stream, row)
         except WorkerError as error:
             not_checked.append(f"stream {stream}: {error}")
             return ""

@@ -18,7 +18,7 @@ from sea_mq_worker.domain.read_models import (
     Redrive,
 )
 from sea_mq_worker.domain.replay_records import Chosen, Replay
-from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, StoredMessage
+from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, PublishedRow, StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 
 
@@ -120,10 +120,10 @@ class StreamInspection(Protocol):
         """Scan the headers of a stream for a message; return it, or the progress of the search."""
         ...
 
-    async def evidence_of_loss(self, stream: str, seq: int, message_id: str) -> str:
-        """Return the evidence that a stream lost this message, which it acknowledged; empty: none.
+    async def evidence_of_loss(self, stream: str, row: PublishedRow) -> str:
+        """Return the evidence that a stream lost a row's message, which it acknowledged; empty: none.
 
-        A message that the stream dropped by its limits is not lost.
+        A message that the stream may have dropped by its limits is not lost. One that somebody removed is.
         """
         ...
 

@@ -19,7 +19,7 @@ from sea_mq_worker.domain.read_models import (
     Match,
     OutboxSummary,
 )
-from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, StoredMessage
+from sea_mq_worker.domain.stored_messages import ConsumerDelivery, ConsumerState, PublishedRow, StoredMessage
 from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.consumer import InMemoryConsumer
@@ -126,11 +126,19 @@ class InMemoryLookupTables:
 
 
 class InMemoryStreamInspection:
-    """Streams with their consumers; see ``ports.operations.StreamInspection``."""
+    """Streams with their consumers; see ``ports.operations.StreamInspection``.
+
+    ``limited``: the streams may have dropped a missing message by their limits.
+    """
 
     def __init__(
-        self, *, streams: Sequence[InMemoryStream], consumers: Sequence[InMemoryConsumer] = ()
+        self,
+        *,
+        streams: Sequence[InMemoryStream],
+        consumers: Sequence[InMemoryConsumer] = (),
+        limited: bool = False,
     ) -> None:
+        self._limited = limited
         self._streams = {stream.name: stream for stream in streams}
         self._consumers = sorted(consumers, key=lambda consumer: consumer.name)
 
@@ -153,15 +161,17 @@ class InMemoryStreamInspection:
             return Stored(stream, seqs[-1], duplicate=True)
         return SearchProgress("", source.last_seq, source.last_seq)
 
-    async def evidence_of_loss(self, stream: str, seq: int, message_id: str) -> str:
+    async def evidence_of_loss(self, stream: str, row: PublishedRow) -> str:
         """Compare a row with the stream."""
         source = self._stream(stream)
-        if seq > source.last_seq:
-            return f"a row names sequence {seq}, and the stream ends at {source.last_seq}"
-        entry = source.get(seq)
-        if entry is None or entry.headers.get(MSG_ID) == message_id:
+        if row.seq > source.last_seq:
+            return f"a row names sequence {row.seq}, and the stream ends at {source.last_seq}"
+        entry = source.get(row.seq)
+        if entry is None:
+            return "" if self._limited else f"somebody removed message {row.seq}, event {row.id}"
+        if entry.headers.get(MSG_ID) == row.id:
             return ""
-        return f"the stream has another message at {seq}, the sequence of event {message_id}"
+        return f"the stream has another message at {row.seq}, the sequence of event {row.id}"
 
     async def first_stored_at(self, stream: str) -> datetime | None:
         """Return the time of the oldest message."""

@@ -177,6 +177,20 @@ async def test_events_that_a_recreated_stream_lost_are_reported_and_replayed_at_
         assert await site.copies() == dict.fromkeys(ids, 1)
 
 
+@pytest.mark.fault("P36")
+async def test_events_that_somebody_purged_from_the_own_stream_are_reported(shared: Site) -> None:
+    async with shared.worker() as worker:
+        await worker.ready()
+        await shared.commit(20)
+        await shared.published()
+    await api(shared.broker, f"STREAM.PURGE.{shared.target.stream}")
+    async with shared.worker(name="after") as worker:
+        await worker.ready()
+        await worker.tells("somebody removed message")
+        assert "events_lost" in worker.events()
+        assert (await worker.metrics())["sea_mq_outbox_events_lost"] == 1
+
+
 @pytest.mark.fault("P09")
 async def test_on_a_link_slower_than_the_lease_no_event_has_two_owners(shared: Site) -> None:
     async with shared.worker(name="one") as one, shared.worker(name="two") as two:

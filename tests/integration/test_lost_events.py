@@ -1,11 +1,17 @@
 """Comparison of PUBLISHED rows with their stream, by a bounded sample."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.nats.manage.stream_inspection import lost_since
 from sea_mq_worker.adapters.postgres.checks import Acknowledged, acknowledged
-from tests.support.jetstream import connected, create_stream, store
+from sea_mq_worker.domain.stored_messages import PublishedRow
+from tests.support.jetstream import SECOND, connected, create_stream, store
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database
 
@@ -61,3 +67,30 @@ async def test_a_stream_that_was_rolled_back_and_went_on_is_known_by_sequences_t
     assert (rows.greatest, rows.shared) == (7, 3)
     assert reported.startswith("3 rows name a sequence that")
     assert well == ""
+
+
+async def test_removed_messages_are_lost_where_no_limit_may_have_dropped_them(
+    nats_url: str, names: str
+) -> None:
+    now = datetime.now(UTC)
+    async with connected(nats_url) as connection:
+
+        async def evidence(config: Mapping[str, Any], *, age: timedelta = timedelta(), keep: int = 1) -> str:
+            await create_stream(connection, names, f"{names}.>", **config)
+            for _ in range(3):
+                await store(connection, f"{names}.made", b"{}", {})
+            await api(connection, f"STREAM.PURGE.{names}", {"keep": keep})
+            row = PublishedRow("e", 2, now - age)
+            found = await lost_since(connection, names, greatest=2, shared=0, some=[row])
+            await api(connection, f"STREAM.DELETE.{names}")
+            return found
+
+        assert "begins at 3" in await evidence({})
+        assert "begins at 4" in await evidence({"max_msgs": 10, "discard": "old"}, keep=0)
+        day = {"max_age": 86_400 * SECOND, "duplicate_window": SECOND}
+        assert await evidence(day | {"max_msgs": 10, "discard": "new"})
+        assert not await evidence(day, age=timedelta(days=1))
+        assert not await evidence({"max_msgs": 10, "discard": "old"})
+        assert not await evidence({"max_bytes": 2**20, "discard": "old"})
+        assert not await evidence({"max_msgs_per_subject": 5})
+        assert not await evidence({"retention": "interest"})

@@ -62,12 +62,15 @@ class World:
         self.stream = InMemoryStream(name="SEA_EVENTS", clock=clock)
         self.letters = InMemoryStream(name="SEA_DLQ", clock=clock)
         self.consumers: list[InMemoryConsumer] = []
+        self.limited = False
         self.tables = InMemoryLookupTables(outbox=self.outbox, inbox=self.inbox)
         self.dead_letters = InMemoryDeadLetters(stream=self.letters)
 
     @property
     def lookup(self) -> MessageLookup:
-        streams = InMemoryStreamInspection(streams=[self.stream], consumers=self.consumers)
+        streams = InMemoryStreamInspection(
+            streams=[self.stream], consumers=self.consumers, limited=self.limited
+        )
         return MessageLookup(
             tables=self.tables,
             broker=(streams, self.dead_letters),
@@ -181,6 +184,8 @@ async def test_a_published_event_names_the_progress_of_each_consumer(world: Worl
 async def test_an_event_that_the_stream_has_lost_is_to_be_replayed(world: World) -> None:
     event = world.published()
     world.stream.purge()
+    assert "lost it since: somebody removed message 1" in (await world.ask(event.id)).answer[0]
+    world.limited = True
     dropped = await world.ask(event.id)
     assert dropped.answer == ("it was published, and is no longer in SEA_EVENTS under sequence 1",)
     event.stream_seq = world.store(str(uuid.uuid4()))

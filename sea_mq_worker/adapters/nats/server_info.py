@@ -18,6 +18,8 @@ from sea_mq_worker.domain.subjects import covers
 
 _NOT_FOUND = 404
 _NANOSECONDS = 1e9
+_CLOCK_SECONDS = 60.0
+"""Difference between the clocks of the database and the broker that a comparison allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,21 @@ class StreamInfo:
             leader=cluster.get("leader", ""),
             offline=tuple(peer["name"] for peer in cluster.get("replicas") or () if peer.get("offline")),
         )
+
+    def may_have_dropped(self, stored_at: datetime) -> bool:
+        """Whether the stream itself may have removed a message that it stored then, by limits or retention.
+
+        A stream that refuses messages when it is full removes only messages above the maximum age, and no
+        limit empties a stream.
+        """
+        config = self.config
+        if self.replaces or config.get("retention", "limits") != "limits" or config.get("allow_msg_ttl"):
+            return True
+        age_seconds = (self.now - stored_at).total_seconds()
+        if self.max_age_seconds and age_seconds > self.max_age_seconds - _CLOCK_SECONDS:
+            return True
+        is_limited = any(config.get(name, -1) > 0 for name in ("max_msgs", "max_bytes"))
+        return is_limited and config.get("discard", "old") == "old" and self.messages > 0
 
     def takes(self, subject: str) -> bool:
         """Whether messages published to ``subject``, which may be a pattern, are stored."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
+from datetime import UTC, datetime
 
 import asyncpg
 
@@ -10,6 +11,7 @@ from sea_mq_worker.adapters.postgres.connection import fetch
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.handler_conflicts import HandledDurable
 from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages, RecordedMissed
+from sea_mq_worker.domain.stored_messages import PublishedRow
 
 _PAGES = 200
 _SOME = 3
@@ -24,19 +26,22 @@ class Acknowledged:
     Attributes:
         greatest: the greatest sequence in a row; 0: there is none.
         shared: number of rows whose sequence is also in another row.
-        some: id and sequence of a few rows.
+        some: a few rows.
     """
 
     greatest: int = 0
     shared: int = 0
-    some: Sequence[tuple[str, int]] = ()
+    some: Sequence[PublishedRow] = ()
 
 
 async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
     """Read the latest rows and some others."""
     sql = load_queries("published_positions")["acknowledged"]
     [row] = await fetch(pool, sql, stream, _PAGES, _SOME)
-    some = tuple((event_id, int(seq)) for event_id, seq in (one.split() for one in row["some"]))
+    some = tuple(
+        PublishedRow(event_id, int(seq), datetime.fromtimestamp(float(at), UTC))
+        for event_id, seq, at in (one.split() for one in row["some"])
+    )
     return Acknowledged(greatest=row["greatest"] or 0, shared=row["shared"], some=some)
 
 

@@ -107,7 +107,7 @@ METRICS = _metrics(
         (
             ("sea_mq_outbox_events_lost", "gauge", "{stream}"),
             "1 while a sample shows that the stream lacks events of PUBLISHED rows.",
-            "The stream was recreated or restored: `pipeline reconcile --requeue` sends them again.",
+            "The stream was recreated, restored or purged: `pipeline reconcile --requeue` sends them again.",
         ),
         (
             ("sea_mq_inbox_processed_total", "counter", "{message}", "consumer", "status"),

@@ -23,6 +23,7 @@ from sea_mq_worker.domain.stored_messages import (
     ConsumerDelivery,
     ConsumerState,
     DeliveryState,
+    PublishedRow,
     StoredMessage,
 )
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
@@ -59,9 +60,8 @@ class NatsStreamInspection:
         found = await find_messages(self._connection, stream, [wanted], timeout_seconds=timeout_seconds)
         return found.get(wanted.id)
 
-    async def evidence_of_loss(self, stream: str, seq: int, message_id: str) -> str:
-        named = [(message_id, seq)]
-        return await lost_since(self._connection, stream, greatest=seq, shared=0, some=named)
+    async def evidence_of_loss(self, stream: str, row: PublishedRow) -> str:
+        return await lost_since(self._connection, stream, greatest=row.seq, shared=0, some=[row])
 
     async def first_stored_at(self, stream: str) -> datetime | None:
         info = await find_stream(self._connection, stream)
@@ -113,19 +113,19 @@ async def consumer_standing(connection: NatsConnection, stream: str, durable: st
 
 
 async def lost_since(
-    connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[tuple[str, int]]
+    connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[PublishedRow]
 ) -> str:
     """Return the evidence that events are lost whose rows are PUBLISHED; empty: there is none.
 
-    An event that the stream has dropped by its limits is not lost, so that only another message in an
-    event's place counts. The rows must have been read before.
+    An event that the stream may have dropped by its limits is not lost. One that somebody removed is. The
+    rows must have been read before.
 
     Args:
         connection: to ask.
         stream: that the rows name.
         greatest: sequence that a row names.
         shared: rows that name the same sequence as another.
-        some: ids and sequences of rows to look up.
+        some: rows to look up.
 
     Raises:
         BrokerUnavailableError: the server did not answer.
@@ -137,10 +137,15 @@ async def lost_since(
         return f"a row names sequence {greatest}, and {ends}"
     if shared:
         return f"{shared} rows name a sequence that a later row names, too"
-    for event_id, seq in some:
-        message = await read_back(connection, stream, "", seq)
-        if message is not None and message.headers.get(MSG_ID) != event_id:
-            return f"the stream has another message at {seq}, the sequence of event {event_id}"
+    for row in some:
+        message = await read_back(connection, stream, "", row.seq)
+        if message is None and not info.may_have_dropped(row.published_at):
+            return (
+                f"somebody removed message {row.seq}, event {row.id}, from the stream, which begins at "
+                f"{info.first_seq}: no limit of the stream does that"
+            )
+        if message is not None and message.headers.get(MSG_ID) != row.id:
+            return f"the stream has another message at {row.seq}, the sequence of event {row.id}"
     return ""
 
 
