@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, abort, settings_for
+from sea_mq_worker.cli.support import EXIT_CONTRACT, EXIT_FAILED, EXIT_USAGE, abort, settings_for
 
 
 def dev(
@@ -66,6 +66,7 @@ def _run(command: list[str], folder: Path, *, events: int | None, leave: bool) -
 
     from sea_mq_worker.cli.demo.command import CommandStartError, check_command
     from sea_mq_worker.cli.demo.run import run_demo
+    from sea_mq_worker.domain.errors import ContractError
     from sea_mq_worker.embedded import ServerStartError
     from sea_mq_worker.settings import SettingsError
 
@@ -77,3 +78,5 @@ def _run(command: list[str], folder: Path, *, events: int | None, leave: bool) -
         abort(str(error), EXIT_USAGE)
     except ServerStartError as error:
         abort(str(error), EXIT_FAILED)
+    except ContractError as error:
+        abort(str(error), EXIT_CONTRACT)

@@ -125,11 +125,12 @@ def export(
 
 def _print_change(change: Change, would_be: str) -> None:
     echo_safe(f"{would_be}{change.action} {change.name}")
-    for text in change.by_setting:
-        echo_safe(f"  {text} by setting")
-    for difference in change.differences:
-        if change.action == "updated":
+    if change.action == "updated":
+        for difference in change.differences:
             echo_safe(f"  {difference.field}: {difference.found} -> {difference.wanted}")
+    else:
+        for text in change.by_setting:
+            echo_safe(f"  {text} by setting")
 
 
 def _print_end(applied: "Applied", *, dry_run: bool) -> None:

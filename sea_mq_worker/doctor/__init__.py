@@ -49,10 +49,10 @@ async def examine(settings: Settings) -> Examination:
     if settings.consumers:
         found += [finding async for finding in handler_findings(settings)]
     found += exposure_findings(settings)
-    worker = await read_readiness(settings) if settings.admin_port else None
-    if worker:
+    workers = await read_readiness(settings) if settings.admin_port else ()
+    for worker in workers:
         found += worker_findings(worker)
-    parts = list(_parts(database, rows, seen, worker, settings))
+    parts = list(_parts(database, rows, seen, workers, settings))
     return Examination(
         findings=sorted(dict.fromkeys(found), key=lambda finding: list(Severity).index(finding.severity)),
         checked=[name for name, is_checked in parts if is_checked],
@@ -64,7 +64,7 @@ def _parts(
     database: DatabaseFacts | None,
     rows: RowFacts | None,
     broker: BrokerFacts | None,
-    worker: WorkerReadiness | None,
+    workers: Sequence[WorkerReadiness],
     s: Settings,
 ) -> Iterator[tuple[str, bool]]:
     """Name each part, and whether doctor could check it."""
@@ -87,9 +87,8 @@ def _parts(
     if s.consumers and s.handler_url:
         yield "the handler", True
     yield "the settings", True
-    if worker:
-        yield f"the {worker.where}", True
-    elif s.admin_port:
+    yield from ((f"the {worker.where}", True) for worker in workers)
+    if s.admin_port and not workers:
         yield f"a worker (none answers at {s.admin_host}:{s.admin_port})", False
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +47,20 @@ class WorkerReadiness:
     is_silent: bool = False
 
 
-async def read_readiness(s: Settings) -> WorkerReadiness | None:
-    """Read whether a worker is ready; None: no worker answers at the address."""
+async def read_readiness(s: Settings) -> Sequence[WorkerReadiness]:
+    """Read whether workers are ready, at each address of the host; a headless Service has several."""
     host = _ANYWHERE.get(s.admin_host, s.admin_host)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, s.admin_port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+    seen = await asyncio.gather(*(_readiness_at(address, s) for address in addresses))
+    return [one for one in seen if one]
+
+
+async def _readiness_at(host: str, s: Settings) -> WorkerReadiness | None:
+    """Read whether the worker at an address is ready; None: no worker answers there."""
     where = f"worker at {host}:{s.admin_port}"
     try:
         async with asyncio.timeout(_SECONDS):

@@ -145,3 +145,17 @@ async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> 
     os.killpg(process.pid, signal.SIGINT)
     assert await ended(process) == (1, "Stopped before the worker was ready.\n")
     assert not children_of(folder)
+
+
+async def test_an_own_context_keeps_the_limits_of_the_environment(tmp_path: Path) -> None:
+    own = {"SEA_MQ_CONSUMERS": "", "SEA_MQ_STREAM_MAX_BYTES": "33554432", "SEA_MQ_CONTEXT": "orders"}
+    show = (sys.executable, "-m", "sea_mq_worker", "streams", "check")
+    for replicas, expected in (("1", 0), ("3", 3)):
+        given = os.environ | own | {"SEA_MQ_STREAM_REPLICAS": replicas}
+        dev = [*show[:3], "dev", "--own", "--exit", "--folder", str(tmp_path / replicas), "--", *show]
+        process = await asyncio.create_subprocess_exec(
+            *dev, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=given
+        )
+        code, said = await ended(process, 60)
+        assert code == expected, said
+        assert ("32 MiB each" if expected == 0 else "set SEA_MQ_STREAM_REPLICAS to at most") in said

@@ -2,8 +2,10 @@
 
 import contextlib
 import re
+import socket
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -19,8 +21,14 @@ from sea_mq_worker.adapters.postgres.schema.expected_schema import (
     expected_objects,
 )
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.routes import Routes
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.doctor import KINDS, Severity, examine
+from sea_mq_worker.doctor.worker import read_readiness
 from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.settings import Settings
 from tests.integration.doctor_cases import CASES, CASES_OF_TABLES, VARIANT, Provoke
 from tests.security.test_sql import STATEMENTS
 from tests.support.checkups import Patient, patient
@@ -320,3 +328,25 @@ def test_every_finding_is_provoked() -> None:
     assert {*provoked_here, *BELOW, *ELSEWHERE} == {kind.slug for kind in KINDS}
     tests = Path(__file__).parents[1]
     assert [slug for slug, file in ELSEWHERE.items() if slug not in (tests / file).read_text()] == []
+
+
+async def test_doctor_asks_every_address_that_the_workers_name_has(tmp_path: Path) -> None:
+    """As those of a headless Service; `localhost` has one for each version of IP."""
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    addresses = {str(found[4][0]) for found in socket.getaddrinfo("localhost", 1, type=socket.SOCK_STREAM)}
+    port = free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        for address in addresses:
+            routes = Routes(
+                ready=partial(dict, handler=f"away from {address}"), metrics=bytes, status=dict, history=dict,
+                access=TokenAuth(lambda: "s3cret"), operator_api=None,
+            )  # fmt: skip
+            server = AdminServer(host=address, port=port, routes=routes)
+            await server.start()
+            stack.push_async_callback(server.close)
+        given = {"admin_host": "localhost", "admin_port": port, "admin_token_file": token}
+        seen = await read_readiness(Settings.model_validate(given))
+    assert {one.where: dict(one.reasons) for one in seen} == {
+        f"worker at {address}:{port}": {"handler": f"away from {address}"} for address in addresses
+    }

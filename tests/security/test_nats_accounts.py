@@ -200,6 +200,21 @@ async def test_applying_the_definitions_again_changes_nothing(server: Configured
     assert await apply_topology(settings(server, "sea_topology")) == Applied()
 
 
+async def test_a_durable_in_another_contexts_stream_is_created_by_its_owner_who_is_named(
+    tmp_path: Path,
+) -> None:
+    """So says the document: nobody grants another context the right to create it."""
+    passwords = {f"{user.upper()}_PASSWORD": f"secret-of-{user}" for user in USERS}
+    async with ConfiguredNats(tmp_path, included=FILE, environment=passwords) as new:
+        theirs = settings(new, "vibespro_topology")
+        await apply_topology(theirs.model_copy(update={"consumers": ()}), streams=["VIBESPRO_EVENTS"])
+        with pytest.raises(ContractError, match="whose user creates it: `streams apply") as error:
+            await apply_topology(settings(new, "sea_topology"))
+        assert "grant" not in str(error.value)
+        await apply_topology(theirs, streams=["VIBESPRO_EVENTS"])
+        await apply_topology(settings(new, "sea_topology"))
+
+
 DENIED = {
     "sea_worker": (
         "$JS.API.STREAM.CREATE.OTHER",

@@ -67,8 +67,8 @@ def references(node: object, name: str) -> Iterator[str]:
             yield node["key"]
         if node.get("secretName") == name:
             yield from (item["key"] for item in node["items"])
-        for child in node.values():
-            yield from references(child, name)
+        for kind, child in node.items():
+            yield from () if kind == "configMapKeyRef" else references(child, name)
     elif isinstance(node, list):
         for child in node:
             yield from references(child, name)
@@ -248,8 +248,10 @@ def test_the_settings_are_right_and_the_ports_agree() -> None:
     [worker] = PODS["deployment"]["containers"]
     assert worker["ports"] == [{"name": "admin", "containerPort": settings.admin_port}]
     [mount] = worker["volumeMounts"]
-    [item] = PODS["deployment"]["volumes"][0]["secret"]["items"]
-    assert str(settings.admin_token_file) == f"{mount['mountPath']}/{item['path']}"
+    items = PODS["deployment"]["volumes"][0]["secret"]["items"]
+    [token, password] = [f"{mount['mountPath']}/{item['path']}" for item in items]
+    assert str(settings.admin_token_file) == token
+    assert {"name": "SEA_MQ_DATABASE_PASSWORD_FILE", "value": password} in worker["env"]
     names = [entry["name"] for pod in PODS.values() for c in containers(pod) for entry in c["env"]]
     ours = {name.removeprefix(ENV_PREFIX).lower() for name in names if name.startswith(ENV_PREFIX)}
     assert ours <= Settings.model_fields.keys()
@@ -272,11 +274,30 @@ def test_the_document_makes_the_secrets_that_are_read(secret: str) -> None:
     assert set(re.findall(r"--from-\w+=([\w-]+)=", made)) == set(references(list(FILES.values()), secret))
 
 
-def test_inbox_prefixes_are_those_of_the_users() -> None:
+def test_inbox_prefixes_are_those_of_the_users_of_any_context() -> None:
+    """Kubernetes replaces the name of a variable that the list has before."""
     users = (ROOT / "deploy" / "nats-accounts.conf").read_text()
-    entries = [entry for pod in PODS.values() for entry in containers(pod)[0]["env"]]
-    prefixes = {entry["value"] for entry in entries if entry["name"] == "SEA_MQ_NATS_INBOX_PREFIX"}
-    assert len(prefixes) == 1
-    generated = (literals(), literals(FOLDER / "migrate"), literals(FOLDER / "pipeline"))
-    for prefix in {*prefixes, *(given["SEA_MQ_NATS_INBOX_PREFIX"] for given in generated)}:
-        assert f'"{prefix}.>"' in users
+    for pod in PODS.values():
+        container = next(one for one in containers(pod) if "SEA_MQ_NATS_URL" in str(one["env"]))
+        names = [entry["name"] for entry in container["env"]]
+        context, prefix = names.index("SEA_MQ_CONTEXT"), names.index("SEA_MQ_NATS_INBOX_PREFIX")
+        [settings] = container["envFrom"]
+        source = container["env"][context]["valueFrom"]["configMapKeyRef"]
+        assert source == {"name": settings["configMapRef"]["name"], "key": "SEA_MQ_CONTEXT"}
+        assert context < prefix
+        assert f'"{container["env"][prefix]["value"].replace("$(SEA_MQ_CONTEXT)", "sea")}.>"' in users
+
+
+def test_doctor_reaches_every_worker_and_may_read_their_reasons() -> None:
+    pod = PODS["doctor"]
+    [container] = pod["containers"]
+    host = next(entry["value"] for entry in container["env"] if entry["name"] == "SEA_MQ_ADMIN_HOST")
+    service = FILES["service.yaml"]
+    assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (host, "None")
+    [mount] = container["volumeMounts"]
+    [item] = pod["volumes"][0]["secret"]["items"]
+    assert f"{mount['mountPath']}/{item['path']}" == literals()["SEA_MQ_ADMIN_TOKEN_FILE"]
+    workers, own = FILES["networkpolicy.yaml"]["spec"], FILES["maintenance/networkpolicy.yaml"]["spec"]
+    port = service["spec"]["ports"][0]["port"]
+    assert own["egress"][-1] == {"ports": [{"port": port}], "to": [{"podSelector": workers["podSelector"]}]}
+    assert {"podSelector": own["podSelector"]} in workers["ingress"][0]["from"]

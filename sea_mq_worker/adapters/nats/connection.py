@@ -19,6 +19,7 @@ from nats.aio.client import Server
 from sea_mq_worker.adapters.nats.client import ResilientClient
 from sea_mq_worker.adapters.nats.errors import (
     NO_HANDSHAKE_FIRST,
+    PublishDeniedError,
     api_failed,
     connect_failed,
     is_refusal,
@@ -150,7 +151,7 @@ class NatsConnection:
         self.check_replies_allowed()
         mapped = denial.result()
         where = subject if mapped == subject.lower() else f"{subject}, which the account maps to {mapped}"
-        raise ContractError(f"the user has no permission to publish to {where}; grant it")
+        raise PublishDeniedError(f"the user has no permission to publish to {where}; grant it")
 
     def check_replies_allowed(self) -> None:
         """Raise if the server denies the subscriptions that receive replies.

@@ -41,6 +41,10 @@ class ApiRefusedError(ContractError):
         super().__init__(f"{subject}: {error.get('description', 'refused')} ({self.code}/{self.err_code})")
 
 
+class PublishDeniedError(ContractError):
+    """The user has no permission to publish to a subject."""
+
+
 def is_refusal(error: BaseException) -> bool:
     """Return whether the server refuses the worker, so that a retry does not help."""
     if isinstance(error, _TLS_CUT):

@@ -66,9 +66,9 @@ async def start_stage(stack: AsyncExitStack, folder: Path, *, with_handler: bool
         "SEA_MQ_ADMIN_TOKEN_FILE": str(_private(folder / "admin-token", secrets.token_urlsafe())),
         "SEA_MQ_DATABASE_URL": postgres.dsn,
         "SEA_MQ_NATS_URL": nats.url,
-        "SEA_MQ_STREAM_REPLICAS": "1",
-        "SEA_MQ_STREAM_MAX_BYTES": str(_STREAM_BYTES),
     }
+    os.environ.setdefault("SEA_MQ_STREAM_REPLICAS", "1")
+    os.environ.setdefault("SEA_MQ_STREAM_MAX_BYTES", str(_STREAM_BYTES))
     handler = None
     if with_handler:
         handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
@@ -77,7 +77,8 @@ async def start_stage(stack: AsyncExitStack, folder: Path, *, with_handler: bool
     loaded = load_settings()
     await migrate_schema(loaded)
     await apply_topology(loaded, streams=defined_streams(loaded))
-    typer.echo("Schema migrated, streams created (1 replica and 256 MiB each, by settings)")
+    mebibytes = (loaded.stream_max_bytes or 0) // 2**20
+    typer.echo(f"Schema migrated, streams created ({loaded.stream_replicas} replica, {mebibytes} MiB each)")
     settings = {name: value for name, value in os.environ.items() if name.startswith("SEA_MQ_")}
     worker = await stack.enter_async_context(WorkerProcess(folder / "worker", settings=settings))
     typer.echo(f"The worker is ready ({time.monotonic() - began:.1f} s)")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.adapters.nats.errors import ApiRefusedError, PublishDeniedError
 from sea_mq_worker.adapters.nats.manage.definitions import (
     MAX_DELIVERIES,
     ConsumerDefinition,
@@ -68,6 +68,7 @@ async def apply(
         ContractError: the server refuses; the text names the fix. Earlier changes stay.
     """
     changes = []
+    own = {definition.name for definition in definitions if isinstance(definition, StreamDefinition)}
     for definition in definitions:
         config = await _existing_config(connection, definition)
         wanted = _wanted(connection, definition)
@@ -81,6 +82,13 @@ async def apply(
                 await _create_or_update(connection, definition, wanted, config)
             except ApiRefusedError as error:
                 raise _refused(error, definition, differences) from error
+            except PublishDeniedError as error:
+                if isinstance(definition, StreamDefinition) or definition.stream in own:
+                    raise
+                raise ContractError(
+                    f"{definition.label} belongs to a stream of another context, whose user creates it: "
+                    f"`streams apply --stream {definition.stream}` there, with this context's consumers"
+                ) from error
         by_setting = definition.by_setting if isinstance(definition, StreamDefinition) else ()
         changes.append(
             Change(
