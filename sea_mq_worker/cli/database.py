@@ -136,16 +136,19 @@ def depth(
         return
     pending = sum(each.pending for each in depths.consumers)
     undelivered = "?" if depths.not_checked else str(pending)
-    if waits := [each.oldest_seconds for each in depths.consumers if each.oldest_seconds is not None]:
-        undelivered += f", for {max(waits):.0f} s"
-    columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "scheduled", "dead")
+    waits = [each.oldest_seconds for each in depths.consumers if each.oldest_seconds is not None]
+    oldest = f"{max(waits):.0f} s" if waits else ""
+    columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "for", "scheduled", "dead")
     rows = [
         (
             side,
             *(d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"),
-            *(to_deliver, d.scheduled, d.dead),
+            *(*to_deliver, d.scheduled, d.dead),
         )
-        for side, d, to_deliver in (("outbox", depths.outbox, ""), ("inbox", depths.inbox, undelivered))
+        for side, d, to_deliver in (
+            ("outbox", depths.outbox, ("", "")),
+            ("inbox", depths.inbox, (undelivered, oldest)),
+        )
     ]
     print_table(columns, rows, empty="")
     for text in depths.not_checked:

@@ -215,9 +215,10 @@ async def test_depth_counts_what_the_stream_has_not_delivered(world: World) -> N
     given = {"SEA_MQ_CONSUMERS": f"{stream}/slow,{stream}/none"}
     depth = (await world.run("depth", "--json", **given)).json
     assert [(each["durable"], each["pending"]) for each in depth["consumers"]] == [("slow", 3)]
+    assert 0 <= depth["consumers"][0]["oldest_seconds"] < 60
     assert depth["not_checked"][0].startswith(f"consumer none of {stream}: ")
     reported = await world.run("depth", SEA_MQ_CONSUMERS=f"{stream}/slow")
-    assert re.search(r"inbox +0 .* 3 ", reported.out)
+    assert re.search(r"inbox +0 .* 3 +\d+ s ", reported.out)
     unknown = await world.run("depth", **given)
     assert ("?" in unknown.out, "not counted: consumer none" in unknown.err) == (True, True)
 
