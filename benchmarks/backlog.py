@@ -2,7 +2,7 @@
 
 import asyncpg
 
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 
@@ -42,8 +42,8 @@ async def outbound_messages(database: asyncpg.Connection) -> list[OutboundMessag
     return [outbound_message(_event(row), context="sea", source="/sea") for row in rows]
 
 
-def _event(row: asyncpg.Record) -> ClaimedEvent:
-    return ClaimedEvent(
+def _event(row: asyncpg.Record) -> OutboxEvent:
+    return OutboxEvent(
         id=str(row["id"]),
         seq=row["seq"],
         aggregate_type=row["aggregate_type"],

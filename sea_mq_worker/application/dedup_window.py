@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sea_mq_worker.domain.errors import BrokerUnavailableError, InvalidEventError
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
@@ -73,7 +73,7 @@ class StreamSearches:
         self._observer = observer
         self._known: dict[str, _Search] = {}
 
-    async def look_up(self, publisher: JetStreamPublisher, events: Sequence[ClaimedEvent]) -> SearchOutcome:
+    async def look_up(self, publisher: JetStreamPublisher, events: Sequence[OutboxEvent]) -> SearchOutcome:
         """Search for events, each from the end of its last search."""
         results: Mapping[str, SearchResult] = {}
         why = ""
@@ -92,7 +92,7 @@ class StreamSearches:
             found, frozenset(event.id for event in unfinished), why, progressed=bool(results)
         )
 
-    def _wanted(self, event: ClaimedEvent) -> SearchedId:
+    def _wanted(self, event: OutboxEvent) -> SearchedId:
         known = self._known.get(event.id)
         looked = known.looked if known else None
         if looked and known and (looked.is_over or event.attempts != known.attempts + 1):
@@ -107,7 +107,7 @@ class StreamSearches:
             message=message,
         )
 
-    def _ended(self, event: ClaimedEvent, result: SearchResult | None) -> bool:
+    def _ended(self, event: OutboxEvent, result: SearchResult | None) -> bool:
         """Remember the progress of a search without a result; return whether it is over."""
         known = self._known.pop(event.id, _Search(0, 0, None))
         looked = result if isinstance(result, SearchProgress) else known.looked
@@ -117,7 +117,7 @@ class StreamSearches:
             del self._known[next(iter(self._known))]
         return over
 
-    def _report_unfinished(self, unfinished: Sequence[ClaimedEvent], why: str) -> None:
+    def _report_unfinished(self, unfinished: Sequence[OutboxEvent], why: str) -> None:
         long = [event for event in unfinished if self._known[event.id].tries % _REPORT_EVERY == 0]
         if not long:
             return
@@ -128,7 +128,7 @@ class StreamSearches:
         )
         self._observer.observe(Noticed(event="search_unfinished", text=text))
 
-    def _message(self, event: ClaimedEvent) -> OutboundMessage | None:
+    def _message(self, event: OutboxEvent) -> OutboundMessage | None:
         """Return the event's message, for comparisons; None if there is none that can be published."""
         try:
             return outbound_message(event, context=self._context, source="-") if event.payload else None

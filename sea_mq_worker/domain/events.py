@@ -18,7 +18,7 @@ class EventState(StrEnum):
     DEAD = "DEAD"
 
 
-class ClaimedEvent(NamedTuple):
+class OutboxEvent(NamedTuple):
     """An event leased to one publisher for one publish attempt.
 
     ``payload`` is the JSON text exactly as PostgreSQL renders the column, so that no number passes
@@ -57,7 +57,7 @@ class ClaimedEvent(NamedTuple):
     withheld_bytes: int = 0
     """Size of an event that was too large to be read: payload, headers and metadata are missing."""
 
-    def without_content(self) -> "ClaimedEvent":
+    def without_content(self) -> "OutboxEvent":
         """Return the event as its settlement needs it, which may wait longer than its bytes are counted."""
         return self._replace(payload=b"", headers=None, metadata=None)
 
@@ -79,13 +79,16 @@ class Claim:
 
     token: str
     at: datetime
-    events: tuple[ClaimedEvent, ...]
+    events: tuple[OutboxEvent, ...]
     more: bool
     bytes: int = 0
     cut: bool = False
     refused: tuple[tuple[str, RowsRefusedError], ...] = ()
     parts: tuple["Claim", ...] = ()
 
+
+BATCH_MAX = 100
+"""Events of a claim that does not say how many."""
 
 NO_BYTES_MAX = 2**62
 """No limit in bytes: larger than any claim."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from sea_mq_worker.domain.encoding import (
@@ -20,14 +20,16 @@ from sea_mq_worker.domain.encoding import (
     header_lines,
     header_problem,
 )
-from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.errors import InvalidEventError, InvalidMessageError
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
 
 MSG_ID = "Nats-Msg-Id"
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 EVENT_HEADER_BYTES_MAX = HEADER_BYTES_MAX - 2047
 """Cap on ``event_header_bytes``; the rest of the block is for ids, times, trace context and source."""
+_CORRELATION_HEADERS = ("ce-correlationid", "ce-causationid")
 _IDENTITY_HEADERS = ("ce-type", "ce-subject")
 _OF_THE_EVENT = frozenset(
     f"ce-{name}"
@@ -48,7 +50,47 @@ _PLAIN = re.compile(r"[!#$&-~]*")
 _PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
-def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> OutboundMessage:
+class NatsMsgId(NamedTuple):
+    """ID of a message, which is the UUID of its event (SDS-047): the stream drops a repeat of it."""
+
+    value: str
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> "NatsMsgId":
+        """Read ``Nats-Msg-Id``, or else ``ce-id``; the names of ``headers`` are in lower case.
+
+        Raises:
+            InvalidMessageError: neither is there, or it is not a UUID.
+        """
+        found = headers.get(MSG_ID.lower()) or headers.get("ce-id")
+        if not found:
+            raise InvalidMessageError("INVALID_MESSAGE_ID", "neither Nats-Msg-Id nor ce-id is there")
+        if not _UUID.fullmatch(found.lower()):
+            raise InvalidMessageError("INVALID_MESSAGE_ID", "Nats-Msg-Id or ce-id is not a UUID")
+        return cls(found.lower())
+
+
+class CorrelationContext(NamedTuple):
+    """IDs of an event's request and of its cause (SDS-047); either may be missing."""
+
+    correlation_id: str | None
+    causation_id: str | None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> "CorrelationContext":
+        """Read the headers, whose names are in lower case; what is not a UUID counts as missing."""
+        return cls(*(_uuid_or_none(headers.get(name)) for name in _CORRELATION_HEADERS))
+
+    def lines(self) -> list[str]:
+        """Return the header lines."""
+        return [f"{name}: {value}" for name, value in zip(_CORRELATION_HEADERS, self, strict=True) if value]
+
+
+def _uuid_or_none(text: str | None) -> str | None:
+    return text.lower() if text and _UUID.fullmatch(text.lower()) else None
+
+
+def outbound_message(event: OutboxEvent, *, context: str, source: str) -> OutboundMessage:
     """Build the message of an event; its body is exactly the payload's JSON.
 
     The headers are encoded at once, in a third of the time: all their values are visible ASCII. Only a row
@@ -72,10 +114,8 @@ def outbound_message(event: ClaimedEvent, *, context: str, source: str) -> Outbo
         f"ce-subject: {_cloudevents_value(f'{event.aggregate_type}/{event.aggregate_id}')}",
         *common,
     ]
-    if event.correlation_id:
-        lines.append(f"ce-correlationid: {event.correlation_id}")
-    if event.causation_id:
-        lines.append(f"ce-causationid: {event.causation_id}")
+    if event.correlation_id or event.causation_id:
+        lines += CorrelationContext(event.correlation_id, event.causation_id).lines()
     if event.partition_key:
         lines.append(f"ce-partitionkey: {_cloudevents_value(event.partition_key)}")
     if event.metadata:

@@ -1,19 +1,17 @@
 """Turn a received message into the handler's request (SDS-047, handler contract)."""
 
 import hashlib
-import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from sea_mq_worker.domain.errors import InvalidMessageError
-from sea_mq_worker.domain.headers import MSG_ID, rfc3339, valid_trace_context
+from sea_mq_worker.domain.headers import CorrelationContext, NatsMsgId, rfc3339, valid_trace_context
 from sea_mq_worker.domain.json_text import is_json
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.subjects import parse_subject
 
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
 
 
@@ -29,7 +27,7 @@ class InvalidMessage:
 def identify(message: InboundMessage) -> str | InvalidMessage:
     """Return a message's own id, or why it has no valid id; the body is not checked."""
     try:
-        return _message_id(_lower(message.headers))
+        return NatsMsgId.of(_lower(message.headers)).value
     except InvalidMessageError as error:
         return InvalidMessage(storage_id(message), error.reason, str(error))
 
@@ -45,7 +43,7 @@ def parse_message(message: InboundMessage) -> HandlerRequest | InvalidMessage:
     headers = _lower(message.headers)
     message_id = ""
     try:
-        message_id = _message_id(headers)
+        message_id = NatsMsgId.of(headers).value
         return _request(message, headers, message_id)
     except InvalidMessageError as error:
         return InvalidMessage(message_id or storage_id(message), error.reason, str(error))
@@ -65,28 +63,19 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _message_id(headers: Mapping[str, str]) -> str:
-    found = headers.get(MSG_ID.lower()) or headers.get("ce-id")
-    if not found:
-        raise InvalidMessageError("INVALID_MESSAGE_ID", "neither Nats-Msg-Id nor ce-id is there")
-    message_id = found.lower()
-    if not _UUID.fullmatch(message_id):
-        raise InvalidMessageError("INVALID_MESSAGE_ID", "Nats-Msg-Id or ce-id is not a UUID")
-    return message_id
-
-
 def _request(message: InboundMessage, headers: Mapping[str, str], message_id: str) -> HandlerRequest:
     subject = parse_subject(message.subject)
+    correlation = CorrelationContext.of(headers)
     if not is_json(message.payload):  # only checked: unchanged bytes lose no digit
         raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON")
     return HandlerRequest(
         message_id=message_id,
-        subject=message.subject,
+        subject=subject.value,
         event_type=subject.event_type,
         event_version=subject.event_version,
         occurred_at=_occurred_at(headers, message),
-        correlation_id=_uuid_or_none(headers.get("ce-correlationid")),
-        causation_id=_uuid_or_none(headers.get("ce-causationid")),
+        correlation_id=correlation.correlation_id,
+        causation_id=correlation.causation_id,
         payload=message.payload,
         trace_headers=valid_trace_context(headers),
         consumer=message.consumer,
@@ -103,7 +92,3 @@ def _occurred_at(headers: Mapping[str, str], message: InboundMessage) -> str:
         return rfc3339(moment if moment.tzinfo else message.stored_at)
     except (ValueError, OverflowError):  # an offset can lead out of datetime's range of years
         return rfc3339(message.stored_at)
-
-
-def _uuid_or_none(text: str | None) -> str | None:
-    return text.lower() if text and _UUID.fullmatch(text.lower()) else None

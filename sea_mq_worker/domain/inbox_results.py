@@ -4,16 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
+LEASE_SECONDS = 60.0
+"""Length of a lease that does not say how long."""
 
-class InboxEntry(NamedTuple):
-    """Inbox entry of a received message; a tuple, like everything created for every message."""
+
+class InboxMessage(NamedTuple):
+    """A received message as the inbox records it (SDS-047 2.2); a tuple, as one is made for every message.
+
+    What is empty is unknown. Without a content hash any other content counts as the same.
+    """
 
     message_id: str
     subject: str
-    consumer: str
-    stream: str
-    stream_seq: int
-    content_hash: bytes
+    consumer: str = ""
+    stream: str = ""
+    stream_seq: int = 0
+    content_hash: bytes = b""
     reply: str = ""
     """Reply subject of the delivery; empty for a message that was read and not delivered."""
 
@@ -91,15 +97,15 @@ class FailedHandling:
     counted: bool = True
 
 
-def deduplicate(entries: Sequence[InboxEntry]) -> list[InboxEntry]:
+def deduplicate(entries: Sequence[InboxMessage]) -> list[InboxMessage]:
     """Leave out the entries whose message id came before in the batch."""
-    first: dict[str, InboxEntry] = {}
+    first: dict[str, InboxMessage] = {}
     for entry in entries:
         first.setdefault(entry.message_id, entry)
     return list(first.values())
 
 
-def expand_duplicates(entries: Sequence[InboxEntry], receipts: Mapping[str, Receipt]) -> list[Receipt]:
+def expand_duplicates(entries: Sequence[InboxMessage], receipts: Mapping[str, Receipt]) -> list[Receipt]:
     """Make one receipt for each entry from those that the first of each message id got."""
     contents: dict[str, bytes] = {}
     answers = []

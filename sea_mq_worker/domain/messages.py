@@ -1,10 +1,13 @@
 """Messages to the stream and messages from it."""
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import NamedTuple
+
+from sea_mq_worker.domain.subjects import event_subject
 
 _HEADER_BYTES = 100
 """Bytes of a header in memory besides its text."""
@@ -73,6 +76,21 @@ class HandlerRequest(NamedTuple):
     stored_at: datetime | None = None
     batch_max: int = 0
     """Most messages in its request, itself included; 0: the handler client decides."""
+
+    @classmethod
+    def new(cls, event_type: str, payload: bytes) -> "HandlerRequest":
+        """Make the request of a message that comes from no stream: with a new id, version 1, and of now."""
+        now = datetime.now(UTC)
+        return cls(
+            message_id=str(uuid.uuid4()),
+            subject=event_subject("local", event_type, 1),
+            event_type=event_type,
+            event_version=1,
+            occurred_at=now.isoformat().replace("+00:00", "Z"),
+            correlation_id=None,
+            causation_id=None,
+            payload=payload,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ it. The outcomes of nearly every event are tuples, created in half the time of a
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 
 # --- outcome of a publish attempt
 
@@ -64,7 +64,7 @@ PublishOutcome: TypeAlias = Stored | Rejected | FailedTransiently | Unknown | Un
 class Published(NamedTuple):
     """CLAIMED -> PUBLISHED."""
 
-    event: ClaimedEvent
+    event: OutboxEvent
     stored: Stored
 
 
@@ -72,7 +72,7 @@ class Published(NamedTuple):
 class Postponed:
     """CLAIMED -> PENDING, due again after ``delay_seconds``; ``failed``: it costs a failure."""
 
-    event: ClaimedEvent
+    event: OutboxEvent
     error: str
     delay_seconds: float
     failed: bool
@@ -82,14 +82,14 @@ class Postponed:
 class Released:
     """CLAIMED -> PENDING without an attempt, due at once."""
 
-    event: ClaimedEvent
+    event: OutboxEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
     """CLAIMED -> DEAD."""
 
-    event: ClaimedEvent
+    event: OutboxEvent
     error: str
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.outcomes import (
     Died,
     FailedTransiently,
@@ -69,7 +69,7 @@ class RetryPolicy:
     age_max_seconds: float
     duplicate_window: Callable[[], float]
 
-    def judge(self, event: ClaimedEvent, outcome: PublishOutcome) -> Verdict:
+    def judge(self, event: OutboxEvent, outcome: PublishOutcome) -> Verdict:
         """Decide the verdict on ``event`` after a publish attempt."""
         match outcome:
             case Stored(duplicate=False):
@@ -89,7 +89,7 @@ class RetryPolicy:
             case _:
                 assert_never(outcome)
 
-    def _known(self, event: ClaimedEvent, stored: Stored) -> Verdict:
+    def _known(self, event: OutboxEvent, stored: Stored) -> Verdict:
         """Postpone a replay that was dropped as a duplicate until the deduplication window ends."""
         if stored.seq == event.earlier_stream_seq:
             return Postponed(
@@ -104,7 +104,7 @@ class RetryPolicy:
         """Return how long the stream remembers a copy; the maximum for a copy of unknown age."""
         return max(self.duplicate_window() - (stored.seconds_ago or 0.0), 0.0) + _LATE_SECONDS
 
-    def _failed(self, event: ClaimedEvent, reason: str) -> Verdict:
+    def _failed(self, event: OutboxEvent, reason: str) -> Verdict:
         if event.failures + 1 >= self.failures_max:
             return Died(event, f"{reason} (failed {event.failures + 1} times)")
         if event.attempted_seconds_ago > self.age_max_seconds:
@@ -112,11 +112,11 @@ class RetryPolicy:
         return Postponed(event, reason, self.backoff.delay_seconds(event.failures + 1), failed=True)
 
 
-def first_wave(events: Sequence[ClaimedEvent]) -> tuple[list[ClaimedEvent], list[ClaimedEvent]]:
+def first_wave(events: Sequence[OutboxEvent]) -> tuple[list[OutboxEvent], list[OutboxEvent]]:
     """Split a claim into events that may be sent concurrently (the first of each key), and the rest."""
     keys: set[str] = set()
-    wave: list[ClaimedEvent] = []
-    rest: list[ClaimedEvent] = []
+    wave: list[OutboxEvent] = []
+    rest: list[OutboxEvent] = []
     for event in events:
         if event.ordering_key in keys:
             rest.append(event)

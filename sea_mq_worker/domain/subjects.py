@@ -18,8 +18,9 @@ _UNREADABLE = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class EventSubject:
-    """A parsed subject; ``event_type`` may have dots of its own."""
+    """A valid subject and its parts; ``event_type`` may have dots of its own."""
 
+    value: str
     context: str
     event_type: str
     event_version: int
@@ -77,7 +78,7 @@ def parse_subject(subject: str) -> EventSubject:
     name = ".".join(tokens[2:-1])
     if len(tokens) < 4 or tokens[1] != "event" or version is None or _token_problem(name):  # noqa: PLR2004
         raise InvalidMessageError("BAD_SUBJECT", "expected {context}.event.{event_type}.v{event_version}")
-    return EventSubject(tokens[0], name, int(version[1]))
+    return EventSubject(subject, tokens[0], name, int(version[1]))
 
 
 def event_type_of(subject: str) -> str:

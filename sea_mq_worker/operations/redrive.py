@@ -14,7 +14,7 @@ from sea_mq_worker.domain.inbound import content_hash, parse_message
 from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
     ContentConflict,
-    InboxEntry,
+    InboxMessage,
     Leased,
     LeasedElsewhere,
     Unwritable,
@@ -79,14 +79,16 @@ class Redriver:
     async def _handle(
         self, entry: DeadLetterEntry, message: InboundMessage, request: HandlerRequest
     ) -> DeadLetterOutcome:
-        receipts = await self.inbox.insert([_recorded(message, request)], lease_seconds=self.lease_seconds)
+        receipts = await self.inbox.insert_batch(
+            [_recorded(message, request)], lease_seconds=self.lease_seconds
+        )
         run = receipts[0]
         if not isinstance(run, Leased):
             return _failed(entry, _NOT_LEASED[type(run)].format(entry.message_id))
         async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
-            result = await self.handler.handle(request)
+            result = await self.handler.handle_request(request)
         if isinstance(result, Accepted):
-            if not await self.inbox.mark_processed([run.lease]):
+            if not await self.inbox.mark_processed_batch([run.lease]):
                 return _failed(
                     entry,
                     "handled, but another worker has taken it over; see "
@@ -117,8 +119,8 @@ async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
         )
 
 
-def _recorded(message: InboundMessage, request: HandlerRequest) -> InboxEntry:
-    return InboxEntry(
+def _recorded(message: InboundMessage, request: HandlerRequest) -> InboxMessage:
+    return InboxMessage(
         message_id=request.message_id,
         subject=message.subject,
         consumer=message.consumer,

@@ -9,6 +9,10 @@ from sea_mq_worker.domain.outcomes import HandlerResult
 class EventHandler(Protocol):
     """Applies a message's effect in the service; must be idempotent by message id."""
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle(self, event_type: str, payload: bytes) -> HandlerResult:
+        """Call the handler for a message of one's own, with a new id: SDS-047's call."""
+        return await self.handle_request(HandlerRequest.new(event_type, payload))
+
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once, within one total deadline; return errors in the result, never raise them."""
         ...

@@ -3,21 +3,45 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sea_mq_worker.domain.inbox_results import AbandonedDelivery, FailedHandling, InboxEntry, Lease, Receipt
+from sea_mq_worker.domain.inbox_results import (
+    LEASE_SECONDS,
+    AbandonedDelivery,
+    FailedHandling,
+    InboxMessage,
+    Lease,
+    Receipt,
+)
 
 
 class InboxRepository(Protocol):
     """The record that makes an effect happen once (POL-047-003, POL-047-004).
 
-    Every write but ``insert`` names leases and returns the message ids whose lease still held; it changed
-    no other row. Each is one statement, all or none. StoreUnavailableError: it may or may
-    not have taken effect; repeating it is safe.
+    ``insert``, ``mark_processed`` and ``record_error`` are SDS-047's calls. The latter two change only a
+    message that this repository leased lately and still holds; else they return False.
+
+    Every other write but ``insert_batch`` names leases and returns the message ids whose lease still held; it
+    changed no other row. Each is one statement, all or none. StoreUnavailableError: it may or may not have
+    taken effect; repeating it is safe.
 
     A lease ends with its time. It has ended as well when its time is later than twice ``lease_seconds`` from
     now: it was taken before the database's clock was set back, and no worker has extended it since.
     """
 
-    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+    async def insert(self, msg: InboxMessage, *, lease_seconds: float = LEASE_SECONDS) -> Receipt:
+        """Record a message, and lease it if it is to be handled (CMD-051)."""
+        ...
+
+    async def mark_processed(self, id: str) -> bool:  # noqa: A002 - SDS-047's
+        """Record the handler's effect."""
+        ...
+
+    async def record_error(self, id: str, error: str) -> bool:  # noqa: A002
+        """Record a handling without an effect, which costs an attempt, and end the lease."""
+        ...
+
+    async def insert_batch(
+        self, entries: Sequence[InboxMessage], *, lease_seconds: float
+    ) -> Sequence[Receipt]:
         """Record a batch in one round trip and lease the messages to handle; one receipt an entry, in order.
 
         A row that exists but is neither processed nor dead-lettered is not a duplicate to skip: it is leased
@@ -35,7 +59,7 @@ class InboxRepository(Protocol):
         lease_seconds: float,
         after: str,
         limit: int,
-    ) -> Sequence[InboxEntry]:
+    ) -> Sequence[InboxMessage]:
         """Return a consumer's messages without outcome or lease that were recorded before that age.
 
         Messages recorded in the future, before the clock was set back, are included. The oldest come first,
@@ -47,11 +71,11 @@ class InboxRepository(Protocol):
         """Extend leases that still hold to ``lease_seconds`` from now."""
         ...
 
-    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+    async def mark_processed_batch(self, leases: Sequence[Lease]) -> frozenset[str]:
         """Record the handler's effect (CMD-051); only after this may the message be acknowledged."""
         ...
 
-    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
         """Record handlings without an effect, end their leases, and give back uncounted attempts."""
         ...
 

@@ -87,7 +87,7 @@ class Settler(Protocol):
         """Settle the message for good."""
         ...
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         """Request redelivery after a delay; of two requests for one delivery, the later counts."""
         ...
 

@@ -3,21 +3,29 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim
-from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released
+from sea_mq_worker.domain.events import BATCH_MAX, NO_BYTES_MAX, Claim
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Stored
 
 
 class OutboxRepository(Protocol):
     """The queue that producers fill inside their own transactions.
 
-    Every write names the claim that it was made under and returns the ids that were still leased by it.
+    ``find_unpublished``, ``mark_published`` and ``increment_attempts`` are SDS-047's calls. The latter two
+    change only an event that this repository claimed lately and still holds, or that nobody has claimed and
+    that is due: they claim it first. They leave alone what another worker claimed, and return False.
+
+    Every other write names the claim that it was made under and returns the ids that were still leased by it.
     A missing id was taken over after its lease expired: another worker has it, and its row was not changed.
     Each write is one statement, all or none. StoreUnavailableError: it may or may not have taken effect;
     repeating it is safe.
     """
 
     async def find_unpublished(
-        self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
+        self,
+        *,
+        batch_max: int = BATCH_MAX,
+        bytes_max: int = NO_BYTES_MAX,
+        event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:
         """Lease up to ``batch_max`` due events, oldest first, and count the attempt before it is made.
 
@@ -32,14 +40,24 @@ class OutboxRepository(Protocol):
         """
         ...
 
-    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+    async def mark_published(self, id: str, *, stored: Stored | None = None) -> bool:  # noqa: A002 - SDS-047's
+        """Record that the broker has the event (CMD-050), and where, if that is known."""
+        ...
+
+    async def increment_attempts(self, id: str, error: str, *, delay_seconds: float = 0.0) -> bool:  # noqa: A002
+        """Record a failed attempt: due again after the delay, or DEAD with the last failure allowed."""
+        ...
+
+    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """Record confirmed events with the stream and sequences that the broker named (CMD-050).
 
         ``claim`` may be combined of several; an event is recorded under the token of any of them.
         """
         ...
 
-    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
+    async def increment_attempts_batch(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died]
+    ) -> frozenset[str]:
         """Record attempts without a confirmation: due again after their delay, or DEAD."""
         ...
 

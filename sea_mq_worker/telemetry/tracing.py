@@ -117,7 +117,7 @@ class TracedPublisher:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedHandler:
+class TracedHandler(EventHandler):
     """An EventHandler that makes a CONSUMER span per message, with a CLIENT span for the call.
 
     Attributes:
@@ -128,15 +128,15 @@ class TracedHandler:
     url: str
     tracer: Tracer = field(default_factory=_tracer)
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         if _is_unsampled(request.trace_headers):
-            return await self.inner.handle(request)
+            return await self.inner.handle_request(request)
         consumer = self._consumer_span(request, _span_context(request.trace_headers))
         inside = trace.set_span_in_context(consumer, Context())
         client = self.tracer.start_span(v.POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
         headers = _carrying(client, request.trace_headers)
         try:
-            result = await self.inner.handle(request._replace(trace_headers=headers))
+            result = await self.inner.handle_request(request._replace(trace_headers=headers))
             self._note(consumer, client, result)
         finally:
             client.end()

@@ -22,7 +22,7 @@ the message, and handles it::
     await publisher.publish("shop.event.order_paid.v1", b'{"order": 7}', {"Nats-Msg-Id": str(uuid4())})
     [message] = await consumer.fetch(10)
     request = parse_message(message)
-    assert await handler.handle(request) == Accepted(200)
+    assert await handler.handle_request(request) == Accepted(200)
     await consumer.ack(message)
 """
 

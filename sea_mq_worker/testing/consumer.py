@@ -116,7 +116,7 @@ class InMemoryConsumer:
         for msg in msgs:
             await self.ack(msg)
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         """Request redelivery after a delay."""
         self._postpone(msg, delay_seconds)
 

@@ -40,7 +40,7 @@ class InMemoryExhaustedMessages:
         """Forget a message that the inbox has accounted for."""
         self._forget(msg.seq)
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         """Return it again after a delay."""
         if msg.seq in self.consumer.exhausted_deliveries:
             self._due_at[msg.seq] = self.clock() + delay_seconds

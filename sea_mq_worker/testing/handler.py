@@ -9,6 +9,7 @@ from typing import TypeAlias, assert_never
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import BatchFailed, HandlerResult, NotDelivered, Retry
+from sea_mq_worker.ports.handler import EventHandler
 
 _ALREADY = 409
 _SUCCESS = range(200, 300)
@@ -56,7 +57,7 @@ def obliging(_request: HandlerRequest, _call: int) -> Behaviour:
 
 
 @dataclass(eq=False)
-class InMemoryHandler:
+class InMemoryHandler(EventHandler):
     """Behaves as ``script`` chooses; ``script`` may be replaced at any time.
 
     Attributes:
@@ -73,7 +74,7 @@ class InMemoryHandler:
     calls: Counter[str] = field(default_factory=Counter)
     requests: list[HandlerRequest] = field(default_factory=list)
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         """Behave as the script chooses; see ports/handler.py."""
         behaviour = self.script(request, self.calls[request.message_id] + 1)
         if isinstance(behaviour, Unreachable):

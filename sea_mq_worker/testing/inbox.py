@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sea_mq_worker.domain.inbox_results import (
+    LEASE_SECONDS,
     AbandonedDelivery,
     AlreadySettled,
     ContentConflict,
     FailedHandling,
-    InboxEntry,
+    InboxMessage,
     Lease,
     Leased,
     LeasedElsewhere,
@@ -27,7 +28,7 @@ _TOKEN_DIGITS = 8
 class InboxRow:
     """One row; times are the clock's seconds, None where PostgreSQL has null."""
 
-    entry: InboxEntry
+    entry: InboxMessage
     received_at: float
     content_hash: bytes | None
     attempts: int = 0
@@ -70,10 +71,30 @@ class InMemoryInbox:
     table: InboxTable
     worker: str
     session: str = ""
+    _tokens: list[str] = field(default_factory=list)
 
-    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+    async def insert(self, msg: InboxMessage, *, lease_seconds: float = LEASE_SECONDS) -> Receipt:
+        """Record and lease one message (CMD-051)."""
+        [receipt] = await self.insert_batch([msg], lease_seconds=lease_seconds)
+        return receipt
+
+    async def mark_processed(self, id: str) -> bool:  # noqa: A002 - SDS-047's
+        """Record the effect under the lease that this inbox holds."""
+        return bool(await self.mark_processed_batch([Lease(str(id), token) for token in self._tokens]))
+
+    async def record_error(self, id: str, error: str) -> bool:  # noqa: A002 - SDS-047's
+        """Record an error under the lease that this inbox holds."""
+        leases = [Lease(str(id), token) for token in self._tokens]
+        return bool(
+            await self.record_error_batch([FailedHandling(lease=each, error=error) for each in leases])
+        )
+
+    async def insert_batch(
+        self, entries: Sequence[InboxMessage], *, lease_seconds: float
+    ) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051)."""
         token = f"{self.worker}#{self.session}{next(self.table.tokens):08x}"
+        self._tokens.append(token)
         receipts = {
             entry.message_id: self._insert_one(entry, token, lease_seconds) for entry in deduplicate(entries)
         }
@@ -88,7 +109,7 @@ class InMemoryInbox:
         lease_seconds: float,
         after: str,
         limit: int,
-    ) -> Sequence[InboxEntry]:
+    ) -> Sequence[InboxMessage]:
         """Return unsettled messages without a lease; see ``ports.inbox.InboxRepository``."""
         now = self.table.clock()
         rows = sorted(self.table.rows.values(), key=_age)
@@ -113,7 +134,7 @@ class InMemoryInbox:
             row.locked_until = ends
         return _ids(held)
 
-    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+    async def mark_processed_batch(self, leases: Sequence[Lease]) -> frozenset[str]:
         """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
         held = list(self._held(leases))
         for row in held:
@@ -122,7 +143,7 @@ class InMemoryInbox:
             row.unlock()
         return _ids(held)
 
-    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
         """Record the error; attempts never fall below 0."""
         changed = []
         for failure in failures:
@@ -169,17 +190,18 @@ class InMemoryInbox:
             for row in left
         ]
 
-    def _insert_one(self, entry: InboxEntry, token: str, lease_seconds: float) -> Receipt:
+    def _insert_one(self, entry: InboxMessage, token: str, lease_seconds: float) -> Receipt:
         now = self.table.clock()
-        fresh = InboxRow(entry=entry, received_at=now, content_hash=entry.content_hash)
+        content_hash = entry.content_hash or None
+        fresh = InboxRow(entry=entry, received_at=now, content_hash=content_hash)
         row = self.table.rows.setdefault(entry.message_id, fresh)
-        if row.content_hash not in {None, entry.content_hash}:
+        if content_hash and row.content_hash not in {None, content_hash}:
             return ContentConflict()
         if row.settled:
             return AlreadySettled(row.entry.consumer)
         if row.leased(now, lease_seconds):
             return LeasedElsewhere(row.attempts)
-        row.entry, row.content_hash = entry, entry.content_hash
+        row.entry, row.content_hash = entry, row.content_hash or content_hash
         row.attempts += 1
         row.locked_until, row.locked_by = now + lease_seconds, token
         begun_at = now if row.dead_letter_begun_at is None else row.dead_letter_begun_at

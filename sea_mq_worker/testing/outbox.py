@@ -7,9 +7,16 @@ from datetime import timedelta
 from typing import assert_never
 from uuid import UUID
 
-from sea_mq_worker.domain.events import NO_BYTES_MAX, NOTHING_CLAIMED, Claim, ClaimedEvent, EventState
+from sea_mq_worker.domain.events import (
+    BATCH_MAX,
+    NO_BYTES_MAX,
+    NOTHING_CLAIMED,
+    Claim,
+    EventState,
+    OutboxEvent,
+)
 from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Stored, Verdict
 from sea_mq_worker.testing import EPOCH
 
 _ERROR_CHARS_MAX = 2000
@@ -146,9 +153,14 @@ class InMemoryOutbox:
     run_max: int = 100
     session: str = ""
     _retries_first: bool = False
+    _owners: set[str] = field(default_factory=set)
 
     async def find_unpublished(
-        self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
+        self,
+        *,
+        batch_max: int = BATCH_MAX,
+        bytes_max: int = NO_BYTES_MAX,
+        event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:
         """Lease due events; a quarter of the limit is reserved for retries."""
         looked = self._looked_at(batch_max)
@@ -158,7 +170,7 @@ class InMemoryOutbox:
         chosen = list(itertools.compress(looked, fitting))
         if not chosen:
             return NOTHING_CLAIMED
-        owner = f"{self.worker}#{self.session}{next(self.table.claims):08x}"
+        owner = self._owner()
         cut = len(chosen) < len(looked)
         return Claim(
             token=owner,
@@ -172,11 +184,31 @@ class InMemoryOutbox:
             cut=cut,
         )
 
-    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+    async def mark_published(self, id: str, *, stored: Stored | None = None) -> bool:  # noqa: A002 - SDS-047's
+        """Settle a claim of this outbox's, or one that it makes for the purpose."""
+        row = self._hold(id)
+        if row:
+            self._change(row, Published(self._event(row, withheld=True), stored or Stored("", 0)))
+        return row is not None
+
+    async def increment_attempts(self, id: str, error: str, *, delay_seconds: float = 0.0) -> bool:  # noqa: A002
+        """As ``mark_published``; the failure is counted."""
+        row = self._hold(id)
+        if row:
+            event = self._event(row, withheld=True)
+            dead = row.failures + 1 >= self.failures_max
+            self._change(
+                row, Died(event, error) if dead else Postponed(event, error, delay_seconds, failed=True)
+            )
+        return row is not None
+
+    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED."""
         return self._settle(claim, verdicts)
 
-    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
+    async def increment_attempts_batch(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died]
+    ) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD."""
         return self._settle(claim, verdicts)
 
@@ -277,13 +309,30 @@ class InMemoryOutbox:
                 kept.append(row)
         return kept
 
-    def _lease(self, row: OutboxRow, owner: str, *, withheld: bool) -> ClaimedEvent:
+    def _owner(self) -> str:
+        owner = f"{self.worker}#{self.session}{next(self.table.claims):08x}"
+        self._owners.add(owner)
+        return owner
+
+    def _hold(self, event_id: str) -> OutboxRow | None:
+        """Claim an event unless it is claimed; return its row if the claim is this outbox's."""
+        row = self.table.rows.get(event_id)
+        if row and self._ready(row):
+            self._lease(row, self._owner(), withheld=True)
+        return row if row and row.claimed_by in self._owners else None
+
+    def _lease(self, row: OutboxRow, owner: str, *, withheld: bool) -> OutboxEvent:
         now = self.table.clock()
         row.state = EventState.CLAIMED
         row.claimed_at, row.claimed_by = now, owner
         row.attempts += 1
         row.first_attempt_at = now if row.first_attempt_at is None else row.first_attempt_at
-        return ClaimedEvent(
+        return self._event(row, withheld=withheld)
+
+    def _event(self, row: OutboxRow, *, withheld: bool) -> OutboxEvent:
+        now = self.table.clock()
+        first_attempt_at = now if row.first_attempt_at is None else row.first_attempt_at
+        return OutboxEvent(
             id=row.id,
             seq=row.seq,
             aggregate_type=row.aggregate_type,
@@ -300,8 +349,8 @@ class InMemoryOutbox:
             metadata="" if withheld else row.metadata,
             attempts=row.attempts,
             failures=row.failures,
-            age_seconds=now - min(row.available_at, row.first_attempt_at),
-            attempted_seconds_ago=now - row.first_attempt_at,
+            age_seconds=now - min(row.available_at, first_attempt_at),
+            attempted_seconds_ago=now - first_attempt_at,
             earlier_stream_seq=row.stream_seq,
             withheld_bytes=row.bytes if withheld else 0,
         )

@@ -15,12 +15,13 @@
 -- Sorted by id, so that two batches that overlap cannot lock each other out.
 -- Index: the primary key.
 -- One element for each message, no id twice: $1 ids, $2 subjects, $3 consumers, $4 streams, $5 sequences,
--- $6 content hashes, $7 reply subjects; $8 token, $9 lease in seconds.
+-- $6 content hashes, $7 reply subjects; $8 token, $9 lease in seconds. What is empty or 0 is unknown.
 -- Returns, in no order, a row with verdict run for each message that it leased, and one with done, conflict or busy
 -- for each that was known before, the leased ones among them included. One without a row was committed by somebody
 -- else during the statement: busy.
 WITH received AS MATERIALIZED (
-    SELECT *
+    SELECT message_id, subject, nullif(consumer, '') AS consumer, nullif(stream, '') AS stream,
+           nullif(stream_seq, 0) AS stream_seq, nullif(content_hash, '') AS content_hash, reply
       FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[])
            AS r (message_id, subject, consumer, stream, stream_seq, content_hash, reply)
 ), leased AS (
@@ -42,7 +43,7 @@ WITH received AS MATERIALIZED (
      WHERE i.processed_at IS NULL AND i.dead_lettered_at IS NULL
        AND (i.locked_until IS NULL OR i.locked_until > clock_timestamp() + 2::float8 * $9::float8 * interval '1 second'
             OR i.locked_until <= clock_timestamp() OR i.locked_by = excluded.locked_by)
-       AND (i.content_hash IS NULL OR i.content_hash = excluded.content_hash)
+       AND coalesce(i.content_hash = excluded.content_hash, true)
     RETURNING i.message_id, i.attempts,
               CASE WHEN i.dead_letter_begun_at IS NOT NULL THEN extract(epoch FROM clock_timestamp()
                   - LEAST(GREATEST(i.dead_letter_begun_at, '0001-01-01Z'), '9999-12-31Z'))::float8 END AS begun_seconds_ago

@@ -6,7 +6,7 @@
 -- the rows of a partition might read the partition's whole index, because that was free when the partition was empty.
 
 -- fragment: event_columns
--- The columns of an event that a claim returns: the fields of ClaimedEvent (domain/events.py), in their order. An event
+-- The columns of an event that a claim returns: the fields of OutboxEvent (domain/events.py), in their order. An event
 -- above :event_bytes_max comes without its large columns, and with its size in withheld_bytes; one that occurred in no
 -- year from 1 to 9999, which no message can say, comes without the time.
 o.id::text AS id, o.seq,
@@ -256,6 +256,24 @@ WITH turn AS MATERIALIZED (
 )
 SELECT head.*, :event_columns
   FROM head FULL JOIN claimed o ON false;
+
+-- name: claim_one
+-- Leases one due event, whatever its ordering key; no row: it is not there, not due, or leased already.
+-- Index: the primary key.
+-- $1 id, $2 claimed_by.
+UPDATE outbox_events o
+   SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
+       publish_attempts = o.publish_attempts + 1,
+       first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
+ WHERE o.id = $1::uuid AND o.state = 'PENDING' AND o.available_at <= now()
+RETURNING o.claimed_at;
+
+-- name: held
+-- Finds the lease of one event: its owner and time, and the failures before it. Index: the primary key.
+-- $1 id.
+SELECT o.claimed_by, o.claimed_at, o.failures, o.ordering_key
+  FROM outbox_events o
+ WHERE o.id = $1::uuid AND o.state = 'CLAIMED';
 
 -- name: mark_published
 -- Records that the stream stored leased events. Only events that one of the leases still covers change: kept has their

@@ -49,7 +49,7 @@ class World:
 
     async def processed(self) -> str:
         run = await lease(self.inbox, entry())
-        await self.inbox.mark_processed([run.lease])
+        await self.inbox.mark_processed_batch([run.lease])
         return run.lease.message_id
 
 

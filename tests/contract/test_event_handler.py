@@ -80,13 +80,13 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 @pytest.mark.parametrize("status", [200, 409])
 async def test_200_and_409_are_accepted(world: World, status: int) -> None:
     await world.behave(Respond(status=status))
-    assert await world.handler.handle(REQUEST) == Accepted(status)
+    assert await world.handler.handle_request(REQUEST) == Accepted(status)
 
 
 @pytest.mark.clause("POL-047-006")
 async def test_422_is_poison(world: World) -> None:
     await world.behave(Respond(status=422))
-    result = await world.handler.handle(REQUEST)
+    result = await world.handler.handle_request(REQUEST)
     assert isinstance(result, Poison)
     assert "422" in result.error
 
@@ -95,7 +95,7 @@ async def test_422_is_poison(world: World) -> None:
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
 async def test_5xx_is_retried(world: World, status: int) -> None:
     await world.behave(Respond(status=status))
-    result = await world.handler.handle(REQUEST)
+    result = await world.handler.handle_request(REQUEST)
     assert isinstance(result, Retry)
     assert str(status) in result.error
     assert result.after_seconds == 0.0
@@ -105,7 +105,7 @@ async def test_5xx_is_retried(world: World, status: int) -> None:
 async def test_any_other_status_is_retried_and_named(world: World, status: int) -> None:
     """A wrong deployment must neither settle messages nor bury them."""
     await world.behave(Respond(status=status))
-    result = await world.handler.handle(REQUEST)
+    result = await world.handler.handle_request(REQUEST)
     assert isinstance(result, Retry)
     assert str(status) in result.error
     assert "what is deployed" in result.error
@@ -114,7 +114,7 @@ async def test_any_other_status_is_retried_and_named(world: World, status: int) 
 
 async def test_413_is_about_the_size(world: World) -> None:
     await world.behave(Respond(status=413))
-    result = await world.handler.handle(REQUEST)
+    result = await world.handler.handle_request(REQUEST)
     assert isinstance(result, Retry)
     assert (result.about, "takes no request of this size" in result.error) == ("size", True)
 
@@ -122,7 +122,7 @@ async def test_413_is_about_the_size(world: World) -> None:
 @pytest.mark.parametrize(("status", "seconds"), [(429, 7.0), (503, 7.0), (500, 0.0)])
 async def test_only_429_and_503_may_ask_to_wait(world: World, status: int, seconds: float) -> None:
     await world.behave(Respond(status=status, retry_after_seconds=7))
-    result = await world.handler.handle(REQUEST)
+    result = await world.handler.handle_request(REQUEST)
     assert isinstance(result, Retry)
     assert result.after_seconds == seconds
 
@@ -132,7 +132,7 @@ async def test_a_handler_that_hangs_is_retried_at_the_deadline(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.behave(Hang())
-    call = asyncio.create_task(world.handler.handle(REQUEST))
+    call = asyncio.create_task(world.handler.handle_request(REQUEST))
     await eventually(world.calls)
     await pass_time(monkeypatch, seconds=TIMEOUT_SECONDS + 10)
     result = call.result()
@@ -143,21 +143,21 @@ async def test_a_handler_that_hangs_is_retried_at_the_deadline(
 @pytest.mark.clause("POL-047-007")
 async def test_a_lost_answer_is_retried(world: World) -> None:
     await world.behave(LoseResponse())
-    assert isinstance(await world.handler.handle(REQUEST), Retry)
+    assert isinstance(await world.handler.handle_request(REQUEST), Retry)
     assert world.calls() == 1
 
 
 async def test_a_refused_connection_is_not_delivered(world: World) -> None:
     await world.behave(Unreachable())
-    assert isinstance(await world.handler.handle(REQUEST), NotDelivered)
+    assert isinstance(await world.handler.handle_request(REQUEST), NotDelivered)
     assert world.calls() == 0
 
 
 async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> None:
     for trouble in (Respond(status=500), LoseResponse()):
         await world.behave(trouble)
-        assert isinstance(await world.handler.handle(REQUEST), Retry)
+        assert isinstance(await world.handler.handle_request(REQUEST), Retry)
     await world.behave(Respond())
-    assert await world.handler.handle(handler_request("0b0e8400-e29b-41d4-a716-446655440000")) == Accepted(
-        200
-    )
+    assert await world.handler.handle_request(
+        handler_request("0b0e8400-e29b-41d4-a716-446655440000")
+    ) == Accepted(200)

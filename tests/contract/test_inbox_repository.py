@@ -9,7 +9,7 @@ from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
     ContentConflict,
     FailedHandling,
-    InboxEntry,
+    InboxMessage,
     Lease,
     Leased,
     LeasedElsewhere,
@@ -56,7 +56,7 @@ async def test_new_messages_are_leased_and_their_attempt_counted(world: World) -
 async def test_a_processed_message_is_never_handled_again(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
-    assert await inbox.mark_processed([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
 
     await world.pass_time(10 * LEASE)
 
@@ -85,19 +85,19 @@ async def test_a_lost_row_loses_its_lease_and_is_recorded_again(world: World) ->
     await world.lose(one.message_id)
 
     assert await inbox.extend([lost.lease], lease_seconds=LEASE) == frozenset()
-    assert await inbox.mark_processed([lost.lease]) == frozenset()
-    assert await inbox.record_error([FailedHandling(lease=lost.lease, error="503")]) == frozenset()
+    assert await inbox.mark_processed_batch([lost.lease]) == frozenset()
+    assert await inbox.record_error_batch([FailedHandling(lease=lost.lease, error="503")]) == frozenset()
     again = await lease(inbox, one)
 
     assert (again.attempts, again.lease != lost.lease) == (1, True)
-    assert await inbox.mark_processed([again.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([again.lease]) == {one.message_id}
 
 
 async def test_receipts_keep_the_order_of_their_entries(world: World) -> None:
     inbox = world.inbox()
     done, busy, conflicting = entry(), entry(), entry()
     run = await lease(inbox, done)
-    await inbox.mark_processed([run.lease])
+    await inbox.mark_processed_batch([run.lease])
     await insert(inbox, busy, conflicting)
     other = entry(conflicting.message_id, body=b"[]")
 
@@ -110,7 +110,7 @@ async def test_receipts_keep_the_order_of_their_entries(world: World) -> None:
 async def test_of_equal_ids_in_a_batch_the_first_is_leased(world: World) -> None:
     one, processed = entry(), entry()
     inbox = world.inbox()
-    await inbox.mark_processed([(await lease(inbox, processed)).lease])
+    await inbox.mark_processed_batch([(await lease(inbox, processed)).lease])
 
     receipts = await insert(inbox, one, one, entry(one.message_id, body=b"[]"), processed, processed)
 
@@ -125,11 +125,11 @@ async def test_a_known_id_with_another_content_is_a_conflict_and_changes_nothing
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
     if ending == "processed":
-        await inbox.mark_processed([run.lease])
+        await inbox.mark_processed_batch([run.lease])
     elif ending == "dead-lettered":
         await dead_letter(inbox, run)
     elif ending == "free":
-        await inbox.record_error([FailedHandling(lease=run.lease, error="503")])
+        await inbox.record_error_batch([FailedHandling(lease=run.lease, error="503")])
     before = await world.row(one.message_id)
 
     other = entry(one.message_id, body=b"[]")
@@ -165,7 +165,7 @@ async def test_a_message_that_comes_by_two_consumers_is_one_message(world: World
 # --- what nobody works on
 
 
-async def old(world: World, after: str = "", limit: int = 10, older: float = 100.0) -> list[InboxEntry]:
+async def old(world: World, after: str = "", limit: int = 10, older: float = 100.0) -> list[InboxMessage]:
     found = await world.inbox().overdue(
         stream="VIBESPRO_EVENTS",
         consumer="sea__from_vibespro",
@@ -186,7 +186,7 @@ async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(worl
     entries = [entry(stream_seq=seq) for seq in range(1, 4)]
     for one in (entries[0]._replace(stream_seq=99), *entries):
         run = await lease(inbox, one)
-        await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
+        await inbox.record_error_batch([FailedHandling(lease=run.lease, error="500")])
         await world.pass_time(50 if one in entries else 0)
     await world.pass_time(51)
 
@@ -211,7 +211,7 @@ async def test_messages_that_were_recorded_together_are_found_on_whichever_page(
 async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(world: World) -> None:
     inbox = world.inbox()
     processed, dead, other = entry(), entry(), entry(consumer="other")
-    await inbox.mark_processed([(await lease(inbox, processed)).lease])
+    await inbox.mark_processed_batch([(await lease(inbox, processed)).lease])
     await dead_letter(inbox, await lease(inbox, dead))
     await lease(inbox, other)
     await world.write_by_hand(str(uuid.uuid4()))
@@ -234,7 +234,7 @@ async def test_an_expired_lease_counts_until_another_worker_takes_it(world: Worl
     run = await lease(inbox, one)
     await world.pass_time(10 * LEASE)
 
-    assert await inbox.mark_processed([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
 
 
 @pytest.mark.parametrize("by", ["w1", "w2"])
@@ -248,10 +248,10 @@ async def test_who_was_too_slow_changes_nothing(world: World, by: str) -> None:
     own = (await lease(slow, other)).lease
 
     assert await slow.extend([late, own], lease_seconds=LEASE) == {other.message_id}
-    assert await slow.record_error([FailedHandling(lease=late, error="late")]) == frozenset()
+    assert await slow.record_error_batch([FailedHandling(lease=late, error="late")]) == frozenset()
     assert await slow.begin_dead_letter(late, reason="REJECTED", detail="") == frozenset()
     assert await slow.mark_dead_lettered([late]) == frozenset()
-    assert await slow.mark_processed([late, own]) == {other.message_id}
+    assert await slow.mark_processed_batch([late, own]) == {other.message_id}
     assert await world.row(one.message_id) == before
 
 
@@ -260,13 +260,13 @@ async def test_a_settled_message_is_settled_for_good(world: World, ending: str) 
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
     if ending == "processed":
-        await inbox.mark_processed([run.lease])
+        await inbox.mark_processed_batch([run.lease])
     else:
         await dead_letter(inbox, run)
     before = await world.row(one.message_id)
 
-    assert await inbox.mark_processed([run.lease]) == frozenset()
-    assert await inbox.record_error([FailedHandling(lease=run.lease, error="e")]) == frozenset()
+    assert await inbox.mark_processed_batch([run.lease]) == frozenset()
+    assert await inbox.record_error_batch([FailedHandling(lease=run.lease, error="e")]) == frozenset()
     assert await inbox.begin_dead_letter(run.lease, reason="R", detail="") == frozenset()
     assert await inbox.mark_dead_lettered([run.lease]) == frozenset()
     assert await inbox.extend([run.lease], lease_seconds=LEASE) == frozenset()
@@ -278,9 +278,9 @@ async def test_nothing_is_written_for_nothing_or_an_unknown_message(world: World
     unknown = Lease(message_id=str(uuid.uuid4()), token="nobody's")
 
     assert await insert(inbox) == []
-    assert await inbox.mark_processed([]) == frozenset()
-    assert await inbox.record_error([]) == frozenset()
-    assert await inbox.mark_processed([unknown]) == frozenset()
+    assert await inbox.mark_processed_batch([]) == frozenset()
+    assert await inbox.record_error_batch([]) == frozenset()
+    assert await inbox.mark_processed_batch([unknown]) == frozenset()
 
 
 # --- a clock that is set back while leases are held
@@ -316,7 +316,7 @@ async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(worl
 async def test_a_message_received_in_the_future_is_overdue_without_a_lease(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
-    await inbox.record_error([FailedHandling(lease=run.lease, error="500")])
+    await inbox.record_error_batch([FailedHandling(lease=run.lease, error="500")])
     assert await overdue(world) == []
 
     await world.pass_time(-HOUR)
@@ -332,7 +332,7 @@ async def test_an_error_frees_the_message_and_spends_its_attempt(world: World) -
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
 
-    assert await inbox.record_error([FailedHandling(lease=run.lease, error="503 " + "x" * 3000)])
+    assert await inbox.record_error_batch([FailedHandling(lease=run.lease, error="503 " + "x" * 3000)])
 
     row = await world.row(one.message_id)
     assert (row.attempts, row.leased, row.processed) == (1, False, False)
@@ -344,7 +344,7 @@ async def test_what_is_not_counted_gives_its_attempt_back(world: World) -> None:
     inbox, one, two = world.inbox(), entry(), entry()
     runs = [await lease(inbox, one), await lease(inbox, two)]
 
-    await inbox.record_error(
+    await inbox.record_error_batch(
         [FailedHandling(lease=run.lease, error=str(n), counted=n == 1) for n, run in enumerate(runs)]
     )
 
@@ -355,9 +355,9 @@ async def test_what_is_not_counted_gives_its_attempt_back(world: World) -> None:
 async def test_success_clears_the_error(world: World) -> None:
     inbox, one = world.inbox(), entry()
     first = await lease(inbox, one)
-    await inbox.record_error([FailedHandling(lease=first.lease, error="503")])
+    await inbox.record_error_batch([FailedHandling(lease=first.lease, error="503")])
 
-    await inbox.mark_processed([(await lease(inbox, one)).lease])
+    await inbox.mark_processed_batch([(await lease(inbox, one)).lease])
 
     assert (await world.row(one.message_id)).last_error is None
 
@@ -408,4 +408,4 @@ async def test_a_message_may_still_be_processed_after_a_dead_letter_was_begun(wo
     run = await lease(inbox, one)
     await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
 
-    assert await inbox.mark_processed([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}

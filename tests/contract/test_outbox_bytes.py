@@ -12,7 +12,7 @@ LARGE = b'"' + b"x" * 100_000 + b'"'
 async def fail(relay: OutboxRepository) -> None:
     """Let all that is due be tried in vain, and be due again."""
     claim = await relay.find_unpublished(batch_max=9)
-    await relay.increment_attempts(claim, postponed(claim))
+    await relay.increment_attempts_batch(claim, postponed(claim))
 
 
 async def claims_of_two(relay: OutboxRepository) -> list[list[str]]:
@@ -21,7 +21,7 @@ async def claims_of_two(relay: OutboxRepository) -> list[list[str]]:
     assert claims[0].cut
     assert 200_000 < claims[0].bytes <= 250_000
     while claims[-1].more:
-        await relay.mark_published(claims[-1], published(claims[-1]))
+        await relay.mark_published_batch(claims[-1], published(claims[-1]))
         claims.append(await relay.find_unpublished(batch_max=9, bytes_max=250_000))
     return [ids(claim) for claim in claims]
 
@@ -56,10 +56,10 @@ async def test_a_claim_that_is_full_overtakes_nothing_of_a_key(world: World) -> 
     relay = world.relay(ordered=True)
     claim = await relay.find_unpublished(batch_max=9, bytes_max=1000)
     assert ids(claim) == [first]
-    await relay.mark_published(claim, published(claim))
+    await relay.mark_published_batch(claim, published(claim))
     claim = await relay.find_unpublished(batch_max=9, bytes_max=1000)
     assert ids(claim) == [large]
-    await relay.mark_published(claim, published(claim))
+    await relay.mark_published_batch(claim, published(claim))
     assert ids(await relay.find_unpublished(batch_max=9, bytes_max=1000)) == [small]
 
 
@@ -88,7 +88,7 @@ async def test_retries_and_first_tries_share_the_bytes_of_a_claim(world: World) 
     for _ in range(4):
         await world.add(payload=LARGE)
     failed = await relay.find_unpublished(batch_max=4)
-    await relay.increment_attempts(failed, postponed(failed))
+    await relay.increment_attempts_batch(failed, postponed(failed))
     for _ in range(8):
         await world.add(payload=LARGE)
     claims = [await relay.find_unpublished(batch_max=100, bytes_max=450_000) for _ in range(2)]

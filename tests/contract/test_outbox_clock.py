@@ -33,7 +33,7 @@ async def test_a_lease_of_a_time_to_come_is_ended_and_spends_nothing(
     relay = world.relay(ordered=key is not None, lease_seconds=60.0)
     claim = await relay.find_unpublished(batch_max=1)
     if retried:
-        await relay.increment_attempts(claim, postponed(claim))
+        await relay.increment_attempts_batch(claim, postponed(claim))
         await relay.find_unpublished(batch_max=1)
     before = await world.row(event_id)
     await world.set_clock_back(10.0)
@@ -52,13 +52,13 @@ async def test_a_retry_waits_no_longer_than_any_delay_after_the_clock_was_set_ba
     added = [await world.add(key=key) for key in keys]
     relay = world.relay(ordered=keys[0] is not None, delay_max_seconds=lambda: 300.0)
     claim = await relay.find_unpublished(batch_max=2)
-    await relay.increment_attempts(claim, postponed(claim, delay_seconds=200.0))
+    await relay.increment_attempts_batch(claim, postponed(claim, delay_seconds=200.0))
     assert await relay.reap() == (0, 0)
     assert await world.relay(delay_max_seconds=lambda: 100.0).reap() == (0, 2), (
         "put off while the clock was ahead"
     )
     again = await relay.find_unpublished(batch_max=2)
-    await relay.increment_attempts(again, postponed(again, delay_seconds=200.0))
+    await relay.increment_attempts_batch(again, postponed(again, delay_seconds=200.0))
     await world.set_clock_back(50.0)
     assert await relay.reap() == (0, 2), "first tried while the clock was ahead"
     assert ids(await relay.find_unpublished(batch_max=2)) == added

@@ -12,7 +12,7 @@ async def test_a_key_is_claimed_as_a_run_from_its_head(world: World) -> None:
     got = await first.find_unpublished(batch_max=3)
     assert ids(got) == [a1, b1, a2]
     assert ids(await second.find_unpublished(batch_max=3)) == []
-    await first.mark_published(got, published(got))
+    await first.mark_published_batch(got, published(got))
     assert ids(await first.find_unpublished(batch_max=3)) == [a3]
 
 
@@ -21,14 +21,14 @@ async def test_a_postponed_head_blocks_its_key_and_no_other(world: World) -> Non
     relay = world.relay(ordered=True)
     head = await world.add(key="a")
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, postponed(claim, delay_seconds=SHORT_SECONDS))
+    await relay.increment_attempts_batch(claim, postponed(claim, delay_seconds=SHORT_SECONDS))
     follower, other = await world.add(key="a"), await world.add(key="b")
 
     assert ids(await relay.find_unpublished(batch_max=9)) == [other]
     await world.pass_time(SHORT_SECONDS * 2)
     again = await relay.find_unpublished(batch_max=9)
     assert ids(again) == [head]
-    await relay.mark_published(again, published(again))
+    await relay.mark_published_batch(again, published(again))
     assert ids(await relay.find_unpublished(batch_max=9)) == [follower]
 
 
@@ -36,7 +36,7 @@ async def test_a_released_rest_of_a_run_comes_again_in_order(world: World) -> No
     relay = world.relay(ordered=True)
     added = [await world.add(key="a") for _ in range(3)]
     claim = await relay.find_unpublished(batch_max=9)
-    await relay.increment_attempts(claim, postponed(claim)[:1])
+    await relay.increment_attempts_batch(claim, postponed(claim)[:1])
     await relay.release(claim, released(claim)[1:])
     assert ids(await relay.find_unpublished(batch_max=9)) == added[:1]
 
@@ -46,7 +46,7 @@ async def test_a_run_is_no_longer_than_allowed(world: World) -> None:
     added = [await world.add(key="a") for _ in range(3)]
     claim = await relay.find_unpublished(batch_max=9)
     assert ids(claim) == added[:2]
-    await relay.mark_published(claim, published(claim))
+    await relay.mark_published_batch(claim, published(claim))
     assert ids(await relay.find_unpublished(batch_max=9)) == added[2:]
 
 
@@ -56,7 +56,7 @@ async def test_a_dead_head_holds_its_key_where_that_is_wanted(world: World, hold
     relay = world.relay(ordered=True, hold_dead_keys=hold)
     dead = await world.add(key="a")
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, died(claim))
+    await relay.increment_attempts_batch(claim, died(claim))
     follower, other = await world.add(key="a"), await world.add(key="b")
 
     assert ids(await relay.find_unpublished(batch_max=9)) == ([other] if hold else [follower, other])
@@ -70,7 +70,7 @@ async def test_a_dead_event_does_not_hold_what_comes_before_it(world: World) -> 
     first, second = [await world.add(key="a") for _ in range(2)]
     claim = await relay.find_unpublished(batch_max=9)
     head, dead = postponed(claim)[0], died(claim)[1]
-    await relay.increment_attempts(claim, [head, dead])
+    await relay.increment_attempts_batch(claim, [head, dead])
 
     assert ids(await relay.find_unpublished(batch_max=9)) == [first]
     assert (await world.row(second)).state == "DEAD"
@@ -90,6 +90,6 @@ async def test_a_reaped_run_keeps_its_order(world: World) -> None:
     seen = []
     for _ in added:
         claim = await relay.find_unpublished(batch_max=9)
-        await relay.mark_published(claim, published(claim))
+        await relay.mark_published_batch(claim, published(claim))
         seen += ids(claim)
     assert seen == added

@@ -52,7 +52,7 @@ async def test_the_attempt_is_counted_by_the_claim(world: World) -> None:
     for _ in range(3):
         claim = await relay.find_unpublished(batch_max=1)
         counts.append(claim.events[0].attempts)
-        await relay.increment_attempts(claim, postponed(claim, failed=False))
+        await relay.increment_attempts_batch(claim, postponed(claim, failed=False))
     assert counts == [1, 2, 3]
 
 
@@ -97,7 +97,7 @@ async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> 
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    assert await relay.mark_published(claim, published(claim)) == {event_id}
+    assert await relay.mark_published_batch(claim, published(claim)) == {event_id}
     assert await world.row(event_id) == Row(
         state="PUBLISHED", attempts=1, failures=0, error=None, claimed=False, published=True,
         stream="ORDERS", stream_seq=7,
@@ -105,12 +105,12 @@ async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> 
 
 
 @pytest.mark.clause("store-contract: terminal events MUST NOT be returned as eligible")
-@pytest.mark.parametrize("end", ["mark_published", "increment_attempts"])
+@pytest.mark.parametrize("end", ["mark_published_batch", "increment_attempts_batch"])
 async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -> None:
     await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await getattr(relay, end)(claim, published(claim) if end == "mark_published" else died(claim))
+    await getattr(relay, end)(claim, published(claim) if end == "mark_published_batch" else died(claim))
     await world.pass_time(SHORT_SECONDS)
     assert ids(await relay.find_unpublished(batch_max=1)) == []
 
@@ -122,7 +122,7 @@ async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bo
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
 
-    await relay.increment_attempts(claim, postponed(claim, delay_seconds=SHORT_SECONDS, failed=failed))
+    await relay.increment_attempts_batch(claim, postponed(claim, delay_seconds=SHORT_SECONDS, failed=failed))
     early = await relay.find_unpublished(batch_max=1)
     row = await world.row(event_id)
     await world.pass_time(SHORT_SECONDS * 2)
@@ -141,7 +141,7 @@ async def test_a_dead_event_has_its_reason_within_bounds(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, died(claim, "x" * 5000))
+    await relay.increment_attempts_batch(claim, died(claim, "x" * 5000))
     assert await world.row(event_id) == Row(
         state="DEAD", attempts=1, failures=1, error="x" * 2000, claimed=False, published=False,
         stream="", stream_seq=0,
@@ -171,7 +171,7 @@ async def test_a_released_event_that_was_tried_before_keeps_its_first_attempt(wo
     await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, postponed(claim))
+    await relay.increment_attempts_batch(claim, postponed(claim))
     await world.pass_time(SHORT_SECONDS)
     claim = await relay.find_unpublished(batch_max=1)
     await relay.release(claim, released(claim))
@@ -184,7 +184,7 @@ async def test_an_error_that_a_broker_made_up_is_noted_as_far_as_it_can_be(world
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    assert await relay.increment_attempts(claim, died(claim, "no\0 \ud800, never")) == {event_id}
+    assert await relay.increment_attempts_batch(claim, died(claim, "no\0 \ud800, never")) == {event_id}
     assert "never" in ((await world.row(event_id)).error or "")
 
 
@@ -192,9 +192,9 @@ async def test_a_publication_forgets_the_earlier_error(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts(claim, postponed(claim))
+    await relay.increment_attempts_batch(claim, postponed(claim))
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.mark_published(claim, published(claim))
+    await relay.mark_published_batch(claim, published(claim))
     assert (await world.row(event_id)).error is None
 
 
@@ -202,10 +202,10 @@ async def test_settling_again_changes_nothing(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
-    await relay.mark_published(claim, published(claim))
+    await relay.mark_published_batch(claim, published(claim))
     before = await world.row(event_id)
-    assert await relay.mark_published(claim, []) == frozenset()
-    assert await relay.increment_attempts(claim, died(claim)) == frozenset()
+    assert await relay.mark_published_batch(claim, []) == frozenset()
+    assert await relay.increment_attempts_batch(claim, died(claim)) == frozenset()
     assert await world.row(event_id) == before
 
 
@@ -219,19 +219,19 @@ async def test_claims_that_are_settled_together_keep_their_own_tokens(world: Wor
     assert ids(again) == ids(second)
     together = combined([first, second])
     verdicts = [*published(together), *published(other)]
-    assert await relay.mark_published(together, verdicts) == set(ids(first))
+    assert await relay.mark_published_batch(together, verdicts) == set(ids(first))
     rest = combined([other, again])
-    assert await relay.mark_published(rest, published(rest)) == {*ids(other), *ids(again)}
+    assert await relay.mark_published_batch(rest, published(rest)) == {*ids(other), *ids(again)}
 
 
 @pytest.mark.clause("processing-lifecycle: a relay SHOULD verify its claim before finalizing")
-@pytest.mark.parametrize("end", ["mark_published", "increment_attempts"])
+@pytest.mark.parametrize("end", ["mark_published_batch", "increment_attempts_batch"])
 async def test_one_claim_cannot_settle_another_ones_events(world: World, end: str) -> None:
     for _ in range(4):
         await world.add()
     relay = world.relay()
     first, second = [await relay.find_unpublished(batch_max=2) for _ in range(2)]
-    verdicts = published if end == "mark_published" else died
+    verdicts = published if end == "mark_published_batch" else died
     assert await getattr(relay, end)(first, verdicts(first) + verdicts(second)) == set(ids(first))
     assert await getattr(relay, end)(second, verdicts(second)) == set(ids(second))
 
@@ -290,9 +290,9 @@ async def test_a_worker_without_the_lease_can_change_nothing(world: World) -> No
     quick = world.relay("quick")
     current = await quick.find_unpublished(batch_max=1)
 
-    assert await slow.mark_published(lost, published(lost)) == frozenset()
+    assert await slow.mark_published_batch(lost, published(lost)) == frozenset()
     assert (await world.row(event_id)).state == "CLAIMED"
-    assert await quick.mark_published(current, published(current)) == {event_id}
+    assert await quick.mark_published_batch(current, published(current)) == {event_id}
 
 
 async def test_a_lease_holds_until_it_is_reaped(world: World) -> None:
@@ -302,7 +302,7 @@ async def test_a_lease_holds_until_it_is_reaped(world: World) -> None:
     claim = await relay.find_unpublished(batch_max=1)
     await world.pass_time(SHORT_SECONDS * 2)
     assert ids(await world.relay("w2").find_unpublished(batch_max=1)) == []
-    assert await relay.mark_published(claim, published(claim)) == {event_id}
+    assert await relay.mark_published_batch(claim, published(claim)) == {event_id}
 
 
 # --- retries beside first tries
@@ -312,7 +312,7 @@ async def retries_due(world: World, relay: OutboxRepository, number: int) -> lis
     """Add events that have failed once and are due again."""
     added = [await world.add() for _ in range(number)]
     claim = await relay.find_unpublished(batch_max=number)
-    await relay.increment_attempts(claim, postponed(claim))
+    await relay.increment_attempts_batch(claim, postponed(claim))
     return added
 
 
@@ -353,7 +353,7 @@ async def test_a_replayed_event_starts_a_new_lifecycle_and_knows_its_earlier_cop
     relay = world.relay()
     claim = await relay.find_unpublished(batch_max=1)
     assert claim.events[0].earlier_stream_seq == 0
-    await relay.mark_published(claim, published(claim))
+    await relay.mark_published_batch(claim, published(claim))
     await world.replay(event_id)
 
     again = (await relay.find_unpublished(batch_max=1)).events[0]

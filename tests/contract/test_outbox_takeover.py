@@ -33,7 +33,7 @@ async def test_the_events_of_a_session_that_lives_are_left_alone(world: World) -
     async with world.session_held(GONE):
         assert await world.relay("heir", session=OTHER).take_over(GONE) == 0
 
-    assert len(await living.mark_published(claim, published(claim))) == 1
+    assert len(await living.mark_published_batch(claim, published(claim))) == 1
 
 
 async def test_no_other_events_are_taken_over(world: World) -> None:

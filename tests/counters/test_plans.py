@@ -24,7 +24,7 @@ from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
 from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxMessage, Leased
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.counters.test_operator_queries import PAGES
@@ -129,8 +129,10 @@ class Statements:
         if not claim.events:  # a claim of no event, so that the other statements are planned, too
             claim = replace(claim, token=f"{claim.at.isoformat()} w", events=(claimed_event(),) * BATCH)
         verdicts = published(claim)[:50], postponed(claim)[50:75], released(claim)[75:]
-        await self._count(f"publish, {lane}", 50, partial(relay.mark_published, claim, verdicts[0]))
-        await self._count(f"postpone, {lane}", 25, partial(relay.increment_attempts, claim, verdicts[1]))
+        await self._count(f"publish, {lane}", 50, partial(relay.mark_published_batch, claim, verdicts[0]))
+        await self._count(
+            f"postpone, {lane}", 25, partial(relay.increment_attempts_batch, claim, verdicts[1])
+        )
         await self._count(f"release, {lane}", 25, partial(relay.release, claim, verdicts[2]))
         await relay.find_unpublished(batch_max=BATCH)
         await self._count(f"reap, {lane}", BATCH, reaper.reap)
@@ -153,13 +155,15 @@ class Statements:
         inbox = PostgresInboxAdapter(pool=self.loops, worker="w")
         known = [row["id"] for row in await self.owner.fetch(WAITING)]
         new = [str(uuid.uuid4()) for _ in range(BATCH - len(known))]
-        entries = [InboxEntry(one, "made", "c", "S", seq, b"x") for seq, one in enumerate(known + new)]
-        receipts = await self._count("insert", BATCH, partial(inbox.insert, entries, lease_seconds=60.0))
+        entries = [InboxMessage(one, "made", "c", "S", seq, b"x") for seq, one in enumerate(known + new)]
+        receipts = await self._count(
+            "insert", BATCH, partial(inbox.insert_batch, entries, lease_seconds=60.0)
+        )
         leases = [receipt.lease for receipt in receipts if isinstance(receipt, Leased)]
         failures = [FailedHandling(lease=lease, error="no") for lease in leases[50:75]]
         await self._count("extend", BATCH, partial(inbox.extend, leases, lease_seconds=60.0))
-        await self._count("mark_processed", 50, partial(inbox.mark_processed, leases[:50]))
-        await self._count("record_error", 25, partial(inbox.record_error, failures))
+        await self._count("mark_processed", 50, partial(inbox.mark_processed_batch, leases[:50]))
+        await self._count("record_error", 25, partial(inbox.record_error_batch, failures))
         for lease in leases[75:]:
             begin = partial(inbox.begin_dead_letter, lease, reason="REJECTED", detail="no")
             await self._count("begin_dead_letter", 1, begin)

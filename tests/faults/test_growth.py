@@ -91,7 +91,7 @@ async def cost_of_a_claim(
     assert len(claim.events) == CLAIM
     cost = await blocks(pool, watcher) - before
     stored = [Published(event, Stored(stream="S", seq=event.seq, duplicate=False)) for event in claim.events]
-    await outbox.mark_published(claim, stored)
+    await outbox.mark_published_batch(claim, stored)
     return cost
 
 

@@ -37,7 +37,7 @@ def statuses(*elements: object) -> Behaviour:
 
 async def handle(handler: HttpBatchHandler, *requests: HandlerRequest) -> Sequence[HandlerResult]:
     """Call for all at once, as the tasks of messages that were received together do."""
-    return await asyncio.gather(*map(handler.handle, requests))
+    return await asyncio.gather(*map(handler.handle_request, requests))
 
 
 def sizes(server: HandlerServer) -> list[int]:
@@ -81,7 +81,7 @@ async def test_a_batch_is_an_array_of_what_single_calls_post(
     requests = [request(number, b'{"amount": 1.23456789012345678901}') for number in range(3)]
     assert await handle(handler, *requests) == [Accepted(200)] * 3
     for each in requests:
-        await handler.handle(each)
+        await handler.handle_request(each)
     batch, *single = server.calls
     assert [call.path for call in server.calls] == ["/handle-batch", "/handle", "/handle", "/handle"]
     assert batch.body == b"[" + b",".join(call.body for call in single) + b"]"
@@ -146,9 +146,9 @@ async def test_while_all_calls_are_taken_messages_wait_and_share_the_next(
 
     server.script = {message_id(0): wait}
     handler = make(concurrency=1)
-    first = asyncio.create_task(handler.handle(request(0)))
+    first = asyncio.create_task(handler.handle_request(request(0)))
     await server.called(1)
-    later = [asyncio.create_task(handler.handle(request(number))) for number in (1, 2, 3)]
+    later = [asyncio.create_task(handler.handle_request(request(number))) for number in (1, 2, 3)]
     later[0].cancel()
     await asyncio.sleep(0)
     free.set()
@@ -205,7 +205,7 @@ async def test_a_status_of_the_handler_itself_holds_for_every_message(
 ) -> None:
     server.batch = server.default = answer(code, retry_after="7")
     handler = make()
-    alone = await handler.handle(request(0))
+    alone = await handler.handle_request(request(0))
     assert isinstance(alone, Retry)
     assert await handle(handler, *map(request, range(3))) == [alone] * 3
     assert not failures
@@ -226,7 +226,7 @@ async def test_the_bad_message_is_found_by_halving_and_fails_alone(
     handler, found = make(), {}
 
     async def until_judged(one: HandlerRequest) -> None:
-        while isinstance(result := await handler.handle(one), BatchFailed):
+        while isinstance(result := await handler.handle_request(one), BatchFailed):
             one = one._replace(batch_max=result.batch_max)
         found[one.message_id] = result
 

@@ -56,12 +56,12 @@ async def ask(
     server: HandlerServer, make: MakeHandler, behaviour: Behaviour, **changes: Any
 ) -> HandlerResult:
     server.default = behaviour
-    return await make(**changes).handle(REQUEST)
+    return await make(**changes).handle_request(REQUEST)
 
 
 @pytest.mark.clause("SDS-047: handler contract")
 async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer, make: MakeHandler) -> None:
-    assert await make().handle(REQUEST) == Accepted(200)
+    assert await make().handle_request(REQUEST) == Accepted(200)
     (call,) = server.calls
     *given, (last, payload) = call.json.items()
     assert given == [
@@ -80,12 +80,12 @@ async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer
 async def test_the_payload_goes_out_byte_for_byte(server: HandlerServer, make: MakeHandler) -> None:
     """A decimal of 40 digits would not survive a float."""
     for payload in (REQUEST.payload, b" [1.10, 1e400]\n", b"null", b'"\\u0000"'):
-        await make().handle(REQUEST._replace(payload=payload))
+        await make().handle_request(REQUEST._replace(payload=payload))
         assert server.calls[-1].body.endswith(b', "payload": ' + payload + b"}")
 
 
 async def test_headers_carry_id_trace_and_token(server: HandlerServer, make: MakeHandler) -> None:
-    await make(token=lambda: "s3cret").handle(REQUEST)
+    await make(token=lambda: "s3cret").handle_request(REQUEST)
     sent = server.calls[0].headers
     assert sent["content-type"] == "application/json"
     assert sent["idempotency-key"] == sent["x-message-id"] == REQUEST.message_id
@@ -140,13 +140,13 @@ async def test_one_deadline_covers_the_whole_answer(
     """The slot is free again afterwards, and its connection is not used again."""
     server.script[REQUEST.message_id] = slow
     handler = make(timeout_seconds=60.0, concurrency=1)
-    call = asyncio.create_task(handler.handle(REQUEST))
+    call = asyncio.create_task(handler.handle_request(REQUEST))
     await server.called(1)
     await pass_time(monkeypatch, seconds=50)
     assert not call.done()
     await pass_time(monkeypatch, seconds=20)
     assert call.result() == Retry("the handler gave no whole answer within 60 s", answered=False)
-    assert await handler.handle(REQUEST._replace(message_id="another")) == Accepted(200)
+    assert await handler.handle_request(REQUEST._replace(message_id="another")) == Accepted(200)
     assert [call.connection for call in server.calls] == [1, 2]
 
 
@@ -158,7 +158,7 @@ async def test_an_endless_body_is_not_read(
     head = f"HTTP/1.1 {status} X\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     server.default = drip(head, b"400\r\n" + b"." * 0x400 + b"\r\n", every_seconds=0.0)
     handler = make(response_bytes_max=3000, timeout_seconds=2.0, concurrency=1)
-    result = await handler.handle(REQUEST)
+    result = await handler.handle_request(REQUEST)
     assert isinstance(result, kind)
     assert "answer within" not in repr(result)
     assert not handler._transport.pool._slots.locked()
@@ -196,9 +196,9 @@ async def test_a_second_answer_is_not_taken_for_the_next_calls(
     """Otherwise a message that the handler has never seen would count as processed."""
     server.default = in_turn(second, answer(422))
     handler = make(concurrency=1)
-    await handler.handle(REQUEST)
+    await handler.handle_request(REQUEST)
     await asyncio.sleep(0.05)
-    assert isinstance(await handler.handle(REQUEST), Poison)
+    assert isinstance(await handler.handle_request(REQUEST), Poison)
     assert [call.connection for call in server.calls] == [1, 2]
 
 
@@ -250,7 +250,7 @@ async def test_proxies_of_the_environment_are_not_used(
     async with handler_server() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
-        assert await make().handle(REQUEST) == Accepted(200)
+        assert await make().handle_request(REQUEST) == Accepted(200)
         assert proxy.calls == []
 
 
@@ -304,8 +304,8 @@ async def test_only_an_idle_connection_that_ends_without_an_answer_costs_one_mor
 ) -> None:
     server.default = in_turn(answer(200), *behaviours)
     handler = make(concurrency=1)
-    await handler.handle(REQUEST)
-    assert isinstance(await handler.handle(REQUEST), result)
+    await handler.handle_request(REQUEST)
+    assert isinstance(await handler.handle_request(REQUEST), result)
     assert [call.connection for call in server.calls] == [1, 1, 2][:calls]
 
 
@@ -318,22 +318,24 @@ async def test_a_handler_that_dies_of_a_message_has_seen_it(server: HandlerServe
 
     server.default = in_turn(answer(200), die)
     handler = make(concurrency=1)
-    await handler.handle(REQUEST)
-    assert isinstance(await handler.handle(REQUEST), Retry)
-    assert isinstance(await handler.handle(REQUEST), NotDelivered)
+    await handler.handle_request(REQUEST)
+    assert isinstance(await handler.handle_request(REQUEST), Retry)
+    assert isinstance(await handler.handle_request(REQUEST), NotDelivered)
 
 
 async def test_cancelled_calls_leave_no_slot_taken(server: HandlerServer, make: MakeHandler) -> None:
     server.script["slow"] = hang
     handler = make(concurrency=4)
     for _ in range(5):
-        tasks = [asyncio.create_task(handler.handle(REQUEST._replace(message_id="slow"))) for _ in range(4)]
+        tasks = [
+            asyncio.create_task(handler.handle_request(REQUEST._replace(message_id="slow"))) for _ in range(4)
+        ]
         await server.called(4)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         server.calls.clear()
-    results = await asyncio.gather(*(handler.handle(REQUEST) for _ in range(4)))
+    results = await asyncio.gather(*(handler.handle_request(REQUEST) for _ in range(4)))
     assert results == [Accepted(200)] * 4
 
 
@@ -344,7 +346,7 @@ async def no_name(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
 async def no_free_connection(make: MakeHandler, server: HandlerServer) -> HttpEventHandler:
     server.default = hang
     handler = make(concurrency=1, connect_timeout_seconds=0.1, timeout_seconds=30.0)
-    busy = asyncio.create_task(handler.handle(REQUEST), name="busy")
+    busy = asyncio.create_task(handler.handle_request(REQUEST), name="busy")
     await server.called(1)
     assert not busy.done()
     return handler
@@ -368,7 +370,7 @@ async def test_what_cannot_be_reached_is_not_delivered(
 ) -> None:
     handler = await unreachable(make, server)
     async with asyncio.timeout(10):
-        assert isinstance(await handler.handle(REQUEST), NotDelivered)
+        assert isinstance(await handler.handle_request(REQUEST), NotDelivered)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ async def test_messages_are_found_by_each_part_of_a_filter(
     processed = await add_message(pool, received_at=ago(2), processed=True)
     handling = await add_message(pool, received_at=ago(1))
     inbox = PostgresInboxAdapter(pool=pool, worker="w")
-    await inbox.insert([entry(str(handling))], lease_seconds=60)
+    await inbox.insert_batch([entry(str(handling))], lease_seconds=60)
 
     assert await listed(operations) == [handling, processed, dead, waiting]
     for state, message_id in zip(InboxState, (waiting, handling, processed, dead), strict=True):

@@ -57,7 +57,7 @@ async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(w
     inbox, one = world.inbox(), entry(subject="a\0b.event.c.v1")
     run = await lease(inbox, one)
 
-    await inbox.record_error([FailedHandling(lease=run.lease, error="bad \0 and \ud800")])
+    await inbox.record_error_batch([FailedHandling(lease=run.lease, error="bad \0 and \ud800")])
 
     assert (await world.row(one.message_id)).last_error == "bad \ufffd and ?"
 
@@ -84,7 +84,7 @@ async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(w
             holders.subtract(run.lease.message_id for run in runs)
             await _let_leases_end(world.pool, abandoned)
             draw.shuffle(kept)
-            done = await inbox.mark_processed(kept)
+            done = await inbox.mark_processed_batch(kept)
             assert done == {one.message_id for one in kept}
             processed.update(done)
             left.difference_update(done)
@@ -142,5 +142,5 @@ async def test_a_message_received_before_the_clock_was_set_back_is_processed(wor
     run = await lease(inbox, one)
     await world.pool.execute("UPDATE inbox_messages SET received_at = now() + interval '1 hour'")
 
-    assert await inbox.mark_processed([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
     assert await world.pool.fetchval("SELECT processed_at = received_at FROM inbox_messages")

@@ -22,7 +22,7 @@ def example() -> tuple[list[list[str]], list[list[int]]]:
 
 async def claimed_and_stored(worker: OutboxRepository) -> list[int]:
     claim = await worker.find_unpublished(batch_max=BATCH)
-    await worker.mark_published(claim, published(claim))
+    await worker.mark_published_batch(claim, published(claim))
     return [event.seq for event in claim.events]
 
 

@@ -13,7 +13,7 @@ import pytest
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import RowsRefusedError
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
 from sea_mq_worker.ports.outbox import OutboxRepository
 from tests.support.outboxes import PostgresWorld, published
@@ -63,8 +63,8 @@ async def work(
                 done.append(Published(event, Stored("S", event.seq)))
         if chance.random() < 0.04:
             continue
-        await adapter.mark_published(claim, done)
-        await adapter.increment_attempts(claim, failed)
+        await adapter.mark_published_batch(claim, done)
+        await adapter.increment_attempts_batch(claim, failed)
         await adapter.release(claim, released)
         if not claim.more:
             await asyncio.sleep(0.005)
@@ -126,7 +126,7 @@ async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ord
         while empty < 3:
             claim = await adapter.find_unpublished(batch_max=25)
             claimed.extend(event.id for event in claim.events)
-            assert len(await adapter.mark_published(claim, published(claim))) == len(claim.events)
+            assert len(await adapter.mark_published_batch(claim, published(claim))) == len(claim.events)
             empty = 0 if claim.events else empty + 1
 
     await asyncio.gather(*(drain(relay(pool, "same name", ordered=ordered)) for _ in range(4)))
@@ -144,9 +144,9 @@ async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: async
 
     for token in (f"{time} {other_owner}", f"{other_time} {owner}"):
         foreign = replace(claim, token=token)
-        assert await adapter.mark_published(foreign, published(claim)) == frozenset()
+        assert await adapter.mark_published_batch(foreign, published(claim)) == frozenset()
         assert await adapter.release(foreign, [Released(event) for event in claim.events]) == frozenset()
-    assert len(await adapter.mark_published(claim, published(claim))) == 1
+    assert len(await adapter.mark_published_batch(claim, published(claim))) == 1
 
 
 async def refuse(pool: asyncpg.Pool, event_id: str, trigger: str, deferrable: str = "") -> None:
@@ -183,7 +183,7 @@ async def test_an_event_that_cannot_be_claimed_is_named_and_holds_back_its_key_a
     assert len(held) == (3 if ordered else 0)
     again = await outbox.find_unpublished(batch_max=100)
     assert (again.events, again.refused) == ((), ())
-    await outbox.mark_published(claim, published(claim))
+    await outbox.mark_published_batch(claim, published(claim))
     await pool.execute("DROP FUNCTION refuse CASCADE")
     rest = await relay(pool, ordered=ordered).find_unpublished(batch_max=100)
     assert {event.id for event in rest.events} == held | {bad["id"]}
@@ -223,7 +223,9 @@ async def test_a_partition_key_delays_no_event(pool: asyncpg.Pool) -> None:
     for _ in range(2):
         await add_event(pool, partition_key="tenant-7")
     first = await relay(pool).find_unpublished(batch_max=1)
-    await relay(pool).increment_attempts(first, [Postponed(first.events[0], "no answer", 60.0, failed=False)])
+    await relay(pool).increment_attempts_batch(
+        first, [Postponed(first.events[0], "no answer", 60.0, failed=False)]
+    )
     second = await relay(pool).find_unpublished(batch_max=1)
     assert first.events[0].seq < second.events[0].seq
 
@@ -233,7 +235,7 @@ async def test_a_claim_returns_the_fields_of_an_event_in_their_order(pool: async
     async with pool.acquire() as connection:
         prepared = await connection.prepare(load_queries("outbox")[name])
         names = [attribute.name for attribute in prepared.get_attributes()]
-    assert names[names.index("id") :] == list(ClaimedEvent._fields)
+    assert names[names.index("id") :] == list(OutboxEvent._fields)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

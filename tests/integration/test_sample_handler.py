@@ -47,8 +47,8 @@ def request(payload: bytes, *, number: int = 1, **given: str) -> HandlerRequest:
 async def test_a_message_takes_effect_once_however_often_it_comes(
     url: str, handler: HttpEventHandler
 ) -> None:
-    assert await handler.handle(request(b'{"a": 1}')) == Accepted(200)
-    assert await handler.handle(request(b'{"a": 1}')) == Accepted(409)
+    assert await handler.handle_request(request(b'{"a": 1}')) == Accepted(200)
+    assert await handler.handle_request(request(b'{"a": 1}')) == Accepted(409)
     shown = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{url}/effects").read())
     assert shown == b'{"effects":1,"calls":2,"by_event_type":{"vibe_created":1}}'
 
@@ -56,16 +56,16 @@ async def test_a_message_takes_effect_once_however_often_it_comes(
 @pytest.mark.parametrize("payload", [b"null", b"[]", b'"text"', b"1.23456789012345678901234567890"])
 async def test_any_json_is_a_payload(handler: HttpEventHandler, payload: bytes) -> None:
     with_ids = request(payload, correlation_id="6ba7b810-9dad-11d1-80b4-00c04fd430c8")
-    assert await handler.handle(with_ids) == Accepted(200)
+    assert await handler.handle_request(with_ids) == Accepted(200)
 
 
 async def test_poison_is_refused_for_ever(handler: HttpEventHandler) -> None:
     for _ in range(2):
-        assert isinstance(await handler.handle(request(b'{"poison": true}')), Poison)
+        assert isinstance(await handler.handle_request(request(b'{"poison": true}')), Poison)
 
 
 async def test_a_flaky_message_takes_effect_at_the_third_call(handler: HttpEventHandler) -> None:
-    results = [await handler.handle(request(b'{"flaky": true}')) for _ in range(4)]
+    results = [await handler.handle_request(request(b'{"flaky": true}')) for _ in range(4)]
     assert [type(result) for result in results] == [Retry, Retry, Accepted, Accepted]
     assert results[2:] == [Accepted(200), Accepted(409)]
 
@@ -82,7 +82,7 @@ async def test_its_batch_endpoint_answers_for_each_message(url: str) -> None:
     )
     payloads = [b"{}", b'{"poison": true}', b'{"flaky": true}', b"1.5"]
     requests = [request(payload, number=number) for number, payload in enumerate(payloads)]
-    results = await asyncio.gather(*map(handler.handle, requests))
+    results = await asyncio.gather(*map(handler.handle_request, requests))
     assert [type(result) for result in results] == [Accepted, Poison, Retry, Accepted]
-    assert await handler.handle(requests[0]) == Accepted(409)
+    assert await handler.handle_request(requests[0]) == Accepted(409)
     await handler.close()

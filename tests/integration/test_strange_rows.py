@@ -28,7 +28,7 @@ from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
 from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
+from sea_mq_worker.domain.inbox_results import InboxMessage, Leased
 from sea_mq_worker.domain.outcomes import Died, Published, Stored
 from sea_mq_worker.domain.read_models import InboxState
 from sea_mq_worker.operations.lookup import MessageLookup
@@ -196,9 +196,9 @@ async def publish_all(pool: asyncpg.Pool, rows: int) -> None:
                 try:
                     outbound_message(one, context="sea", source="/sea")
                 except InvalidEventError as error:
-                    await lane.increment_attempts(claim, [Died(one, str(error))])
+                    await lane.increment_attempts_batch(claim, [Died(one, str(error))])
                 else:
-                    await lane.mark_published(claim, [Published(one, Stored("SEA_EVENTS", 7))])
+                    await lane.mark_published_batch(claim, [Published(one, Stored("SEA_EVENTS", 7))])
         await lane.reap()
 
 
@@ -302,7 +302,7 @@ async def test_a_message_of_any_columns_is_handled_and_keeps_no_other_waiting(
                 stream="", consumer="", older_than_seconds=0, lease_seconds=1, after=at, limit=9
             )
         entries = [
-            InboxEntry(
+            InboxMessage(
                 message_id=one,
                 subject="a.event.b.v1",
                 consumer="d",
@@ -313,12 +313,12 @@ async def test_a_message_of_any_columns_is_handled_and_keeps_no_other_waiting(
             )
             for one in (str(uuid.uuid4()), *ids)
         ]
-        receipts = await inbox.insert(entries, lease_seconds=1)
+        receipts = await inbox.insert_batch(entries, lease_seconds=1)
         leases = [receipt.lease for receipt in receipts if isinstance(receipt, Leased)]
         assert leases
         await inbox.extend(leases, lease_seconds=1)
         await inbox.begin_dead_letter(leases[-1], reason="REJECTED", detail="x")
-        assert len(await inbox.mark_processed(leases)) == len(leases)
+        assert len(await inbox.mark_processed_batch(leases)) == len(leases)
     await read_everything(pool, ids)
 
     tables = PostgresOperations(pool=pool)

@@ -230,7 +230,7 @@ async def test_a_handler_that_cannot_be_trusted_gets_nothing_and_is_reported_by_
         url = f"https://127.0.0.1:{server.port}/handle"
         given = settings(handler_url=url, handler_tls_ca_file=pki.authority.ca)
         client = open_handler(given, concurrency=1)
-        result = await client.handle(envelope)
+        result = await client.handle_request(envelope)
         await client.close()
         found = [(finding.slug, finding.what) async for finding in handler_findings(given)]
     assert not isinstance(result, Accepted)

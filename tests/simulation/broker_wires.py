@@ -205,7 +205,7 @@ class ConsumerWire:
         for msg in msgs:
             await self.ack(msg)
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         self._audit.naking(self._line.life, msg, delay_seconds)
         self._say("nak", msg, lambda: self._durable.nak(msg, delay_seconds=delay_seconds))
 
@@ -256,7 +256,7 @@ class StrandedWire:
         self._line.servers.report.saw("rescued after max_deliver")
         run_now(self._twin.ack(msg))
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         self._audit.naking(self._line.life, msg, delay_seconds)
         run_now(self._twin.nak(msg, delay_seconds=delay_seconds))
 

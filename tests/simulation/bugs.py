@@ -24,9 +24,9 @@ from sea_mq_worker.application.outbox.settlement import Settlement
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
 from sea_mq_worker.domain.dead_letters import dead_letter_message
 from sea_mq_worker.domain.errors import InvalidEventError, UnavailableError
-from sea_mq_worker.domain.events import Claim, ClaimedEvent, EventState
+from sea_mq_worker.domain.events import Claim, EventState, OutboxEvent
 from sea_mq_worker.domain.headers import MSG_ID, outbound_message
-from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxEntry, Leased, Receipt
+from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxMessage, Leased, Receipt
 from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
 from sea_mq_worker.domain.outcomes import (
     HandlerResult,
@@ -77,8 +77,8 @@ def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict
 
 
 @_bug(InMemoryOutbox, "_lease", called="attempts are counted after a failure alone")
-def _(real: Any, self: InMemoryOutbox, *given: Any, **options: Any) -> ClaimedEvent:
-    event: ClaimedEvent = real(self, *given, **options)
+def _(real: Any, self: InMemoryOutbox, *given: Any, **options: Any) -> OutboxEvent:
+    event: OutboxEvent = real(self, *given, **options)
     row: OutboxRow = given[0]
     row.attempts -= 1
     return event
@@ -129,25 +129,25 @@ async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
 async def _(real: Any, self: OutboxPublisher, claim: Claim, *rest: Any) -> None:
     stored = Stored("SEA_EVENTS", 1)
     with contextlib.suppress(UnavailableError):
-        await self.outbox.mark_published(claim, [Published(event, stored) for event in claim.events])
+        await self.outbox.mark_published_batch(claim, [Published(event, stored) for event in claim.events])
     await real(self, claim, *rest)
 
 
 @_bug(batch_publisher, "outbound_message", called="a new message id for each try")
-def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
+def _(real: Any, event: OutboxEvent, **given: Any) -> OutboundMessage:
     message: OutboundMessage = real(event, **given)
     fresh = str(uuid.UUID(int=random.getrandbits(128)))
     return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})
 
 
 @_bug(batch_publisher, "outbound_message", called="numbers of the payload become floats")
-def _(real: Any, event: ClaimedEvent, **given: Any) -> OutboundMessage:
+def _(real: Any, event: OutboxEvent, **given: Any) -> OutboundMessage:
     message: OutboundMessage = real(event, **given)
     return message._replace(payload=json.dumps(json.loads(message.payload)).encode())
 
 
 @_bug(BatchPublisher, "publish", called="a bad event ends its batch")
-async def _(real: Any, self: BatchPublisher, events: tuple[ClaimedEvent, ...], **given: Any) -> list[Verdict]:
+async def _(real: Any, self: BatchPublisher, events: tuple[OutboxEvent, ...], **given: Any) -> list[Verdict]:
     try:
         for event in events:
             outbound_message(event, context=self.context, source=self.source)
@@ -166,7 +166,7 @@ async def _(real: Any, self: Settlement, write: Any, claim: Claim, verdicts: Any
 
 
 @_bug(RetryPolicy, "_known", called="a replay trusts the duplicate's acknowledgement")
-def _(_real: Any, _self: RetryPolicy, event: ClaimedEvent, stored: Stored) -> Verdict:
+def _(_real: Any, _self: RetryPolicy, event: OutboxEvent, stored: Stored) -> Verdict:
     return Published(event, stored)
 
 
@@ -174,7 +174,7 @@ def _(_real: Any, _self: RetryPolicy, event: ClaimedEvent, stored: Stored) -> Ve
 
 
 @_bug(InMemoryInbox, "_insert_one", called="a known message is acknowledged")
-def _(real: Any, self: InMemoryInbox, entry: InboxEntry, *rest: Any) -> Receipt:
+def _(real: Any, self: InMemoryInbox, entry: InboxMessage, *rest: Any) -> Receipt:
     known = entry.message_id in self.table.rows
     receipt: Receipt = real(self, entry, *rest)
     return AlreadySettled() if known else receipt

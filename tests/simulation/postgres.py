@@ -20,7 +20,7 @@ from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, session_set
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.domain.events import EventState
 from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.inbox_results import InboxEntry
+from sea_mq_worker.domain.inbox_results import InboxMessage
 from sea_mq_worker.operations.replay import replay_matching
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.testing import EPOCH
@@ -225,8 +225,8 @@ def _on_clock(row: Any) -> dict[str, Any]:
 
 
 def _inbox_row(values: dict[str, Any]) -> InboxRow:
-    entry = InboxEntry(
-        **{name: values.pop(name) for name in InboxEntry._fields if name != "content_hash"},
+    entry = InboxMessage(
+        **{name: values.pop(name) for name in InboxMessage._fields if name != "content_hash"},
         content_hash=values["content_hash"],
     )
     return InboxRow(entry=entry, **values)

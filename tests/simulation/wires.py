@@ -144,13 +144,17 @@ class OutboxWire:
     async def find_unpublished(self, **limits: int) -> Claim:
         return await self._call("find_unpublished", lambda: self._twin.find_unpublished(**limits))
 
-    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
-        return await self._call("mark_published", partial(self._twin.mark_published, claim, verdicts), claim)
+    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+        return await self._call(
+            "mark_published", partial(self._twin.mark_published_batch, claim, verdicts), claim
+        )
 
-    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
+    async def increment_attempts_batch(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died]
+    ) -> frozenset[str]:
         if any(isinstance(v, Postponed) and v.error.startswith("the replay waits") for v in verdicts):
             self._line.servers.report.saw("replay deferred")
-        settle = partial(self._twin.increment_attempts, claim, verdicts)
+        settle = partial(self._twin.increment_attempts_batch, claim, verdicts)
         return await self._call("increment_attempts", settle, claim)
 
     async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
@@ -192,6 +196,7 @@ class InboxWire:
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         method = getattr(self._twin, name)
+        name = name.removesuffix("_batch")
 
         async def statement(*args: Any, **given: Any) -> Any:
             answer = await self._call(name, partial(method, *args, **given), _leases_in(args))
@@ -231,7 +236,7 @@ class HandlerWire:
         self._line = line
         self._audit = audit
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         line = self._line
         self._audit.calling(line.life, request)
         reply: asyncio.Future[HandlerResult] = line.loop.create_future()
@@ -243,7 +248,7 @@ class HandlerWire:
         line.under_way += 1
         result: HandlerResult = NotDelivered("the caller is gone")
         if line.arrives():
-            result = await line.servers.handler.handle(request)
+            result = await line.servers.handler.handle_request(request)
         line.under_way -= 1
         self._audit.called(line.life, request, result)
         line.tell(f"handler: {request.message_id[:8]} -> {result}")

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
 from sea_mq_worker.producer import Event
 
 OCCURRED_AT = datetime(2025, 12, 28, 22, 0, tzinfo=UTC)
 
 
-def claimed_event(**given: Any) -> ClaimedEvent:
+def claimed_event(**given: Any) -> OutboxEvent:
     """Make a claimed event."""
     defaults: dict[str, Any] = {
         "id": str(uuid.uuid4()),
@@ -29,7 +29,7 @@ def claimed_event(**given: Any) -> ClaimedEvent:
         "age_seconds": 0.0,
         "attempted_seconds_ago": 0.0,
     }
-    return ClaimedEvent(**(defaults | given))
+    return OutboxEvent(**(defaults | given))
 
 
 def inbound_message(message_id: str | None = None, **given: Any) -> InboundMessage:

@@ -50,7 +50,7 @@ class AckRecorder(InMemoryConsumer):
             self.acked.append(msg.seq)
         await super().ack(msg)
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         if msg.reply:
             self.naks.append((msg.seq, delay_seconds))
         await super().nak(msg, delay_seconds=delay_seconds)

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.domain.inbox_results import InboxEntry, Leased, Receipt
+from sea_mq_worker.domain.inbox_results import InboxMessage, Leased, Receipt
 from sea_mq_worker.ports.inbox import InboxRepository
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 from tests.support.outboxes import lock_held
@@ -129,7 +129,7 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
         yield PostgresWorld(pool)
 
 
-def entry(message_id: str | None = None, *, body: bytes = b"{}", **given: Any) -> InboxEntry:
+def entry(message_id: str | None = None, *, body: bytes = b"{}", **given: Any) -> InboxMessage:
     defaults: dict[str, Any] = {
         "message_id": message_id or str(uuid.uuid4()),
         "subject": SUBJECT,
@@ -138,14 +138,14 @@ def entry(message_id: str | None = None, *, body: bytes = b"{}", **given: Any) -
         "stream_seq": 7,
         "content_hash": hashlib.sha256(body).digest(),
     }
-    return InboxEntry(**(defaults | given))
+    return InboxMessage(**(defaults | given))
 
 
-async def insert(inbox: InboxRepository, *entries: InboxEntry) -> list[Receipt]:
-    return list(await inbox.insert(entries, lease_seconds=LEASE))
+async def insert(inbox: InboxRepository, *entries: InboxMessage) -> list[Receipt]:
+    return list(await inbox.insert_batch(entries, lease_seconds=LEASE))
 
 
-async def lease(inbox: InboxRepository, one: InboxEntry) -> Leased:
+async def lease(inbox: InboxRepository, one: InboxMessage) -> Leased:
     [receipt] = await insert(inbox, one)
     assert isinstance(receipt, Leased)
     return receipt

@@ -1,7 +1,7 @@
 """Redelivery of the messages of a worker that has ended."""
 
 from sea_mq_worker.application.takeover import AbandonedDeliveries
-from sea_mq_worker.domain.inbox_results import InboxEntry
+from sea_mq_worker.domain.inbox_results import InboxMessage
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 from sea_mq_worker.testing.inbox import InboxTable, InMemoryInbox
@@ -32,8 +32,8 @@ class World:
         await self.lease(message.reply, consumer)
 
     async def lease(self, reply: str, consumer: str = "c") -> None:
-        entry = InboxEntry("m", "s", consumer, "UP", 1, b"h", reply)
-        await self.dead.insert([entry], lease_seconds=ACK_WAIT)
+        entry = InboxMessage("m", "s", consumer, "UP", 1, b"h", reply)
+        await self.dead.insert_batch([entry], lease_seconds=ACK_WAIT)
 
     async def delivered(self) -> bool:
         return bool(await self.consumer.fetch(1))

@@ -147,7 +147,7 @@ async def test_an_ending_whose_note_was_lost_on_its_way_back_is_noted_once(statu
     world = World()
     message_id = world.send()
     world.handler.script = lambda _request, call: Respond(status=status if call == 1 else 200)
-    world.inbox.loses_answer_of = "mark_processed" if status == 200 else "record_error"
+    world.inbox.loses_answer_of = "mark_processed_batch" if status == 200 else "record_error_batch"
     async with world.consuming():
         await asyncio.sleep(10)
     assert world.handler.calls[message_id] == (1 if status == 200 else 2)
@@ -220,7 +220,7 @@ async def test_a_lease_that_the_database_refuses_to_extend_is_extended_once_it_d
     world = World()
     inbox = InMemoryInbox(table=world.table, worker="redrive")
     recorded = entry()
-    [run] = await inbox.insert([recorded], lease_seconds=LEASE)
+    [run] = await inbox.insert_batch([recorded], lease_seconds=LEASE)
     assert isinstance(run, Leased)
     refusing: Any = Interrupted(inbox, ContractError("the user lacks a privilege"))
     refusing.down = True

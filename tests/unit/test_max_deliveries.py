@@ -86,7 +86,7 @@ async def test_a_message_that_was_processed_at_its_last_delivery_is_only_forgott
     world = World(max_deliver=1)
     _, item = await give_up(world)
     run = await lease(world, item)
-    await world.inbox.mark_processed([run.lease])
+    await world.inbox.mark_processed_batch([run.lease])
     async with world.consuming():
         await settled(world)
     assert world.dead_lettered() == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sea_mq_worker.domain.encoding import EncodedMessage, encode
 from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.headers import outbound_message
 from tests.support.builders import claimed_event
 from tests.unit.test_inbound_fuzz import JSON, TEXTS
@@ -43,7 +43,7 @@ def test_every_event_is_encoded_as_it_is_or_refused(row: dict[str, Any]) -> None
         assert [line for line in lines if line.lower().startswith("nats-")] == [f"Nats-Msg-Id: {event.id}"]
 
 
-def encoded_or_refused(event: ClaimedEvent) -> EncodedMessage | str:
+def encoded_or_refused(event: OutboxEvent) -> EncodedMessage | str:
     try:
         return encode(outbound_message(event, context="sea", source="/sea"), 2**20)
     except InvalidEventError as error:

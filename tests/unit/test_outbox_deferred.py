@@ -65,13 +65,13 @@ async def test_what_took_half_of_its_lease_to_publish_is_settled_at_once() -> No
 def recorded(world: World) -> list[list[str]]:
     """Return the ids of each settlement, as they come."""
     settled: list[list[str]] = []
-    mark_published = world.outbox.mark_published
+    mark_published = world.outbox.mark_published_batch
 
     async def record(claim: Any, verdicts: Any) -> Any:
         settled.append([verdict.event.id for verdict in verdicts])
         return await mark_published(claim, verdicts)
 
-    world.outbox.mark_published = record
+    world.outbox.mark_published_batch = record
     return settled
 
 

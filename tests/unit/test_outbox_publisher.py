@@ -310,7 +310,7 @@ async def test_a_stop_gives_back_what_was_not_sent() -> None:
 async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     world = World()
     world.table.add("a")
-    world.outbox.loses_answer_of = "mark_published"
+    world.outbox.loses_answer_of = "mark_published_batch"
     async with world.relaying():
         await world.published(1)
     assert [fact.circuit for fact in world.observer.of(CircuitOpened)] == ["store"]

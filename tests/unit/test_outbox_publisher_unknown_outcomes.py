@@ -33,7 +33,7 @@ async def test_no_other_worker_gets_the_head_of_a_key_while_this_one_holds_what_
     for event_id in ("a1", "a2"):
         world.table.add(event_id, ordering_key="a")
     world.faults["a1"] = Fault.FAILED
-    postpone = world.outbox.increment_attempts
+    postpone = world.outbox.increment_attempts_batch
     before: dict[str, str] = {}
 
     async def noted(*args: Any) -> Any:
@@ -41,7 +41,7 @@ async def test_no_other_worker_gets_the_head_of_a_key_while_this_one_holds_what_
         world.faults.clear()
         return await postpone(*args)
 
-    world.outbox.increment_attempts = noted
+    world.outbox.increment_attempts_batch = noted
     async with world.relaying():
         await world.published(2)
     assert before == {"a1": "CLAIMED", "a2": "PENDING"}

@@ -41,10 +41,10 @@ class Inbox(InMemoryInbox):
 
     away = False
 
-    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+    async def mark_processed_batch(self, leases: Sequence[Lease]) -> frozenset[str]:
         if self.away:
             raise StoreUnavailableError("no connection")
-        return await super().mark_processed(leases)
+        return await super().mark_processed_batch(leases)
 
 
 class World:

@@ -29,7 +29,7 @@ from sea_mq_worker.domain.subjects import (
 )
 def test_a_subject_is_built_and_taken_apart_again(event_type: str, version: int, expected: str) -> None:
     assert event_subject("sea", event_type, version) == expected
-    assert parse_subject(expected) == EventSubject("sea", event_type, version)
+    assert parse_subject(expected) == EventSubject(expected, "sea", event_type, version)
 
 
 @pytest.mark.fault("S07")
@@ -98,5 +98,5 @@ def test_whatever_is_built_is_taken_apart_to_the_same(event_type: str, version: 
     except InvalidEventError:
         return
     if version < 10**10:
-        assert parse_subject(subject) == EventSubject("sea", event_type, version)
+        assert parse_subject(subject) == EventSubject(subject, "sea", event_type, version)
     assert not any(c.isspace() or c in "*>" for c in subject)

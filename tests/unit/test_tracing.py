@@ -137,7 +137,7 @@ async def test_what_the_producer_did_not_sample_passes_untouched(traces: Traces)
     await traces.publisher(inner).publish("s", b"{}", UNSAMPLED)
     handler = InMemoryHandler()
     request = REQUEST._replace(trace_headers=UNSAMPLED)
-    await traces.handler(handler).handle(request)
+    await traces.handler(handler).handle_request(request)
     assert traces.spans == ()
     assert inner.sent[0].headers == UNSAMPLED
     assert handler.requests == [request]
@@ -153,7 +153,7 @@ async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
 
 
 async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
-    await traces.handler(InMemoryHandler(lambda *_: Respond(status=500))).handle(REQUEST)
+    await traces.handler(InMemoryHandler(lambda *_: Respond(status=500))).handle_request(REQUEST)
     assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
     reported = traces.of(SpanKind.CLIENT).attributes
     assert reported is not None
@@ -161,7 +161,7 @@ async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
 
 
 async def test_a_rejected_message_has_its_status(traces: Traces) -> None:
-    await traces.handler(InMemoryHandler(lambda *_: Respond(status=422))).handle(REQUEST)
+    await traces.handler(InMemoryHandler(lambda *_: Respond(status=422))).handle_request(REQUEST)
     assert (traces.of(SpanKind.CLIENT).attributes or {})["http.response.status_code"] == 422
 
 
@@ -173,7 +173,7 @@ class Broken(RecordingPublisher):
     ) -> Sequence[PublishOutcome]:
         raise ConnectionError(len(messages), timeout_seconds, in_order)
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         raise ConnectionError(request.message_id)
 
 
@@ -182,7 +182,7 @@ async def test_a_call_that_raises_ends_its_spans(traces: Traces) -> None:
     with pytest.raises(ConnectionError):
         await TracedPublisher(Broken([]), tracer=traces.tracer).publish_batch([message], timeout_seconds=1.0)
     with pytest.raises(ConnectionError):
-        await TracedHandler(Broken([]), URL, tracer=traces.tracer).handle(REQUEST)
+        await TracedHandler(Broken([]), URL, tracer=traces.tracer).handle_request(REQUEST)
     assert [span.kind for span in traces.spans] == [SpanKind.PRODUCER, SpanKind.CLIENT, SpanKind.CONSUMER]
 
 
@@ -222,7 +222,7 @@ async def test_a_handler_call_is_inside_its_handling_which_follows_the_wait_in_t
 ) -> None:
     inner, stored_at = InMemoryHandler(), datetime.fromtimestamp(time.time() - 30.0, UTC)
     request = REQUEST._replace(trace_headers=SAMPLED, stored_at=stored_at)
-    assert await traces.handler(inner).handle(request) == Accepted(200)
+    assert await traces.handler(inner).handle_request(request) == Accepted(200)
     wait, process, client = map(traces.of, (SpanKind.INTERNAL, SpanKind.CONSUMER, SpanKind.CLIENT))
     assert 30.0 <= seconds(wait) < 60.0
     assert wait.parent is None
@@ -234,12 +234,12 @@ async def test_a_handler_call_is_inside_its_handling_which_follows_the_wait_in_t
 
 async def test_a_server_whose_clock_is_ahead_makes_no_wait(traces: Traces) -> None:
     stored_at = datetime.fromtimestamp(time.time() + 3600.0, UTC)
-    await traces.handler(InMemoryHandler()).handle(REQUEST._replace(stored_at=stored_at))
+    await traces.handler(InMemoryHandler()).handle_request(REQUEST._replace(stored_at=stored_at))
     assert [span.kind for span in traces.spans] == [SpanKind.CLIENT, SpanKind.CONSUMER]
 
 
 async def test_the_handlers_address_is_shown_without_its_secrets(traces: Traces) -> None:
-    await traces.handler(InMemoryHandler()).handle(REQUEST)
+    await traces.handler(InMemoryHandler()).handle_request(REQUEST)
     reported = traces.of(SpanKind.CLIENT).attributes
     assert reported is not None
     assert reported["url.full"] == "http://handler.internal:80/handle"

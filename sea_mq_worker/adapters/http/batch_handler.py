@@ -22,6 +22,7 @@ from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.adapters.http.wire_format import BatchAnswerError, read_statuses, request_body
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import BatchFailed, HandlerResult, NotDelivered, Retry
+from sea_mq_worker.ports.handler import EventHandler
 
 _OK = 200
 
@@ -37,7 +38,7 @@ class _Call(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class HttpBatchHandler:
+class HttpBatchHandler(EventHandler):
     """Sends messages in batches to one endpoint, and lone messages to another.
 
     Attributes:
@@ -70,7 +71,7 @@ class HttpBatchHandler:
         await self.single.close()
         await self.batch.close()
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once, with other messages or alone; see ports/handler.py."""
         result: asyncio.Future[HandlerResult] = asyncio.get_running_loop().create_future()
         self._calls.append(_Call(request, request_body(request), result))
@@ -124,7 +125,7 @@ class HttpBatchHandler:
     async def _send(self, calls: Sequence[_Call]) -> Sequence[HandlerResult]:
         try:
             if len(calls) == 1:
-                return [await self.single.handle(calls[0].request)]
+                return [await self.single.handle_request(calls[0].request)]
             return await self._send_batch(calls)
         finally:
             self._free += 1

@@ -21,6 +21,7 @@ from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
 from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, may_be_one_message, result_for_status
 from sea_mq_worker.domain.messages import HandlerRequest
 from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered, Retry
+from sea_mq_worker.ports.handler import EventHandler
 
 _TROUBLE_CHARS_MAX = 200
 _RETRY_AFTER_MAX_SECONDS = 300.0
@@ -34,7 +35,7 @@ _UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _BROKEN = (httpx2.HTTPError, OSError, ValueError)
 
 
-class HttpEventHandler:
+class HttpEventHandler(EventHandler):
     """Posts to one URL; connects at the first call and holds at most ``concurrency`` connections.
 
     Args:
@@ -92,7 +93,7 @@ class HttpEventHandler:
         """Close all connections; safe twice."""
         await self._transport.aclose()
 
-    async def handle(self, request: HandlerRequest) -> HandlerResult:
+    async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once; see ports/handler.py."""
         answer = await self.post(_headers(request), request_body(request))
         return self.result(answer) if isinstance(answer, Response) else answer

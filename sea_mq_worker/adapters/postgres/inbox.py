@@ -1,6 +1,7 @@
 """PostgresInboxAdapter: a batch of messages in one round trip each way."""
 
 import secrets
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ from sea_mq_worker.adapters.postgres.connection import fetch, to_storable_text
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.domain.errors import StoreUnavailableError
 from sea_mq_worker.domain.inbox_results import (
+    LEASE_SECONDS,
     AbandonedDelivery,
     AlreadySettled,
     ContentConflict,
     FailedHandling,
-    InboxEntry,
+    InboxMessage,
     Lease,
     Leased,
     LeasedElsewhere,
@@ -22,6 +24,9 @@ from sea_mq_worker.domain.inbox_results import (
     deduplicate,
     expand_duplicates,
 )
+
+_TOKENS_MAX = 100
+"""Batches of leases that ``mark_processed`` and ``record_error`` remember."""
 
 
 class PostgresInboxAdapter:
@@ -45,10 +50,29 @@ class PostgresInboxAdapter:
         """
         self._pool = pool
         self._token_prefix = f"{worker}#{session}"
+        self._tokens: deque[str] = deque(maxlen=_TOKENS_MAX)
         self._unanswered: dict[tuple[str, ...], str] = {}
         self._sql = load_queries("inbox")
 
-    async def insert(self, entries: Sequence[InboxEntry], *, lease_seconds: float) -> Sequence[Receipt]:
+    async def insert(self, msg: InboxMessage, *, lease_seconds: float = LEASE_SECONDS) -> Receipt:
+        """Record and lease one message (CMD-051)."""
+        [receipt] = await self.insert_batch([msg], lease_seconds=lease_seconds)
+        return receipt
+
+    async def mark_processed(self, id: str) -> bool:  # noqa: A002 - SDS-047's
+        """Try the tokens of the latest leases: at most one of them fits."""
+        return bool(await self.mark_processed_batch([Lease(str(id), token) for token in self._tokens]))
+
+    async def record_error(self, id: str, error: str) -> bool:  # noqa: A002 - SDS-047's
+        """As ``mark_processed``."""
+        leases = [Lease(str(id), token) for token in self._tokens]
+        return bool(
+            await self.record_error_batch([FailedHandling(lease=each, error=error) for each in leases])
+        )
+
+    async def insert_batch(
+        self, entries: Sequence[InboxMessage], *, lease_seconds: float
+    ) -> Sequence[Receipt]:
         """Record and lease a batch (CMD-051); the primary key decides between workers (POL-047-003)."""
         receipts = await self._insert(deduplicate(entries), lease_seconds)
         return expand_duplicates(entries, receipts)
@@ -62,24 +86,24 @@ class PostgresInboxAdapter:
         lease_seconds: float,
         after: str,
         limit: int,
-    ) -> Sequence[InboxEntry]:
+    ) -> Sequence[InboxMessage]:
         """Read the index of unprocessed messages; a row written by hand may lack the stream position."""
         rows = await fetch(
             self._pool,
             self._sql["overdue"],
             *(stream, consumer, older_than_seconds, after or None, limit, lease_seconds),
         )
-        return [InboxEntry(**row) for row in rows]
+        return [InboxMessage(**row) for row in rows]
 
     async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
         """Let leases end ``lease_seconds`` from now."""
         return await self._write("extend", leases, lease_seconds)
 
-    async def mark_processed(self, leases: Sequence[Lease]) -> frozenset[str]:
+    async def mark_processed_batch(self, leases: Sequence[Lease]) -> frozenset[str]:
         """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
         return await self._write("mark_processed", leases)
 
-    async def record_error(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
         """Record the error, cut to 2000 characters; attempts never fall below 0."""
         ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
         errors = [to_storable_text(failure.error) for failure in ordered]
@@ -107,11 +131,13 @@ class PostgresInboxAdapter:
         rows = await fetch(self._pool, self._sql["take_over"], session)
         return [AbandonedDelivery(**row) for row in rows]
 
-    async def _insert(self, entries: Sequence[InboxEntry], lease_seconds: float) -> dict[str, Receipt]:
+    async def _insert(self, entries: Sequence[InboxMessage], lease_seconds: float) -> dict[str, Receipt]:
         if not entries:
             return {}
         ids, subjects, *others = zip(*entries, strict=True)
         token = self._unanswered.pop(ids, "") or f"{self._token_prefix}{secrets.token_hex(4)}"
+        if token not in self._tokens:
+            self._tokens.append(token)
         columns = (
             ids,
             list(map(to_storable_text, subjects)),

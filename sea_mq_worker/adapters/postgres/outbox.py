@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,16 +19,18 @@ from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
 from sea_mq_worker.adapters.postgres.queries import load_named
 from sea_mq_worker.adapters.postgres.refusals import Refusals
 from sea_mq_worker.domain.errors import RowsRefusedError
-from sea_mq_worker.domain.events import NO_BYTES_MAX, Claim, ClaimedEvent
-from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Verdict
+from sea_mq_worker.domain.events import BATCH_MAX, NO_BYTES_MAX, Claim, OutboxEvent
+from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Stored, Verdict
 
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
 _TAKE_OVER_ROWS = 20_000
 """Rows of each index that a takeover reads; more than all claims of some workers."""
+_OWNERS_MAX = 100
+"""Claims that ``mark_published`` and ``increment_attempts`` remember."""
 _YEAR_SECONDS = 31_536_000.0
-_EVENT = slice(-len(ClaimedEvent._fields), None)
+_EVENT = slice(-len(OutboxEvent._fields), None)
 """Position of the event in a row of a claim."""
 
 
@@ -74,6 +76,7 @@ class PostgresOutboxAdapter:
         self._owner_prefix = f"{self.worker}#{self.session}"
         self._fetch_ordered = self.lane.fetch if self.lane else partial(fetch, self.pool)
         self._sql = load_named("outbox")
+        self._owners: deque[str] = deque(maxlen=_OWNERS_MAX)
         self._fresh = ClaimCursor(self.clock)
         self._retries = ClaimCursor(self.clock)
         self._retries_first = False
@@ -83,7 +86,11 @@ class PostgresOutboxAdapter:
         self._refusals = Refusals(self.pool, run_max=self.run_max, clock=self.clock)
 
     async def find_unpublished(
-        self, *, batch_max: int, bytes_max: int = NO_BYTES_MAX, event_bytes_max: int = NO_BYTES_MAX
+        self,
+        *,
+        batch_max: int = BATCH_MAX,
+        bytes_max: int = NO_BYTES_MAX,
+        event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
         claim = self._claim_ordered if self.ordered else self._claim
@@ -101,7 +108,28 @@ class PostgresOutboxAdapter:
                 raise
             return replace(await claim(*limits), refused=tuple(refused))
 
-    async def mark_published(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+    async def mark_published(self, id: str, *, stored: Stored | None = None) -> bool:  # noqa: A002 - SDS-047's
+        """Settle a claim of this adapter's, or one that it makes for the purpose."""
+        held = await self._hold(id)
+        if held is None:
+            return False
+        stream, seq = (stored.stream, stored.seq) if stored else (None, None)
+        lease = [held["claimed_by"]], [held["claimed_at"]]
+        [row] = await fetch(self.pool, self._sql["mark_published"].sql, *lease, [id], stream, [seq])
+        return row["kept"] is None
+
+    async def increment_attempts(self, id: str, error: str, *, delay_seconds: float = 0.0) -> bool:  # noqa: A002
+        """As ``mark_published``; the failure is counted."""
+        held = await self._hold(id)
+        if held is None:
+            return False
+        state = "DEAD" if held["failures"] + 1 >= self.failures_max else "PENDING"
+        change = [id], [state], [to_storable_text(error)], [1], [delay_seconds]
+        lease = held["claimed_by"], held["claimed_at"]
+        [row] = await fetch(self.pool, self._sql["settle"].sql, *lease, *change)
+        return row["kept"] is None
+
+    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
         if not verdicts:
             return frozenset()
@@ -110,7 +138,9 @@ class PostgresOutboxAdapter:
         owners, times = zip(*map(_owner_and_time, claim.parts or (claim,)), strict=True)
         return await self._settle("mark_published", verdicts, owners, times, stream, seqs)
 
-    async def increment_attempts(self, claim: Claim, verdicts: Sequence[Postponed | Died]) -> frozenset[str]:
+    async def increment_attempts_batch(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died]
+    ) -> frozenset[str]:
         """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
         return await self._settle_others(claim, verdicts)
 
@@ -276,13 +306,13 @@ class PostgresOutboxAdapter:
             "passed_over": self._refusals.passed_over,
         }
 
-    async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[ClaimedEvent]]:
+    async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[OutboxEvent]]:
         """Claim in turn with other workers; after a bounded number of refusals, out of turn.
 
         Two claims at once are correct, but the second one reads the rows that the first has locked.
         """
 
-        async def claim(*, take_turns: bool) -> tuple[Any, list[ClaimedEvent]]:
+        async def claim(*, take_turns: bool) -> tuple[Any, list[OutboxEvent]]:
             statement = self._sql["claim_ordered"].bind(
                 **given, take_turns=take_turns, run_max=self.run_max, hold_dead_keys=self.hold_dead_keys
             )
@@ -314,15 +344,26 @@ class PostgresOutboxAdapter:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
         return kept
 
+    async def _hold(self, event_id: str) -> Any:
+        """Claim an event unless it is claimed; return its claim if it is this adapter's, else None."""
+        await fetch(self.pool, self._sql["claim_one"].sql, event_id, self._owner())
+        rows = await fetch(self.pool, self._sql["held"].sql, event_id)
+        if not rows or rows[0]["claimed_by"] not in self._owners:
+            return None
+        if self.ordered:
+            self._hints.add(rows[0]["ordering_key"] or "")
+        return rows[0]
+
     def _owner(self) -> str:
         """Name one claim: two claims of one worker in the same microsecond stay apart."""
-        return f"{self._owner_prefix}{secrets.token_hex(4)}"
+        self._owners.append(f"{self._owner_prefix}{secrets.token_hex(4)}")
+        return self._owners[-1]
 
 
-def _split(rows: Sequence[Any]) -> tuple[Any, list[ClaimedEvent]]:
+def _split(rows: Sequence[Any]) -> tuple[Any, list[OutboxEvent]]:
     """Return the row that describes the claim, and the events in insert order."""
     [head] = [row for row in rows if row["id"] is None]
-    events = [ClaimedEvent._make(row[_EVENT]) for row in rows if row is not head]
+    events = [OutboxEvent._make(row[_EVENT]) for row in rows if row is not head]
     return head, sorted(events, key=attrgetter("seq"))
 
 
@@ -335,7 +376,7 @@ def _position(head: Any, name: str) -> Position:
     return _end(head, name) or START
 
 
-def _claim_of(owner: str, head: Any, events: Sequence[ClaimedEvent], *, more: bool) -> Claim:
+def _claim_of(owner: str, head: Any, events: Sequence[OutboxEvent], *, more: bool) -> Claim:
     token = f"{head['claimed_at'].isoformat()} {owner}" if events else ""
     return Claim(
         token=token,

@@ -178,8 +178,8 @@ class CompletionBatcher:
         ]
         kept = {run.lease.message_id for _, run, outcome in batch if isinstance(outcome, DeadLettered)}
         inbox, breaker = self.leases.inbox, self.leases.store_breaker
-        done = await write_isolated(processed, inbox.mark_processed, breaker=breaker, stop=stop)
-        undone = await write_isolated(failed, inbox.record_error, breaker=breaker, stop=stop)
+        done = await write_isolated(processed, inbox.mark_processed_batch, breaker=breaker, stop=stop)
+        undone = await write_isolated(failed, inbox.record_error_batch, breaker=breaker, stop=stop)
         kept = kept.union(*(answer for _, answer in (*done.answers, *undone.answers)))
         refused = [(lease.message_id, error) for lease, error in done.refused]
         refused += [(failure.lease.message_id, error) for failure, error in undone.refused]

@@ -89,7 +89,7 @@ class HandlerCaller:
                     breaker.release()
                 return LeaseLost()
             with self.health.calling(request.event_type):
-                result = await self.handler.handle(request)
+                result = await self.handler.handle_request(request)
             match result:
                 case NotDelivered(error):
                     self.health.record_answer()

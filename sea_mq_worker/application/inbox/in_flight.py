@@ -15,7 +15,7 @@ from sea_mq_worker.domain.inbound import (
     identify,
     parse_message,
 )
-from sea_mq_worker.domain.inbox_results import InboxEntry, Leased
+from sea_mq_worker.domain.inbox_results import InboxMessage, Leased
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.ports.jetstream import Settler
 
@@ -30,7 +30,7 @@ class InFlightMessage:
     """A message that was fetched and not yet settled; compared by identity."""
 
     message: InboundMessage
-    entry: InboxEntry
+    entry: InboxMessage
     """Inbox entry, made without reading the body."""
     received_at: float
     size: int
@@ -52,7 +52,7 @@ class InFlightMessage:
         identity = identify(message)
         refusal = identity if isinstance(identity, InvalidMessage) else None
         message_id = identity.message_id if isinstance(identity, InvalidMessage) else identity
-        entry = InboxEntry(
+        entry = InboxMessage(
             message_id=message_id,
             subject=message.subject,
             consumer=message.consumer,

@@ -107,7 +107,7 @@ class InboxLeases:
         return self.clock() < item.leased_until
 
     async def _write(self, items: Sequence[InFlightMessage]) -> Sequence[Receipt]:
-        return await self.inbox.insert([item.entry for item in items], lease_seconds=self.lease_seconds)
+        return await self.inbox.insert_batch([item.entry for item in items], lease_seconds=self.lease_seconds)
 
     async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
         if not held:

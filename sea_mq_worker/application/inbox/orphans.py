@@ -15,7 +15,7 @@ from sea_mq_worker.application.inbox.leases import InboxLeases
 from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.inbound import content_hash, recorded_as, storage_id
-from sea_mq_worker.domain.inbox_results import FailedHandling, InboxEntry, Leased
+from sea_mq_worker.domain.inbox_results import FailedHandling, InboxMessage, Leased
 from sea_mq_worker.domain.messages import InboundMessage
 from sea_mq_worker.ports.jetstream import JetStreamConsumer
 from sea_mq_worker.ports.observer import Observer
@@ -78,7 +78,7 @@ class OrphanFinder:
             self._notice("undeliverable_not_readable", str(error))
             return {}
 
-    async def _page(self) -> Sequence[InboxEntry]:
+    async def _page(self) -> Sequence[InboxMessage]:
         return await self.leases.inbox.overdue(
             stream=self.consumer.stream,
             consumer=self.consumer.name,
@@ -88,7 +88,7 @@ class OrphanFinder:
             limit=_PAGE,
         )
 
-    async def _report_lost(self, entry: InboxEntry, stop: asyncio.Event) -> None:
+    async def _report_lost(self, entry: InboxMessage, stop: asyncio.Event) -> None:
         """Report a lost message once; its row stays open, because a producer may publish it again."""
         self._seen.add(entry.message_id)
         if entry.message_id in self._lost:
@@ -104,21 +104,21 @@ class OrphanFinder:
         self._lost.add(entry.message_id)
         self._notice("message_lost", text)
 
-    async def _record_lost(self, entry: InboxEntry, text: str) -> None:
+    async def _record_lost(self, entry: InboxMessage, text: str) -> None:
         inbox = self.leases.inbox
-        [receipt] = await inbox.insert([entry], lease_seconds=self.leases.lease_seconds)
+        [receipt] = await inbox.insert_batch([entry], lease_seconds=self.leases.lease_seconds)
         if isinstance(receipt, Leased):
-            await inbox.record_error([FailedHandling(lease=receipt.lease, error=text, counted=False)])
+            await inbox.record_error_batch([FailedHandling(lease=receipt.lease, error=text, counted=False)])
 
     def _notice(self, event: str, text: str) -> None:
         self.observer.observe(Noticed(event=event, text=text))
 
 
-def _is_recorded(message: InboundMessage, entry: InboxEntry) -> bool:
+def _is_recorded(message: InboundMessage, entry: InboxMessage) -> bool:
     """Return whether a stored message is the recorded one, not another of a stream created again."""
     known_as = {recorded_as(message), storage_id(message)}
     return entry.message_id in known_as and entry.content_hash == content_hash(message)
 
 
-def _describe(entry: InboxEntry) -> str:
+def _describe(entry: InboxMessage) -> str:
     return f"message {entry.message_id} ({entry.stream} {entry.stream_seq})"

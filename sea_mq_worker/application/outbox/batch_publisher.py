@@ -12,7 +12,7 @@ from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.dedup_window import StreamSearches, may_be_outside_window
 from sea_mq_worker.domain.encoding import too_large, validation_error
 from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.headers import outbound_message
 from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.domain.outcomes import (
@@ -65,7 +65,7 @@ class BatchPublisher:
     session_lost_since: Callable[[float], bool]
 
     async def publish(
-        self, events: tuple[ClaimedEvent, ...], *, claimed_at: float, stop: asyncio.Event
+        self, events: tuple[OutboxEvent, ...], *, claimed_at: float, stop: asyncio.Event
     ) -> list[Verdict]:
         """Give every event a verdict by the deadline; after a stop, send no further wave.
 
@@ -94,7 +94,7 @@ class BatchPublisher:
 
     async def _send(
         self,
-        left: Sequence[ClaimedEvent],
+        left: Sequence[OutboxEvent],
         results: "_Results",
         deadline: float,
         may_send: Callable[[], bool],
@@ -123,8 +123,8 @@ class BatchPublisher:
         return min(self.clock(), claimed_at + self.search_seconds) + self.timeout_seconds
 
     def _next_wave(
-        self, left: Sequence[ClaimedEvent]
-    ) -> tuple[Sequence[ClaimedEvent], list[ClaimedEvent], bool]:
+        self, left: Sequence[OutboxEvent]
+    ) -> tuple[Sequence[OutboxEvent], list[OutboxEvent], bool]:
         """Return the first event of each key, the rest, and whether the wave has to keep its order.
 
         Return all events where that takes many waves and the publisher keeps order, unless a replay needs its
@@ -137,8 +137,8 @@ class BatchPublisher:
         return wave, rest, False
 
     def _compose(
-        self, event: ClaimedEvent, results: "_Results", *, in_time: bool
-    ) -> tuple[ClaimedEvent, OutboundMessage] | None:
+        self, event: OutboxEvent, results: "_Results", *, in_time: bool
+    ) -> tuple[OutboxEvent, OutboundMessage] | None:
         """Make the message, or give the event its verdict; after the deadline only DEAD or Released."""
         if event.ordering_key in results.blocked_keys:
             results.add(Released(event))
@@ -154,12 +154,12 @@ class BatchPublisher:
         results.add(Died(event, why) if why else Released(event))
         return None
 
-    def _message(self, event: ClaimedEvent) -> OutboundMessage:
+    def _message(self, event: OutboxEvent) -> OutboundMessage:
         if event.withheld_bytes:
             raise InvalidEventError(too_large(event.withheld_bytes, self.publisher.max_payload))
         return outbound_message(event, context=self.context, source=self.source)
 
-    async def _possibly_published(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
+    async def _possibly_published(self, events: Sequence[OutboxEvent]) -> list[OutboxEvent]:
         """Return repeats that may be outside the deduplication window by the time they are sent."""
         repeats = [event for event in events if event.attempted_seconds_ago]
         if not repeats:
@@ -174,8 +174,8 @@ class BatchPublisher:
         ]
 
     async def _look_up(
-        self, possibly_published: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent], results: "_Results"
-    ) -> Sequence[ClaimedEvent]:
+        self, possibly_published: Sequence[OutboxEvent], events: Sequence[OutboxEvent], results: "_Results"
+    ) -> Sequence[OutboxEvent]:
         """Settle possibly published events by the stream's content; return the events to send.
 
         An unfinished search continues at the event's next claim. It opens no circuit, because the broker
@@ -206,8 +206,8 @@ class BatchPublisher:
 
 
 def _split_searched(
-    possibly_published: Sequence[ClaimedEvent], events: Sequence[ClaimedEvent]
-) -> tuple[Sequence[ClaimedEvent], Sequence[ClaimedEvent]]:
+    possibly_published: Sequence[OutboxEvent], events: Sequence[OutboxEvent]
+) -> tuple[Sequence[OutboxEvent], Sequence[OutboxEvent]]:
     """Split a claim into events to send at once, and possibly published ones with their keys' events."""
     if not possibly_published:
         return events, ()

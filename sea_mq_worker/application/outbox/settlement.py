@@ -9,7 +9,7 @@ from typing import TypeVar
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
 from sea_mq_worker.application.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.domain.errors import DependencyError, RowsRefusedError
-from sea_mq_worker.domain.events import Claim, ClaimedEvent, combined
+from sea_mq_worker.domain.events import Claim, OutboxEvent, combined
 from sea_mq_worker.domain.facts import (
     BatchRelayed,
     EventDied,
@@ -64,10 +64,10 @@ class Settlement:
         failed = [v for v in others if isinstance(v, Postponed | Died)]
         released = [v for v in others if isinstance(v, Released)]
         refused: set[str] = set()
-        kept = await self._persist(outbox.mark_published, claim, published, lease_ends, refused)
+        kept = await self._persist(outbox.mark_published_batch, claim, published, lease_ends, refused)
         # Events held back go first: while this worker has them, no other worker can claim their head.
         kept |= await self._persist(outbox.release, claim, released, lease_ends, refused)
-        kept |= await self._persist(outbox.increment_attempts, claim, failed, lease_ends, refused)
+        kept |= await self._persist(outbox.increment_attempts_batch, claim, failed, lease_ends, refused)
         self._report_lost(verdicts, kept | refused)
         self._report(claim, verdicts, kept, self.clock() - claimed_at)
 
@@ -77,7 +77,7 @@ class Settlement:
         lease_ends = min(batch.claimed_at for batch in batches) + self.lease_seconds
         claim = combined([batch.claim for batch in batches])
         refused: set[str] = set()
-        kept = await self._persist(outbox.mark_published, claim, verdicts, lease_ends, refused)
+        kept = await self._persist(outbox.mark_published_batch, claim, verdicts, lease_ends, refused)
         self._report_lost(verdicts, kept | refused)
         for batch in batches:
             self._report(batch.claim, batch.verdicts, kept, batch.seconds)
@@ -190,7 +190,7 @@ def _is_notable(claims: int) -> bool:
     return claims >= _NOTABLE_CLAIMS and claims.bit_count() == 1
 
 
-def _not_attempted(event: ClaimedEvent) -> str:
+def _not_attempted(event: OutboxEvent) -> str:
     return (
         f"event {event.id} ({event.event_type}) was claimed {event.attempts} times and given back unsent: "
         "see which dependency pauses, and whether a claim can be read and published within "

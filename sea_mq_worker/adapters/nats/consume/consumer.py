@@ -109,7 +109,7 @@ class NatsJetStreamConsumer:
     async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
         await self._send(_ACK, *(msg.reply for msg in msgs))
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         """Request redelivery after a delay (POL-047-007)."""
         await self._send(_nak(delay_seconds), msg.reply)
 

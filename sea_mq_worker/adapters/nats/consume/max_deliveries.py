@@ -85,7 +85,7 @@ class NatsExhaustedMessages:
         self._accounted[msg.stream, msg.consumer].add(msg.seq)
         await self._advisories.ack(msg)
 
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float) -> None:
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
         """Request a message's advisory again after a delay; a sweep finds a message without one."""
         await self._advisories.nak(msg, delay_seconds=delay_seconds)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import ClaimedEvent
+from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.headers import MSG_ID, outbound_message
 from sea_mq_worker.domain.inbound import storage_id
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
@@ -169,7 +169,7 @@ class EventFingerprints:
 
     def _message(self, row: dict[str, Any]) -> OutboundMessage | None:
         given = {name: row[name] for name in _OF_MESSAGE} | {"payload": row["payload"].encode()}
-        event = ClaimedEvent(**given, attempts=0, failures=0, age_seconds=0.0, attempted_seconds_ago=0.0)
+        event = OutboxEvent(**given, attempts=0, failures=0, age_seconds=0.0, attempted_seconds_ago=0.0)
         try:
             return outbound_message(event, context=self.context, source=self.source)
         except InvalidEventError:
