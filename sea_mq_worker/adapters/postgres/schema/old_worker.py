@@ -15,9 +15,8 @@ async def set_old_worker(dsn: str, *, schema: str, beside: bool) -> None:
         StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.
         ContractError: the schema is missing or of another version, or the user does not own the tables.
     """
-    transition = expected_objects("TRIGGER")["outbox_transition"].sql.replace(
-        "CREATE", "CREATE OR REPLACE", 1
-    )
+    made = expected_objects("TRIGGER")["outbox_transition"].sql
+    transition = f"CREATE OR REPLACE TRIGGER {made.partition(' TRIGGER ')[2]}"
     if beside:
         transition = transition.replace("WHEN (", _WHEN, 1)
     async with owner_session(dsn, schema) as connection:
