@@ -11,6 +11,8 @@ _WHEN = """WHEN (
 async def set_old_worker(dsn: str, *, schema: str, beside: bool) -> None:
     """Accept the statements of SDS-047's worker, or accept them no longer; may be repeated.
 
+    The trigger that guards the lifecycle is replaced, not dropped: meanwhile it still refuses all else.
+
     Raises:
         StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.
         ContractError: the schema is missing or of another version, or the user does not own the tables.
