@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
-from sea_mq_worker.domain.topology import Change, Difference
+from sea_mq_worker.domain.topology import AWAITED, Change, Difference
 
 if TYPE_CHECKING:
     from sea_mq_worker.operations.broker import Applied
@@ -77,9 +77,9 @@ def apply(
 ) -> None:
     """Create missing streams and consumers, and update those that differ; delete nothing.
 
-    Streams of other contexts are left alone unless --stream names one. At the end the command checks like
-    `streams check`: exit 1 if a field still differs. If the server refuses a change, the changes before it
-    are listed.
+    Streams of other contexts are left alone unless --stream names one; consumers wait until they exist. At
+    the end the command checks like `streams check`: exit 1 if a field still differs. If the server refuses a
+    change, the changes before it are listed.
     """
     run_command(
         lambda settings: _apply(settings, streams or (), dry_run=dry_run, json=json), needs=("nats_url",)
@@ -104,7 +104,7 @@ async def _apply(settings: "Settings", streams: Sequence[str], *, dry_run: bool,
             print_json(asdict(applied))
     if not json:
         _print_end(applied, dry_run=dry_run)
-    if applied.differences:
+    if any(difference.field != AWAITED for difference in applied.differences):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -134,15 +134,23 @@ def _print_change(change: Change, would_be: str) -> None:
 
 
 def _print_end(applied: "Applied", *, dry_run: bool) -> None:
-    if not dry_run:
+    if not dry_run or applied.differences:
         _print_differences(applied.differences, fix="change the definitions, or the streams that they name")
-    elif applied.changes:
+    if not dry_run:
+        return
+    if applied.changes:
         typer.echo("nothing was changed; repeat without --dry-run to change it")
-    else:
+    elif not applied.differences:
         typer.echo("as defined")
 
 
 def _print_differences(differences: Sequence[Difference], *, fix: str) -> None:
     for difference in differences:
         echo_safe(str(difference))
-    typer.echo(fix if differences else "as defined")
+    fields = {difference.field for difference in differences}
+    if not fields:
+        typer.echo("as defined")
+    if AWAITED in fields:
+        typer.echo("apply again when what is waited for is there")
+    if fields - {AWAITED}:
+        typer.echo(fix)

@@ -58,7 +58,7 @@ async def broker_facts(connection: NatsConnection, s: Settings, found: list[Find
     durables = [(c.stream, c.durable) for c in s.consumers if stream_label(c.stream) not in ask.silent]
     consumers = [await ask(consumer_label(*d), find_consumer(connection, *d)) for d in durables]
     states = [await consumer_state(connection, seen) for seen in consumers if seen]
-    differences = [await ask.differences(definition) for definition in wanted]
+    differences = [await ask.differences(definition, wanted) for definition in wanted]
     return BrokerFacts(
         differences=[difference for several in differences for difference in several],
         defined=frozenset(_label(definition) for definition in wanted),
@@ -115,12 +115,12 @@ class _Requests:
             self._found.append(BrokerKind.BROKER_REFUSES.finding("NATS", str(error)))
             return ()
 
-    async def differences(self, definition: Definition) -> Sequence[Difference]:
+    async def differences(self, definition: Definition, wanted: Sequence[Definition]) -> Sequence[Difference]:
         """Compare with a file, unless it did not answer before."""
         where = _label(definition)
         if {where, stream_label(_stream(definition))} & self.silent:
             return ()
-        return await self(where, sync_definitions.check(self._connection, [definition])) or ()
+        return await self(where, sync_definitions.check(self._connection, [definition], among=wanted)) or ()
 
 
 def _definitions(s: Settings, found: list[Finding]) -> Sequence[Definition]:

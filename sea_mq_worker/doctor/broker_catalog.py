@@ -113,9 +113,15 @@ class BrokerKind(Kind):
         "add its file to SEA_MQ_STREAMS_FOLDER and apply, or correct SEA_MQ_CONSUMERS",
     )
     CONSUMER_UNFIT = error(
-        "a consumer pushes, does not use explicit acknowledgement, or omits bodies",
-        "the worker refuses to start, or dead-letters every message",
-        "delete it and apply its file without deliver_subject and headers_only, with ack_policy explicit",
+        (
+            "a consumer pushes, does not use explicit acknowledgement, omits bodies, has priority groups, or "
+            "max_expires below 100 ms"
+        ),
+        "nothing is received from it",
+        (
+            "delete it and apply its file with ack_policy explicit, without deliver_subject, headers_only, "
+            "priority_policy and max_expires"
+        ),
     )
     CONSUMER_PASSING = warning(
         "a consumer has inactive_threshold or mem_storage set",
@@ -136,7 +142,7 @@ class BrokerKind(Kind):
         "a consumer is paused", "nothing is received until the pause ends", "resume the consumer"
     )
     CONSUMER_STUCK = warning(
-        "max_ack_pending messages are in flight, and none was acknowledged for two ack_waits",
+        "max_ack_pending messages are in flight, and none was delivered or acknowledged for two ack_waits",
         "the consumer delivers no more messages",
         "start the worker, or check its /readyz and the handler",
     )

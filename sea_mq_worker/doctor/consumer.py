@@ -32,13 +32,9 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
 
 def _nature(where: str, consumer: ConsumerInfo) -> Iterator[Finding]:
     config = consumer.config
-    wrong = [field for field in ("deliver_subject", "headers_only") if config.get(field)]
-    if config.get("ack_policy") != "explicit":
-        wrong.append("ack_policy")
-    if wrong:
-        what = ", ".join(f"{field} is {config[field]}" for field in wrong)
+    if consumer.unfit:
         command = f"nats consumer rm {consumer.stream} {consumer.name}"
-        yield BrokerKind.CONSUMER_UNFIT.finding(where, what, command=command)
+        yield BrokerKind.CONSUMER_UNFIT.finding(where, consumer.unfit, command=command)
     passing = [field for field in ("inactive_threshold", "mem_storage") if config.get(field)]
     if passing:
         yield BrokerKind.CONSUMER_PASSING.finding(where, f"{' and '.join(passing)} set", command=APPLY)
@@ -67,7 +63,7 @@ def _flow(where: str, consumer: ConsumerInfo, oldest_seconds: float) -> Iterator
         yield BrokerKind.CONSUMER_PAUSED.finding(where, f"until {consumer.pause_until}", command=command)
         return
     most, out = consumer.max_ack_pending, consumer.ack_pending
-    if 0 < most <= out and consumer.ack_floor_at < overdue:
+    if 0 < most <= out and max(consumer.delivered_at, consumer.ack_floor_at) < overdue:
         yield BrokerKind.CONSUMER_STUCK.finding(where, f"{out} of {most} messages are in flight")
     elif consumer.pending and not consumer.waiting and consumer.delivered_at < overdue:
         yield BrokerKind.CONSUMER_UNATTENDED.finding(where, f"{consumer.pending} messages wait")

@@ -6,6 +6,7 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.doctor.broker import BrokerFacts, own_subjects, stream_label
 from sea_mq_worker.doctor.broker_catalog import BrokerKind
 from sea_mq_worker.doctor.finding import APPLY, Finding
+from sea_mq_worker.domain.topology import AWAITED
 from sea_mq_worker.settings import Settings
 
 _FULL = 0.8
@@ -15,7 +16,8 @@ _WEEK_SECONDS = 7 * 86_400.0
 def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Judge the streams that the worker publishes to, consumes or reads."""
     for difference in facts.differences:
-        yield BrokerKind.TOPOLOGY_DIFFERS.finding(difference.name, difference.text, command=APPLY)
+        fix = "" if difference.field == AWAITED else APPLY
+        yield BrokerKind.TOPOLOGY_DIFFERS.finding(difference.name, difference.text, command=fix)
     for name in (s.stream, s.dlq_stream, s.advisory_stream):
         where = stream_label(name)
         if name not in facts.streams and where not in facts.defined | facts.silent:

@@ -44,6 +44,10 @@ class ContractError(DependencyError):
     """
 
 
+class LimitsError(ContractError):
+    """A consumer's limits contradict the settings of this worker."""
+
+
 class FinalError(ContractError):
     """No fix lets this process continue: the schema is too new for this version."""
 

@@ -5,12 +5,17 @@ from typing import Any
 
 EXISTENCE = "existence"
 """Field name of a difference whose stream or consumer is missing altogether."""
+AWAITED = "awaited"
+"""Field name of a difference whose consumer is missing and waits for another context, named as wanted."""
 _DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A field of a stream or consumer that differs from its definition; EXISTENCE: all of it is missing."""
+    """A field of a stream or consumer that differs from its definition.
+
+    EXISTENCE, AWAITED: all of it is missing.
+    """
 
     name: str
     field: str
@@ -22,6 +27,8 @@ class Difference:
         """The difference without the name, for people."""
         if self.field == EXISTENCE:
             return "it is missing"
+        if self.field == AWAITED:
+            return f"it is missing, and waits for {self.wanted}"
         wanted, found = self.wanted, self.found
         if self.field in _DURATIONS:
             wanted, found = (f"{nanoseconds / 1e9:g} s" for nanoseconds in (wanted, found))

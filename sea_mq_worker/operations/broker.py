@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -22,7 +22,7 @@ from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspe
 from sea_mq_worker.adapters.nats.server_info import consumer_info, find_consumer, stream_info, subjects_in
 from sea_mq_worker.connections.nats import open_nats
 from sea_mq_worker.domain.errors import ContractError, WorkerError
-from sea_mq_worker.domain.topology import Change, Difference
+from sea_mq_worker.domain.topology import AWAITED, EXISTENCE, Change, Difference
 from sea_mq_worker.ports.operations import DeadLetterStore, StreamInspection
 from sea_mq_worker.settings import Settings
 
@@ -154,12 +154,30 @@ async def apply_topology(
     dry_run: bool = False,
     on_change: Callable[[Change], None] = lambda _change: None,
 ) -> Applied:
-    """Create and update streams and consumers, then compare them; change nothing in a dry run."""
+    """Create and update streams and consumers, then compare them; change nothing in a dry run.
+
+    A consumer that only another context's deployment can make possible stays an AWAITED difference.
+    """
     wanted = wanted_topology(settings, streams=streams)
     async with broker(settings) as connection:
         changes = await sync_definitions.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
-        differences = [] if dry_run else await _compare(connection, wanted, settings)
-    return Applied(changes=changes, differences=differences)
+        differences = await _compare(connection, wanted, settings)
+    if dry_run:
+        return Applied(changes=changes, differences=[one for one in differences if one.field == AWAITED])
+    denied = {
+        one.label: sync_definitions.elsewhere(one.stream)
+        for one in wanted
+        if sync_definitions.is_foreign(one, wanted)
+    }
+    return Applied(
+        changes=changes,
+        differences=[
+            replace(one, field=AWAITED, wanted=f"another user: it {denied[one.name]}")
+            if one.field == EXISTENCE and one.name in denied
+            else one
+            for one in differences
+        ],
+    )
 
 
 async def _compare(

@@ -77,14 +77,36 @@ async def test_a_dry_run_reports_each_difference_and_changes_nothing(world: Worl
     assert len(as_json["changes"]) == 5
 
 
+async def test_a_consumer_waits_for_the_stream_of_another_context(world: World) -> None:
+    waits = f"consumer {durable(world)} of stream {upstream(world)}: it is missing, and waits for its stream"
+    there = f"`streams apply --stream {upstream(world)}`"
+    dry = await world.run("streams", "apply", "--dry-run")
+    assert (dry.code, waits in dry.out, f"created consumer {durable(world)}" in dry.out) == (0, True, False)
+    applied = await world.run("streams", "apply")
+    assert (applied.code, waits in applied.out, there in applied.out) == (0, True, True)
+    for name in ("EVENTS", "DLQ", "ADVISORIES"):
+        assert f"created stream {world.name.upper()}_{name}" in applied.out
+    check = await world.run("streams", "check")
+    assert check.code == 1
+    assert check.out.splitlines() == [
+        next(line for line in applied.out.splitlines() if waits in line),
+        "apply again when what is waited for is there",
+    ]
+    await their_stream(world)
+    for command in ("apply", "check"):
+        again = await world.run("streams", command)
+        assert (again.code, again.out.splitlines()[-1]) == (0, "as defined")
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
-async def test_partitions_created_before_a_refusal_are_reported(
-    world: World, options: tuple[str, ...]
-) -> None:
-    """The other context has not made its stream yet."""
-    refused = await world.run("streams", "apply", *options)
+async def test_streams_created_before_a_refusal_are_reported(world: World, options: tuple[str, ...]) -> None:
+    """Another stream takes the subjects that the other context's stream is to have."""
+    await create_stream(world.connection, f"{world.name.upper()}W", f"{world.name}v.event.>")
+    own = (f"{world.name.upper()}_{name}" for name in ("EVENTS", "DLQ", "ADVISORIES"))
+    named = [word for stream in (*own, upstream(world)) for word in ("--stream", stream)]
+    refused = await world.run("streams", "apply", *named, *options)
     assert refused.code == 3
-    assert f"streams apply --stream {upstream(world)}" in refused.err
+    assert "give each context its own" in refused.err
     made = [change["name"] for change in refused.json["changes"]] if options else refused.out
     for name in ("EVENTS", "DLQ", "ADVISORIES"):
         label = f"stream {world.name.upper()}_{name}"

@@ -110,11 +110,6 @@ async def test_a_consumer_that_stays_deleted_ends_the_worker_if_a_limit_is_set(s
 @pytest.mark.fault("N34")
 async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site) -> None:
     stream = quick.target.upstream_stream
-    await api(quick.broker, f"STREAM.DELETE.{stream}")
-    async with quick.worker(name="first") as worker:
-        assert await worker.ended(within=30) == 3
-    assert "streams apply" in worker.written
-    await quick.apply_streams(**QUICK_CONSUMER)
     [lost] = await quick.send()
     quick.effects.script[lost] = hang
     async with quick.worker(name="killed") as killed:
@@ -133,6 +128,42 @@ async def test_a_recreated_stream_is_consumed_from_its_beginning(quick: Site) ->
     assert set(quick.effects.taken) == set(sent)
     for message_id in sent:
         assert (await quick.inbox_row(message_id))["processed_at"] is not None
+
+
+@pytest.mark.fault("N61")
+async def test_a_worker_starts_before_its_upstream_and_begins_when_that_is_there(quick: Site) -> None:
+    """Whichever context is deployed first."""
+    await api(quick.broker, f"STREAM.DELETE.{quick.target.upstream_stream}")
+    async with quick.worker() as worker:
+        assert "streams apply" in await worker.answers(503, f"{quick.target.durable} of stream")
+        await quick.commit(3)
+        await quick.published()
+        await quick.apply_streams(**QUICK_CONSUMER)
+        await quick.send(3)
+        await worker.ready()
+        await quick.quiet()
+        assert "circuit_closed" in worker.events()
+    await quick.audit()
+
+
+@pytest.mark.fault("N62")
+async def test_a_durable_that_is_made_anew_without_acknowledgement_is_paused(shared: Site) -> None:
+    stream, durable = shared.target.upstream_stream, shared.target.durable
+    async with shared.worker() as worker:
+        await worker.ready()
+        await eventually(shared.consumer, until=lambda now: now["num_waiting"], what="a pull waits")
+        await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
+        await create_consumer(shared.broker, stream, durable, ack_policy="none")
+        await worker.answers(503, "ack_policy is none")
+        await shared.send()
+        await shared.commit()
+        await shared.published()
+        assert (await shared.consumer())["delivered"]["consumer_seq"] == 0
+        await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
+        await shared.apply_streams()
+        await worker.ready()
+        await shared.quiet()
+    await shared.audit()
 
 
 @pytest.mark.fault("N36")

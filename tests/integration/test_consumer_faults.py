@@ -13,7 +13,10 @@ import uvloop
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullSubscription
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.adapters.nats.manage import sync_definitions
+from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, LimitsError
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
 from tests.support.proxy import proxied
@@ -75,7 +78,7 @@ async def test_a_consumer_that_omits_bodies_or_acknowledgements_is_refused(
     connection: NatsConnection, stream: str, unfit: dict[str, Any]
 ) -> None:
     consumer = await bound(connection, stream, **unfit)
-    with pytest.raises(ContractError, match="explicit acknowledgement and bodies"):
+    with pytest.raises(ContractError, match=f"{next(iter(unfit))} is .*: it must be a pull consumer"):
         await consumer.start()
 
 
@@ -127,10 +130,69 @@ async def test_a_pull_request_without_a_leader_is_told_on_one_line(connection: N
     assert (pulled.ended.result(), pulled.status) == (PullEnd.REFUSED, "503")
 
 
-async def test_a_forbidden_pull_request_is_reported(connection: NatsConnection, stream: str) -> None:
-    consumer = await bound(connection, stream, max_batch=2)
-    with pytest.raises(ContractError, match="MaxRequestBatch"):
-        await consumer.fetch(3)
+async def test_a_consumer_with_limits_of_requests_is_asked_for_less(
+    connection: NatsConnection, stream: str
+) -> None:
+    limits = {"max_batch": 2, "max_expires": SECOND // 5, "max_bytes": 2000}
+    consumer = await bound(connection, stream, **limits)
+    for size in (900, 10, 10, 3000):
+        await store(connection, f"{stream.lower()}.event.made.v1", b"x" * size)
+    with pytest.raises(BrokerUnavailableError, match="Exceeded MaxRequest"):
+        await consumer.fetch(3)  # nobody has looked at the limits yet
+    assert [[message.seq for message in await consumer.fetch(3)] for _ in range(3)] == [[1, 2], [3], [4]]
+    assert await consumer.fetch(3) == []
+
+
+@pytest.mark.parametrize(
+    ("unfit", "named"),
+    [
+        ({"max_expires": SECOND // 100}, "max_expires"),
+        ({"priority_policy": "overflow", "priority_groups": ["g"]}, "priority_policy is overflow"),
+    ],
+)
+async def test_a_consumer_that_lets_no_request_through_is_named_and_can_be_mended(
+    connection: NatsConnection, stream: str, unfit: dict[str, Any], named: str
+) -> None:
+    await create_stream(connection, stream, f"{stream.lower()}.event.>")
+    named_only = {"durable_name": DURABLE, "name": DURABLE}
+    file = ConsumerDefinition(stream=stream, name=DURABLE, config=named_only)
+    await create_consumer(connection, stream, DURABLE, **unfit)
+    consumer = consumer_of(connection, stream)
+    with pytest.raises(ContractError, match=named):
+        await consumer.start()
+    differences = await sync_definitions.check(connection, [file], advisories=False)
+    assert {difference.field for difference in differences} == set(unfit)
+    await sync_definitions.apply(connection, [file])
+    await store(connection, f"{stream.lower()}.event.made.v1")
+    assert [message.seq for message in await consumer.fetch(1)] == [1]
+
+
+async def test_limits_that_the_settings_contradict_later_end_the_fetching(
+    connection: NatsConnection, stream: str
+) -> None:
+    await bound(connection, stream, ack_wait=60 * SECOND)
+
+    def objection(info: ConsumerInfo) -> str:
+        return f"ack_wait is {info.ack_wait_seconds:g}" if info.ack_wait_seconds < 30 else ""
+
+    consumer = NatsJetStreamConsumer(
+        connection=connection, stream=stream, durable=DURABLE, wait_seconds=0.2, objection=objection
+    )
+    await consumer.start()
+    assert await consumer.fetch(1) == []
+    config = (await consumer_info(connection, stream, DURABLE))["config"]
+    for seconds in (20, 40):
+        update = {
+            "stream_name": stream,
+            "config": config | {"ack_wait": seconds * SECOND},
+            "action": "update",
+        }
+        await api(connection, f"CONSUMER.CREATE.{stream}.{DURABLE}", update)
+        await consumer.look()
+        if seconds == 20:
+            with pytest.raises(LimitsError, match="ack_wait is 20"):
+                await consumer.fetch(1)
+    assert await consumer.fetch(1) == []
 
 
 async def test_a_full_max_ack_pending_does_not_hold_back_what_came(

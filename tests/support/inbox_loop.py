@@ -159,7 +159,8 @@ def inbox_loop(
 ) -> InboxConsumer:
     """Put the loop together as the worker does, between these ends."""
     leases = _leases(base, inbox, store_breaker)
-    return _inbox_loop(base, consumer, _handler_caller(base, leases, dead_letters, handler))
+    breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=PROBE_MAX_SECONDS)
+    return _inbox_loop(base, consumer, _handler_caller(base, leases, dead_letters, handler), breaker)
 
 
 def always(behaviour: Behaviour) -> Any:

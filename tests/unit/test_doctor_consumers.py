@@ -30,6 +30,7 @@ def at(seq: int, last_active: str = "2026-11-01T12:00:00Z") -> dict[str, Any]:
         ({}, {"num_ack_pending": 50}, {"consumer_stuck"}),
         ({}, {"num_ack_pending": 49}, set()),
         ({}, {"num_ack_pending": 50, "ack_floor": at(5, JUST_NOW)}, set()),
+        ({}, {"num_ack_pending": 50, "delivered": at(5, JUST_NOW)}, set()),
         ({}, {"num_pending": 1}, {"consumer_unattended"}),
         ({}, {"num_pending": 1, "num_waiting": 1}, set()),
         ({}, {"num_pending": 1, "delivered": at(5, JUST_NOW)}, set()),

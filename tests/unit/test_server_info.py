@@ -66,15 +66,18 @@ def test_a_pause_counts_while_it_lasts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "fits"),
+    ("config", "unfit"),
     [
-        ({"ack_policy": "explicit"}, True),
-        ({"ack_policy": "all"}, False),
-        ({"ack_policy": "explicit", "deliver_subject": "x"}, False),
-        ({"ack_policy": "explicit", "headers_only": True}, False),
+        ({}, ""),
+        ({"max_expires": 10**8}, ""),
+        ({"max_expires": 10**8 - 1}, "max_expires is 99999999"),
+        ({"ack_policy": "all"}, "ack_policy is all"),
+        ({"deliver_subject": "x"}, "deliver_subject is x"),
+        ({"headers_only": True}, "headers_only is True"),
+        ({"priority_policy": "overflow", "priority_groups": ["g"]}, "priority_policy is overflow"),
     ],
 )
-def test_a_usable_consumer_is_pulled_from_with_explicit_acknowledgement_and_bodies(
-    config: dict[str, Any], *, fits: bool
+def test_a_consumer_is_unfit_that_lets_no_pull_request_through_or_omits_something(
+    config: dict[str, Any], unfit: str
 ) -> None:
-    assert consumer(config).is_usable is fits
+    assert consumer({"ack_policy": "explicit"} | config).unfit == unfit

@@ -20,6 +20,8 @@ _NOT_FOUND = 404
 _NANOSECONDS = 1e9
 _CLOCK_SECONDS = 60.0
 """Difference between the clocks of the database and the broker that a comparison allows."""
+PULL_SECONDS_MIN = 0.1
+"""Shortest useful max_expires of a consumer: an idle worker sends a pull request each time one expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +136,13 @@ class ConsumerInfo:
         created: creation time as the server writes it; a different text means a different consumer.
         now: the server's clock when it answered.
         filters: subjects that the consumer wants; empty if it wants all of the stream.
-        is_usable: the consumer is pulled from, with explicit acknowledgement, and delivers bodies.
+        unfit: fields by which the worker cannot consume, with their values; empty if it can.
         ack_wait_seconds: until an unacknowledged message is delivered again for the first time.
         max_deliver: -1 for no limit.
         max_ack_pending: at most -1 for no limit.
+        max_batch: most messages of a pull request; 0 for no limit, like the following.
+        max_expires_seconds: longest pull request.
+        max_bytes: most bytes of a pull request that names any.
         delivered_seq: stream sequence up to which the consumer has delivered.
         delivered_count: deliveries, repeats included.
         ack_floor: stream sequence up to which every message is acknowledged.
@@ -157,10 +162,13 @@ class ConsumerInfo:
     now: datetime
     config: Mapping[str, Any]
     filters: tuple[str, ...]
-    is_usable: bool
+    unfit: str
     ack_wait_seconds: float
     max_deliver: int
     max_ack_pending: int
+    max_batch: int
+    max_expires_seconds: float
+    max_bytes: int
     delivered_seq: int
     delivered_count: int
     ack_floor: int
@@ -192,11 +200,13 @@ class ConsumerInfo:
             now=datetime.fromisoformat(answer.get("ts", created)),
             config=config,
             filters=tuple(config.get("filter_subjects") or ([one] if one else ())),
-            is_usable=config.get("ack_policy") == "explicit"
-            and not (config.get("deliver_subject") or config.get("headers_only")),
+            unfit=_unfit(config),
             ack_wait_seconds=ack_wait / _NANOSECONDS,
             max_deliver=config.get("max_deliver", -1),
             max_ack_pending=config.get("max_ack_pending", -1),
+            max_batch=config.get("max_batch", 0),
+            max_expires_seconds=config.get("max_expires", 0) / _NANOSECONDS,
+            max_bytes=config.get("max_bytes", 0),
             delivered_seq=int(delivered["stream_seq"]),
             delivered_count=int(delivered["consumer_seq"]),
             ack_floor=int(floor["stream_seq"]),
@@ -318,6 +328,15 @@ async def _found(
         if error.code != _NOT_FOUND:
             raise
         return None
+
+
+def _unfit(config: Mapping[str, Any]) -> str:
+    wrong = [field for field in ("deliver_subject", "headers_only", "priority_policy") if config.get(field)]
+    if config.get("ack_policy") != "explicit":
+        wrong.append("ack_policy")
+    if 0 < config.get("max_expires", 0) < PULL_SECONDS_MIN * _NANOSECONDS:
+        wrong.append("max_expires")
+    return ", ".join(f"{field} is {config.get(field)}" for field in wrong)
 
 
 def _unusable_reason(stream: str, config: Mapping[str, Any]) -> str:

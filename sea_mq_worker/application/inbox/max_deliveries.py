@@ -9,6 +9,8 @@ from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.ports.jetstream import ExhaustedMessages
 
+_NO_LOOP_DELAY_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxDeliveriesLoop:
@@ -18,7 +20,7 @@ class MaxDeliveriesLoop:
     back was no attempt. The port returns a message again until it is settled.
 
     Attributes:
-        loops: by stream and durable.
+        loops: by stream and durable; a durable that was missing at the start has none yet.
     """
 
     exhausted: ExhaustedMessages
@@ -31,7 +33,9 @@ class MaxDeliveriesLoop:
             try:
                 fetching = call_when_available(self.exhausted.fetch, breaker=self.broker_breaker, stop=stop)
                 for message in await cancel_on_stop(stop, fetching):
-                    loop = self.loops[message.stream, message.consumer]
-                    await loop.submit(message, self.exhausted, stop)
+                    if loop := self.loops.get((message.stream, message.consumer)):
+                        await loop.submit(message, self.exhausted, stop)
+                    else:
+                        await self.exhausted.nak(message, delay_seconds=_NO_LOOP_DELAY_SECONDS)
             except StoppedError:
                 return

@@ -1,13 +1,17 @@
 """The inbound side: JetStream -> inbox -> handler."""
 
+import asyncio
+from collections.abc import Sequence
+
 from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
 from sea_mq_worker.adapters.http.handler import HttpEventHandler
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
 from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
+from sea_mq_worker.adapters.nats.server_info import ConsumerInfo
 from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter, PostgresResumptions
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
+from sea_mq_worker.application.circuit_breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.application.inbox.completion import CompletionBatcher
 from sea_mq_worker.application.inbox.consumer import InboxConsumer
 from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
@@ -21,11 +25,13 @@ from sea_mq_worker.application.inbox.read_ahead import ReadAhead
 from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
 from sea_mq_worker.application.supervisor import Loop
 from sea_mq_worker.application.takeover import AbandonedDeliveries
+from sea_mq_worker.application.waiting import StoppedError
 from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.inbox_sharing import share_inbox
+from sea_mq_worker.bootstrap.worker.inbox_sharing import InboxSharing
 from sea_mq_worker.bootstrap.worker.stream_losses import missed_message_loop
 from sea_mq_worker.bootstrap.worker.telemetry import traced_handler
 from sea_mq_worker.connections.handler import open_batch_handler, open_handler
+from sea_mq_worker.domain.errors import ContractError, LimitsError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.retry import Backoff
 from sea_mq_worker.ports.handler import EventHandler
@@ -42,10 +48,12 @@ _ORPHAN_SEARCH_SECONDS = 60.0
 """Longest interval between two searches for orphans."""
 
 
-async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, Loop]]:
+async def inbound_loops(
+    base: WorkerContext,
+) -> tuple[NatsConnection, Sequence[NatsJetStreamConsumer], dict[str, Loop]]:
     """Build one consumer loop for each durable, and one loop that recovers exhausted messages.
 
-    Returns the loops, and the connection that they share.
+    Returns the connection, the consumers and the loops.
     """
     s = base.settings
     pool = await base.pool("inbox")
@@ -56,8 +64,10 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
     dead_letters = await _dead_letter_stream(base, connection)
     handler_caller = _handler_caller(base, leases, dead_letters, _handler(base))
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
+    sharing = InboxSharing(base, pool, consumers)
+    await sharing.start()
     loops = {
-        "consumers of the inbox": await share_inbox(base, pool, consumers, store_breaker),
+        "consumers of the inbox": sharing.loop(store_breaker),
         "missed messages": await missed_message_loop(base, connection, pool, store_breaker),
     }
     if base.takeover is not None:
@@ -66,11 +76,9 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
             consumers={(consumer.stream, consumer.name): consumer for consumer in consumers},
             backoff=_backoff(base),
         ).take_over
-    consuming = {}
+    consuming: dict[tuple[str, str], InboxConsumer] = {}
     for consumer in consumers:
-        loop = _inbox_loop(base, consumer, handler_caller)
-        consuming[consumer.stream, consumer.name] = loop
-        loops[f"inbox {consumer.name}"] = loop.run
+        loops[f"inbox {consumer.name}"] = _consumer_loop(base, consumer, handler_caller, sharing, consuming)
     max_deliveries = MaxDeliveriesLoop(
         exhausted=await _exhausted_messages(base, connection),
         loops=consuming,
@@ -82,7 +90,7 @@ async def inbound_loops(base: WorkerContext) -> tuple[NatsConnection, dict[str, 
         observer=base.observer,
         seconds=_RESUME_SECONDS,
     )
-    return connection, loops | {"max deliveries": max_deliveries.run, "resume": resuming.run}
+    return connection, consumers, loops | {"max deliveries": max_deliveries.run, "resume": resuming.run}
 
 
 def _leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitBreaker) -> InboxLeases:
@@ -96,11 +104,40 @@ def _leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitB
     )
 
 
+def _consumer_loop(
+    base: WorkerContext,
+    consumer: NatsJetStreamConsumer,
+    handler_caller: HandlerCaller,
+    sharing: InboxSharing,
+    consuming: dict[tuple[str, str], InboxConsumer],
+) -> Loop:
+    """Return a loop that waits for its durable if need be: its limits are the loop's, too."""
+    breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
+
+    async def begin() -> None:
+        await consumer.start()
+        await sharing.begin()
+
+    async def run(stop: asyncio.Event) -> None:
+        if not consumer.is_known:
+            try:
+                await call_when_available(begin, breaker=breaker, stop=stop)
+            except StoppedError:
+                return
+        loop = _inbox_loop(base, consumer, handler_caller, breaker)
+        consuming[consumer.stream, consumer.name] = loop
+        await loop.run(stop)
+
+    return run
+
+
 def _inbox_loop(
-    base: WorkerContext, consumer: NatsJetStreamConsumer, handler_caller: HandlerCaller
+    base: WorkerContext,
+    consumer: NatsJetStreamConsumer,
+    handler_caller: HandlerCaller,
+    broker_breaker: CircuitBreaker,
 ) -> InboxConsumer:
     s, leases = base.settings, handler_caller.leases
-    broker_breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=_PROBE_MAX_SECONDS)
     in_flight = InFlight(
         messages_max=min(s.in_flight_max, consumer.max_ack_pending),
         bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
@@ -250,17 +287,26 @@ def _backoff(base: WorkerContext) -> Backoff:
 async def _consumer(
     base: WorkerContext, connection: NatsConnection, durable: ConsumerSettings
 ) -> NatsJetStreamConsumer:
-    consumer = NatsJetStreamConsumer(connection=connection, stream=durable.stream, durable=durable.durable)
+    """Bind to a durable; one that is missing or unfit pauses its own loop alone."""
     what = f"consumer {durable.durable} of stream {durable.stream}"
-    await base.connect(consumer.start, what)
+
+    def objection(info: ConsumerInfo) -> str:
+        s = base.settings
+        if s.handler_timeout_seconds >= info.ack_wait_seconds:
+            limit = f"{info.ack_wait_seconds:g}, ack_wait of {what}"
+            return f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {limit}"
+        if 0 < info.max_deliver <= s.inbox_attempts_max:
+            return f"SEA_MQ_INBOX_ATTEMPTS_MAX: must be below {info.max_deliver}, max_deliver of {what}"
+        return ""
+
+    consumer = NatsJetStreamConsumer(
+        connection=connection, stream=durable.stream, durable=durable.durable, objection=objection
+    )
     base.stack.push_async_callback(consumer.close)
-    s = base.settings
-    if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
-        raise SettingsError(
-            f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {consumer.ack_wait_seconds:g}, ack_wait of {what}"
-        )
-    if 0 < consumer.max_deliver <= s.inbox_attempts_max:
-        raise SettingsError(
-            f"SEA_MQ_INBOX_ATTEMPTS_MAX: must be below {consumer.max_deliver}, max_deliver of {what}"
-        )
+    try:
+        await base.connect(consumer.start, what)
+    except LimitsError as error:
+        raise SettingsError(str(error)) from error
+    except ContractError:
+        pass  # its loop waits for it, and reports that
     return consumer

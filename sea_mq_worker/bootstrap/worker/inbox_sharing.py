@@ -20,36 +20,50 @@ _EVERY_SECONDS = 60.0
 _DIGEST_CHARS = 8
 
 
-async def share_inbox(
-    base: WorkerContext,
-    pool: asyncpg.Pool,
-    consumers: Sequence[NatsJetStreamConsumer],
-    breaker: CircuitBreaker,
-) -> Loop:
-    """Refuse to share the inbox with another handler's worker; return the loop that records the consumers.
+class InboxSharing:
+    """Records the durables of this worker, as far as they exist, for the workers of other handlers."""
 
-    Raises:
-        ContractError: another handler's worker consumes some of the same subjects by another durable.
-    """
-    handler = handler_name(base.settings.handler_url)
-    own = [
-        HandledDurable(stream=one.stream, durable=one.name, handler=handler, subjects=one.subjects)
-        for one in consumers
-    ]
-    durables = PostgresHandledDurables(pool=pool)
+    def __init__(
+        self, base: WorkerContext, pool: asyncpg.Pool, consumers: Sequence[NatsJetStreamConsumer]
+    ) -> None:
+        self._base = base
+        self._durables = PostgresHandledDurables(pool=pool)
+        self._consumers = consumers
+        self._handler = handler_name(base.settings.handler_url)
 
-    async def begin() -> None:
-        for mine, theirs in conflicts(own, await durables.others(handler)):
-            raise ContractError(_conflict(mine, theirs, base.settings.database_schema))
-        await durables.record(own)
+    async def start(self) -> None:
+        """Begin, and remove the records at the end; raises as ``begin``."""
+        await self._base.connect(self.begin, "PostgreSQL")
+        self._base.stack.push_async_callback(self._remove)
 
-    async def remove() -> None:
+    async def begin(self) -> None:
+        """Record the durables.
+
+        Raises:
+            ContractError: another handler's worker consumes some of the same subjects by another durable.
+        """
+        for mine, theirs in conflicts(self._own, await self._durables.others(self._handler)):
+            raise ContractError(_conflict(mine, theirs, self._base.settings.database_schema))
+        await self._record()
+
+    def loop(self, breaker: CircuitBreaker) -> Loop:
+        """Return the loop that keeps the records."""
+        return PeriodicTask(work=self._record, store_breaker=breaker, seconds=_EVERY_SECONDS).run
+
+    @property
+    def _own(self) -> list[HandledDurable]:
+        return [
+            HandledDurable(stream=one.stream, durable=one.name, handler=self._handler, subjects=one.subjects)
+            for one in self._consumers
+            if one.is_known
+        ]
+
+    async def _record(self) -> None:
+        await self._durables.record(self._own)
+
+    async def _remove(self) -> None:
         with contextlib.suppress(WorkerError):
-            await durables.remove(own)
-
-    await base.connect(begin, "PostgreSQL")
-    base.stack.push_async_callback(remove)
-    return PeriodicTask(work=lambda: durables.record(own), store_breaker=breaker, seconds=_EVERY_SECONDS).run
+            await self._durables.remove(self._own)
 
 
 def handler_name(url: str) -> str:

@@ -32,7 +32,7 @@ from sea_mq_worker.connections.secret_files import SecretFile
 from sea_mq_worker.connections.security_warnings import exposures
 from sea_mq_worker.domain.errors import ContractError, WorkerError
 from sea_mq_worker.domain.facts import Noticed, Progressed
-from sea_mq_worker.domain.topology import EXISTENCE
+from sea_mq_worker.domain.topology import AWAITED, EXISTENCE
 from sea_mq_worker.operations.broker import check_topology
 from sea_mq_worker.settings import Settings, SettingsError
 from sea_mq_worker.telemetry.fanout import FanOut
@@ -142,8 +142,8 @@ async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog 
     if backlog:
         loops["backlog"] = backlog.run
     if base.settings.consumers:
-        connection, inbound = await inbound_loops(base)
-        loops |= inbound | consumer_sampling(base, status, connection, tables)
+        connection, consumers, inbound = await inbound_loops(base)
+        loops |= inbound | consumer_sampling(base, status, connection, consumers, tables)
     if base.takeover is not None:
         loops["takeover"] = base.takeover.run
     return loops
@@ -156,7 +156,8 @@ async def _warn_of_differences(base: WorkerContext) -> None:
     except WorkerError as error:
         base.observer.observe(Progressed(event="streams_not_compared", text=str(error)))
         return
-    text = "; ".join(str(difference) for difference in differences if difference.field != EXISTENCE)
+    missing = {EXISTENCE, AWAITED}
+    text = "; ".join(str(difference) for difference in differences if difference.field not in missing)
     if text:
         base.observer.observe(Noticed(event="streams_differ", text=text))
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import asyncpg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.manage.stream_inspection import consumer_state
-from sea_mq_worker.adapters.nats.server_info import consumer_info
 from sea_mq_worker.adapters.postgres.checks import PostgresStandings
 from sea_mq_worker.adapters.postgres.connection import check_connection_limit, leave_former_primary
 from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
@@ -27,7 +27,6 @@ from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.domain.facts import Noticed
 from sea_mq_worker.domain.read_models import Depth
-from sea_mq_worker.settings import ConsumerSettings
 from sea_mq_worker.telemetry.metrics import Side
 
 _PROBE_MAX_SECONDS = 5.0
@@ -71,35 +70,39 @@ async def sampling(
 
 
 def consumer_sampling(
-    base: WorkerContext, status: StatusCollector, connection: NatsConnection, tables: PostgresInspection
+    base: WorkerContext,
+    status: StatusCollector,
+    connection: NatsConnection,
+    consumers: Sequence[NatsJetStreamConsumer],
+    tables: PostgresInspection,
 ) -> dict[str, Loop]:
-    """Sample the durables every 15 s, and report changes of their filters."""
-    filters: dict[ConsumerSettings, Sequence[str]] = {}
+    """Sample the durables every 15 s, pause those that have become unfit, and report changed filters."""
+    filters: dict[str, Sequence[str]] = {}
 
-    def compare_filter(durable: ConsumerSettings, found: Sequence[str]) -> None:
-        before = filters.setdefault(durable, found)
+    def compare_filter(consumer: NatsJetStreamConsumer, found: Sequence[str]) -> None:
+        before = filters.setdefault(f"{consumer.stream} {consumer.name}", found)
         if found != before:
-            filters[durable] = found
-            text = _changed_filter(durable, before, found)
+            filters[f"{consumer.stream} {consumer.name}"] = found
+            text = _changed_filter(consumer, before, found)
             base.observer.observe(Noticed(event="consumer_filter_changed", text=text))
 
     async def sample_all() -> None:
-        for durable in base.settings.consumers:
+        for consumer in consumers:
             try:
-                info = await consumer_info(connection, durable.stream, durable.durable)
+                info = await consumer.look()
                 state = await consumer_state(connection, info)
                 state = await tables.without_read_ahead(state, limit=DEPTH_MAX)
             except WorkerError as error:
-                sample = ConsumerSample(stream=durable.stream, durable=durable.durable, error=str(error))
+                sample = ConsumerSample(stream=consumer.stream, durable=consumer.name, error=str(error))
             else:
                 fields = asdict(state)
                 del fields["delivered_seq"], fields["oldest_id"]
                 sample = ConsumerSample(**fields)
-                compare_filter(durable, info.filters)
+                compare_filter(consumer, info.filters)
             status.set_consumer(sample)
             if sample.pending is not None and sample.ack_pending is not None:
                 base.metrics.set_consumer(
-                    durable.durable, sample.pending, sample.ack_pending, sample.oldest_seconds or 0.0
+                    consumer.name, sample.pending, sample.ack_pending, sample.oldest_seconds or 0.0
                 )
 
     async def watch(stop: asyncio.Event) -> None:
@@ -111,10 +114,10 @@ def consumer_sampling(
     return {"consumer states": watch}
 
 
-def _changed_filter(durable: ConsumerSettings, before: Sequence[str], now: Sequence[str]) -> str:
+def _changed_filter(consumer: NatsJetStreamConsumer, before: Sequence[str], now: Sequence[str]) -> str:
     taken, took = (", ".join(filters) or "all subjects" for filters in (now, before))
     return (
-        f"consumer {durable.durable} of stream {durable.stream} takes {taken}, before {took}: it passes"
+        f"consumer {consumer.name} of stream {consumer.stream} takes {taken}, before {took}: it passes"
         " messages of other subjects for good; `python -m sea_mq_worker pipeline reconcile` finds them"
     )
 

@@ -1,8 +1,9 @@
 """Adapter of PORT-047-004: consumes from one durable pull consumer, and never creates or changes it."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -12,8 +13,8 @@ from sea_mq_worker.adapters.nats.consume.decoding import delivery
 from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullResult, PullSubscription
 from sea_mq_worker.adapters.nats.consume.undelivered import ahead, find_undeliverable
 from sea_mq_worker.adapters.nats.errors import STREAMS_APPLY, plain
-from sea_mq_worker.adapters.nats.server_info import consumer_info
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.adapters.nats.server_info import PULL_SECONDS_MIN, ConsumerInfo, consumer_info
+from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, LimitsError
 from sea_mq_worker.domain.messages import InboundMessage
 
 _ACK = b"+ACK"
@@ -21,8 +22,8 @@ _NANOSECONDS = 10**9
 _NO_LIMIT = 2**31 - 1
 _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
 """Ends of a request after which another one can succeed."""
-_GONE = ("503", "409 Consumer Deleted")
-"""Ends of a request after which another one can succeed if the consumer still, or again, exists."""
+_GONE = ("503", "409 Consumer Deleted", "409 Exceeded MaxRequest")
+"""Ends of a request after which another one can succeed, by what the consumer is then."""
 _REASONS = {"": "no answer to a pull request", "503": "no leader takes pull requests now (503)"}
 
 
@@ -34,6 +35,7 @@ class NatsJetStreamConsumer:
         stream: the stream's name.
         durable: the consumer's name.
         wait_seconds: how long a fetch waits for the first message.
+        objection: returns why the worker must not consume with these limits; empty if it may.
 
     Attributes:
         name: the durable's name.
@@ -41,10 +43,17 @@ class NatsJetStreamConsumer:
         max_deliver: -1 for no limit.
         max_ack_pending: a very large number if there is no limit.
         subjects: filters; ``>`` if the consumer has none.
+        is_known: nothing is known against the consumer; a fetch looks first, while there is.
     """
 
     def __init__(
-        self, *, connection: NatsConnection, stream: str, durable: str, wait_seconds: float = 5.0
+        self,
+        *,
+        connection: NatsConnection,
+        stream: str,
+        durable: str,
+        wait_seconds: float = 5.0,
+        objection: Callable[[ConsumerInfo], str] = lambda _info: "",
     ) -> None:
         self.name = durable
         self.stream = stream
@@ -52,6 +61,11 @@ class NatsJetStreamConsumer:
         self.max_deliver = -1
         self.max_ack_pending = 1000
         self.subjects: tuple[str, ...] = (">",)
+        self.is_known = True
+        self._request_seconds = wait_seconds
+        self._request_max = _NO_LIMIT
+        self._request_bytes_max: int | None = None
+        self._objection = objection
         self._connection = connection
         self._wait_seconds = wait_seconds
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
@@ -65,18 +79,41 @@ class NatsJetStreamConsumer:
 
         Raises:
             BrokerUnavailableError: the server did not answer.
-            ContractError: it is missing, forbidden or unfit: it pushes, omits bodies or awaits no answers.
+            ContractError: it is missing, forbidden or unfit; LimitsError if the settings contradict it.
         """
+        self.is_known = False
+        self._judge(await consumer_info(self._connection, self.stream, self.name))
+
+    async def look(self) -> ConsumerInfo:
+        """Return the consumer's state; if it does not fit any more, the next fetch raises the reason."""
         info = await consumer_info(self._connection, self.stream, self.name)
-        if not info.is_usable:
+        with contextlib.suppress(ContractError):
+            self._judge(info)
+        return info
+
+    def _judge(self, info: ConsumerInfo) -> None:
+        """Note the consumer's limits; while it does not fit, each fetch looks again and raises the reason.
+
+        Raises:
+            ContractError: it does not fit.
+        """
+        self.is_known = False
+        if info.unfit:
             raise ContractError(
-                f"{self._label} is not a pull consumer with explicit acknowledgement and bodies: delete it "
-                f"with `nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
+                f"{self._label} is unfit ({info.unfit}): it must be a pull consumer without priority groups, "
+                f"with explicit acknowledgement, bodies and no max_expires below {PULL_SECONDS_MIN:g} s; "
+                f"delete it with `nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
             )
+        if text := self._objection(info):
+            raise LimitsError(text)
         self.ack_wait_seconds = info.ack_wait_seconds
         self.max_deliver = info.max_deliver
         self.max_ack_pending = info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT
         self.subjects = info.filters or (">",)
+        self._request_max = info.max_batch or _NO_LIMIT
+        self._request_bytes_max = info.max_bytes or None
+        self._request_seconds = min(self._wait_seconds, info.max_expires_seconds or self._wait_seconds)
+        self.is_known = True
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for messages and return those available; none after ``wait_seconds``."""
@@ -85,8 +122,15 @@ class NatsJetStreamConsumer:
             if not self._connection.is_connected:
                 raise BrokerUnavailableError(f"{self._label}: the connection is down")
             self._connection.check_replies_allowed()
+            if not self.is_known:
+                await self.start()
+            most = self._request_bytes_max
+            if most is not None:
+                bytes_max = most if bytes_max is None else min(most, bytes_max)
             try:
-                pulled = await self._pulls.fetch(batch, bytes_max=bytes_max, wait_seconds=self._wait_seconds)
+                pulled = await self._pulls.fetch(
+                    min(batch, self._request_max), bytes_max=bytes_max, wait_seconds=self._request_seconds
+                )
             except nats.errors.Error as error:
                 raise BrokerUnavailableError(
                     f"{self._label}: the pull request failed ({plain(error)})"

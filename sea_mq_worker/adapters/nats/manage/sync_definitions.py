@@ -4,7 +4,7 @@ Configurations stay raw JSON: nats-py's dataclasses drop unknown fields, so an u
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError, PublishDeniedError
@@ -15,6 +15,7 @@ from sea_mq_worker.adapters.nats.manage.definitions import (
     StreamDefinition,
 )
 from sea_mq_worker.adapters.nats.server_info import (
+    PULL_SECONDS_MIN,
     ConsumerInfo,
     StreamInfo,
     find_consumer,
@@ -24,18 +25,25 @@ from sea_mq_worker.adapters.nats.server_info import (
     streams_taking,
 )
 from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.topology import EXISTENCE, Change, Difference
+from sea_mq_worker.domain.topology import AWAITED, EXISTENCE, Change, Difference
 
 _USABLE = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", "headers_only": False}
 """A consumer's fields that the worker depends on, for definitions that do not name them."""
+_NO_PRIORITY = {"priority_policy": "none", "priority_groups": []}
+_NANOSECONDS = 1e9
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 
 
 async def check(
-    connection: NatsConnection, definitions: Sequence[Definition], *, advisories: bool = True
+    connection: NatsConnection,
+    definitions: Sequence[Definition],
+    *,
+    among: Sequence[Definition] = (),
+    advisories: bool = True,
 ) -> list[Difference]:
     """Compare the fields that each definition names; other fields may have any value.
 
+    ``among``: all definitions of the context, if these are only some;
     ``advisories``: also check that a stream keeps the server's MAX_DELIVERIES advisories.
 
     Raises:
@@ -45,7 +53,13 @@ async def check(
     found: list[Difference] = []
     for definition in definitions:
         config = await _existing_config(connection, definition)
-        found += _differences(definition, _wanted(connection, definition), config)
+        if not config and await _waits_for_stream(connection, definition, among or definitions):
+            stream = (
+                f"its stream, which another context creates (`streams apply --stream {_stream(definition)}`)"
+            )
+            found.append(Difference(name=definition.label, field=AWAITED, wanted=stream, found="missing"))
+            continue
+        found += _differences(definition, _wanted(connection, definition, config), config)
         if isinstance(definition, ConsumerDefinition) and config:
             found += await _filters_outside_stream(connection, definition, config)
             found += await _advisories_not_kept(connection, definition, config) if advisories else []
@@ -61,6 +75,9 @@ async def apply(
 ) -> list[Change]:
     """Create missing and update differing streams and consumers; delete nothing. Idempotent.
 
+    Leave out a missing consumer of another context's stream while that stream is missing, or if only the
+    other context may create the consumer.
+
     ``on_change`` is called with each change once it is made.
 
     Raises:
@@ -68,10 +85,11 @@ async def apply(
         ContractError: the server refuses; the text names the fix. Earlier changes stay.
     """
     changes = []
-    own = {definition.name for definition in definitions if isinstance(definition, StreamDefinition)}
     for definition in definitions:
         config = await _existing_config(connection, definition)
-        wanted = _wanted(connection, definition)
+        if not config and await _waits_for_stream(connection, definition, definitions):
+            continue
+        wanted = _wanted(connection, definition, config)
         differences = tuple(_differences(definition, wanted, config))
         if not differences:
             continue
@@ -83,12 +101,11 @@ async def apply(
             except ApiRefusedError as error:
                 raise _refused(error, definition, differences) from error
             except PublishDeniedError as error:
-                if isinstance(definition, StreamDefinition) or definition.stream in own:
+                if not is_foreign(definition, definitions):
                     raise
-                raise ContractError(
-                    f"{definition.label} belongs to a stream of another context, whose user creates it: "
-                    f"`streams apply --stream {definition.stream}` there, with this context's consumers"
-                ) from error
+                if not config:
+                    continue
+                raise ContractError(f"{definition.label} {elsewhere(definition.stream)}") from error
         by_setting = definition.by_setting if isinstance(definition, StreamDefinition) else ()
         changes.append(
             Change(
@@ -102,6 +119,30 @@ async def apply(
     return changes
 
 
+def is_foreign(definition: Definition, definitions: Sequence[Definition]) -> TypeGuard[ConsumerDefinition]:
+    """Whether it is a consumer of a stream that is not among the definitions."""
+    streams = {one.name for one in definitions if isinstance(one, StreamDefinition)}
+    return isinstance(definition, ConsumerDefinition) and definition.stream not in streams
+
+
+def elsewhere(stream: str) -> str:
+    """Return who creates and changes a consumer of another context's stream, where this user may not."""
+    there = f"`streams apply --stream {stream}` there, with this context's consumers"
+    return f"belongs to a stream of another context, whose user creates it: {there}"
+
+
+def _stream(definition: Definition) -> str:
+    return definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
+
+
+async def _waits_for_stream(
+    connection: NatsConnection, definition: Definition, definitions: Sequence[Definition]
+) -> bool:
+    if not is_foreign(definition, definitions):
+        return False
+    return await find_stream(connection, _stream(definition)) is None
+
+
 async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
     """Return the server's configuration; empty if the stream or consumer does not exist."""
     found: StreamInfo | ConsumerInfo | None
@@ -112,12 +153,16 @@ async def _existing_config(connection: NatsConnection, definition: Definition) -
     return _without_reserved(found.config) if found else {}
 
 
-def _wanted(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
-    """Leave out the fields that the connected server is too old for."""
+def _wanted(connection: NatsConnection, definition: Definition, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the fields that the connected server is too old for, and add those that stop the worker."""
     here = connection.server_version
     config = _without_reserved(definition.config)
     if isinstance(definition, ConsumerDefinition):
         config = _USABLE | config
+        if found.get("priority_policy"):
+            config = _NO_PRIORITY | config
+        if 0 < found.get("max_expires", 0) < PULL_SECONDS_MIN * _NANOSECONDS:
+            config = {"max_expires": 0} | config
     return {key: value for key, value in config.items() if here >= _SINCE.get(key, (0, 0))}
 
 
@@ -223,6 +268,6 @@ def _refused(
     error: ApiRefusedError, definition: Definition, differences: Sequence[Difference]
 ) -> ContractError:
     what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differences)
-    stream = definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
+    stream = _stream(definition)
     fix = _FIXES.get(error.err_code, "").replace("{stream}", stream)
     return ContractError(f"{definition.label} ({what}): {error}{fix}")
