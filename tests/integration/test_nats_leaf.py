@@ -20,6 +20,7 @@ from sea_mq_worker.domain.stream_search import SearchedId
 from sea_mq_worker.embedded import EmbeddedNats
 from sea_mq_worker.embedded.process import free_port
 from sea_mq_worker.operations.broker import apply_topology, check_topology
+from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
@@ -114,7 +115,7 @@ async def test_a_worker_at_a_leaf_works_with_the_streams_of_its_hub(
 
 async def test_a_delivery_and_a_search_of_another_domain_are_read(edge: Edge, names: str) -> None:
     async with connected(edge.leaf.url, domain="hub") as far:
-        await create_stream(far, names, f"{names}.>")
+        await create_stream(far, names, f"{names}.>", allow_direct=True)
         await create_consumer(far, names, "taker")
         sent = str(uuid.uuid4())
         await store(far, f"{names}.made", b"{}", headers={"Nats-Msg-Id": sent})
@@ -128,6 +129,8 @@ async def test_a_delivery_and_a_search_of_another_domain_are_read(edge: Edge, na
         wanted = [SearchedId(sent, since_seconds=60, subject=f"{names}.made")]
         found = await find_messages(far, names, wanted, timeout_seconds=10)
         assert found[sent] == Stored(names, 1, duplicate=True)
+        direct = await DirectGet.open(far, names)
+        assert [body for _, body in await direct.fetch({"seq": 1, "batch": 1})] == [b"{}"]
         await api(far, f"STREAM.DELETE.{names}")
 
 

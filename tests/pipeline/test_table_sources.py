@@ -231,7 +231,8 @@ async def test_a_password_of_any_characters_works_for_both_drivers(
 
 
 def test_a_session_that_is_read_only_by_default_may_read_with_options_of_the_dsn(database: Database) -> None:
-    given = f"{database.dsn}?options=-c%20default_transaction_read_only%3Don%20-c%20work_mem%3D3MB"
+    others = "ssl=false&schema=public&target_session_attrs=any&channel_binding=prefer&connect_timeout=3"
+    given = f"{database.dsn}?{others}&options=-c%20default_transaction_read_only%3Don%20-c%20work_mem%3D3MB"
     settings = Settings.model_validate({"database_url": given, "database_schema": "public"})
     with connected(settings, purpose="test") as cursor:
         cursor.execute("SELECT current_setting('work_mem')")
