@@ -53,3 +53,10 @@ async def test_a_worker_without_its_service_manager_ends(target: Deployment, tmp
 
 def with_socket(target: Deployment, address: str) -> Deployment:
     return replace(target, environment={**target.environment, "NOTIFY_SOCKET": address})
+
+
+async def test_the_log_names_an_ipv6_address_as_a_browser_opens_it(
+    target: Deployment, tmp_path: Path
+) -> None:
+    async with running(target, tmp_path / "log", admin_host="::1") as worker:
+        await worker.tells("http://[::1]:")
