@@ -107,6 +107,36 @@ async def test_answers_that_a_subscriber_makes_up_end_no_call(
 
 
 @every_mode
+async def test_a_server_that_reports_the_stream_and_stores_nothing_is_named(
+    connection: NatsConnection, names: str, mode: Mode
+) -> None:
+    """As with a full disk: nats-server logs the error, and answers no publish."""
+    publisher = await created(connection, names, mode)
+    elsewhere = f"{names}-elsewhere"
+    await connection.client.subscribe(f"{elsewhere}.>")
+    batch = [message(elsewhere) for _ in range(3)]
+
+    first = await publisher.publish_batch(batch, timeout_seconds=0.2)
+    second = await publisher.publish_batch(batch, timeout_seconds=1)
+
+    assert first[0] == Unknown("the deadline passed without an acknowledgement")
+    assert isinstance(second[0], Unknown)
+    assert "such as a full disk" in second[0].reason
+
+
+async def test_a_server_without_storage_is_named(tmp_path: Path) -> None:
+    limits = {"jetstream": {"max_file_store": 2**20}}
+    async with EmbeddedNats(tmp_path, config=limits) as server, connected(server.url) as own:
+        publisher = await created(own, "SEA")
+        large = [message("SEA", b"x" * 400_000) for _ in range(5)]
+
+        outcomes = await publisher.publish_batch(large, timeout_seconds=5)
+
+    assert isinstance(outcomes[-1], Unknown)
+    assert "nats-server has used up its max_file_store" in outcomes[-1].reason
+
+
+@every_mode
 async def test_a_full_stream_costs_no_event_a_failure(
     connection: NatsConnection, names: str, mode: Mode
 ) -> None:

@@ -99,7 +99,7 @@ def test_an_error_is_judged_by_whose_fault_it_is(code: int, status: int, kind: t
     outcome = read(json.dumps({"error": error, "stream": STREAM, "seq": 0}).encode())
 
     assert type(outcome) is kind
-    assert outcome.reason == f"why ({status}/{code})"
+    assert outcome.reason.startswith(f"why ({status}/{code})")
 
 
 @pytest.mark.parametrize("code", ['"x"', "true", "null", "[]", "10054.0"])

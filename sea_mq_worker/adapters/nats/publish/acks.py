@@ -13,6 +13,7 @@ NOT_ATOMIC = frozenset({10174})
 
 _NEVER = frozenset({10054, 10097, 10165, 10166, *range(10186, 10194), 10203, 10212, 10223, 10227})
 """Errors that the message itself causes: its size, headers too large, TTL, schedules, reserved headers."""
+_NO_STORAGE = 10023
 _SEQ_MAX = 2**63 - 1
 """Largest sequence that fits into a column of PostgreSQL; a stream that counts from 1 never reaches it."""
 _SEQ_DIGITS = len(str(_SEQ_MAX))
@@ -48,6 +49,8 @@ def judge_ack(answer: dict[str, Any], stream: str, domain: str = "") -> PublishO
 def judge_error(error: dict[str, Any]) -> PublishOutcome:
     code = number(error, "err_code")
     text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
+    if code == _NO_STORAGE:
+        text += ": nats-server has used up its max_file_store or max_memory_store"
     if code in _NEVER:
         return Rejected(text)
     if code in _NOT_NOW:

@@ -10,7 +10,7 @@ from sea_mq_worker.adapters.nats.publish.acks import AckReader
 from sea_mq_worker.adapters.nats.publish.atomic_batch import HELD_BACK, AtomicPublisher, all_stored
 from sea_mq_worker.adapters.nats.publish.duplicates import judge_duplicates
 from sea_mq_worker.adapters.nats.publish.pipelined import PipelinedPublisher
-from sea_mq_worker.adapters.nats.publish.reply_mux import ReplyMux
+from sea_mq_worker.adapters.nats.publish.reply_mux import TIMED_OUT, ReplyMux
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
 from sea_mq_worker.domain.encoding import EncodedMessage, encode
@@ -27,6 +27,9 @@ _NO_BATCH_SECONDS = 10.0
 _INFO_TIMEOUT_SECONDS = 2.0
 _INFO_FRESH_SECONDS = 1.0
 """Age up to which the stream's information counts as present: repeats may be in every claim."""
+_STORES_NOTHING = Unknown(
+    "nats-server reports the stream and acknowledges no message: its log has the reason, such as a full disk"
+)
 _INFO_SHARE = 0.25
 """Share of a deadline that the request for the stream's information may take."""
 
@@ -128,8 +131,9 @@ class NatsJetStreamPublisher:
     ) -> list[PublishOutcome]:
         is_atomic = self._is_atomic(in_order=in_order)
         timeout_seconds = deadline - asyncio.get_running_loop().time()
+        is_reported = False
         if self._info_is_stale and timeout_seconds > 0:
-            await self._refresh_info(min(timeout_seconds * _INFO_SHARE, _INFO_TIMEOUT_SECONDS))
+            is_reported = await self._refresh_info(min(timeout_seconds * _INFO_SHARE, _INFO_TIMEOUT_SECONDS))
         if self._connection.replies_denied:
             return [Unsent(self._connection.trouble)] * len(messages)
         if self._info.unusable_reason:
@@ -140,6 +144,9 @@ class NatsJetStreamPublisher:
         known = self._last_seq
         outcomes = await (self._publish_in_order if is_atomic else self._publish_each)(ready, deadline)
         self._update_state(outcomes, known)
+        if is_reported and not any(isinstance(outcome, Stored) for outcome in outcomes):
+            silent = Unknown(TIMED_OUT)
+            outcomes = [_STORES_NOTHING if outcome == silent else outcome for outcome in outcomes]
         return outcomes
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:

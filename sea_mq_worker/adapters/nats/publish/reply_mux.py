@@ -13,7 +13,7 @@ from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.errors import plain
 
 NOT_CONNECTED = "not connected to NATS"
-_TIMED_OUT = "the deadline passed without an acknowledgement"
+TIMED_OUT = "the deadline passed without an acknowledgement"
 _CONNECTION_ERRORS = (nats.errors.Error, OSError, UnicodeError)
 
 
@@ -92,8 +92,8 @@ class ReplyMux:
         number, loop = str(next(self._numbers)), asyncio.get_running_loop()
         self._open[number] = request
         if deadline <= loop.time():
-            request.stop(_TIMED_OUT)
-        timer = loop.call_at(deadline, request.stop, _TIMED_OUT)
+            request.stop(TIMED_OUT)
+        timer = loop.call_at(deadline, request.stop, TIMED_OUT)
         try:
             yield f"{self._inbox}.{number}."
         except _CONNECTION_ERRORS as error:
