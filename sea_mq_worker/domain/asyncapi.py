@@ -20,6 +20,7 @@ _HEADER_MEANINGS = {
     "ce-correlationid": "ID of the business process",
     "ce-causationid": "ID of the message that caused the event",
     "ce-partitionkey": "routing hint",
+    "ce-datacontenttype": "application/json",
     "ce-dataschema": "URI of the payload's schema",
     "traceparent": "W3C trace context",
     "tracestate": "W3C trace context",

@@ -30,6 +30,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 EVENT_HEADER_BYTES_MAX = HEADER_BYTES_MAX - 2047
 """Cap on ``event_header_bytes``; the rest of the block is for ids, times, trace context and source."""
 _CORRELATION_HEADERS = ("ce-correlationid", "ce-causationid")
+_CONTENT_TYPE = "ce-datacontenttype"
 _IDENTITY_HEADERS = ("ce-type", "ce-subject")
 _OF_THE_EVENT = frozenset(
     f"ce-{name}"
@@ -134,6 +135,7 @@ def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[
     """Return the subject and the header lines that all events of a type and version share."""
     return event_subject(context, event_type, version), (
         "ce-specversion: 1.0",
+        f"{_CONTENT_TYPE}: application/json",
         f"ce-source: {source}",
         f"ce-type: {_cloudevents_value(event_type)}",
         f"ce-eventversion: {version}",
@@ -267,11 +269,12 @@ def speaks_to_broker(name: str) -> bool:
 
 
 def _with_own(headers: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Add the row's own headers.
+    """Add the row's own headers, among them a content type.
 
     A valid trace context among them replaces the one of the metadata. An invalid one is left out: a broken
     trace must not prevent the event.
     """
     trace = valid_trace_context({name.lower(): value for name, value in own.items()})
     kept = {n: v for n, v in own.items() if n.lower() not in _TRACE or trace.get(n.lower()) == v}
-    return {n: v for n, v in headers.items() if not trace or n.lower() not in _TRACE} | kept
+    replaced = (_TRACE if trace else frozenset()) | ({_CONTENT_TYPE} & {name.lower() for name in own})
+    return {n: v for n, v in headers.items() if n.lower() not in replaced} | kept

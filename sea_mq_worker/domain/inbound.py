@@ -1,6 +1,15 @@
-"""Turn a received message into the handler's request (SDS-047, handler contract)."""
+"""Turn a received message into the handler's request (SDS-047, handler contract).
 
+A CloudEvent comes in binary mode, with its attributes in headers, or in structured mode, inside a JSON
+object. Structured mode is known by its content type. CloudEvents' NATS binding 1.0 has no headers: a message
+without a content type and without attributes in headers is structured if its body has all attributes that an
+event must have.
+"""
+
+import base64
+import binascii
 import hashlib
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +17,15 @@ from datetime import datetime
 
 from sea_mq_worker.domain.errors import InvalidMessageError
 from sea_mq_worker.domain.headers import CorrelationContext, NatsMsgId, rfc3339, valid_trace_context
-from sea_mq_worker.domain.json_text import is_json
+from sea_mq_worker.domain.json_text import is_json, members
 from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
 from sea_mq_worker.domain.subjects import parse_subject
 
+_STRUCTURED = "application/cloudevents+json"
+_BATCH = "application/cloudevents-batch+json"
+_TRACE = ("traceparent", "tracestate")
+"""Extension attributes that binary mode has as headers of their own."""
+_REQUIRED = ("id", "source", "specversion", "type")
 _NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
 
 
@@ -25,9 +39,9 @@ class InvalidMessage:
 
 
 def identify(message: InboundMessage) -> str | InvalidMessage:
-    """Return a message's own id, or why it has no valid id; the body is not checked."""
+    """Return a message's own id, or why it has no valid id; the payload is not checked."""
     try:
-        return NatsMsgId.of(_lower(message.headers)).value
+        return NatsMsgId.of(_event(message)[0]).value
     except InvalidMessageError as error:
         return InvalidMessage(storage_id(message), error.reason, str(error))
 
@@ -40,11 +54,11 @@ def recorded_as(message: InboundMessage) -> str:
 
 def parse_message(message: InboundMessage) -> HandlerRequest | InvalidMessage:
     """Validate a message and build the handler's request."""
-    headers = _lower(message.headers)
     message_id = ""
     try:
+        headers, payload = _event(message)
         message_id = NatsMsgId.of(headers).value
-        return _request(message, headers, message_id)
+        return _request(message, headers, payload, message_id)
     except InvalidMessageError as error:
         return InvalidMessage(message_id or storage_id(message), error.reason, str(error))
 
@@ -59,14 +73,46 @@ def content_hash(message: InboundMessage) -> bytes:
     return hashlib.sha256(message.subject.encode() + b"\0" + message.payload).digest()
 
 
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+def _event(message: InboundMessage) -> tuple[Mapping[str, str], bytes]:
+    """Return headers, in lower case, and payload; in structured mode with what the event inside has."""
+    headers = {name.lower(): value for name, value in message.headers.items()}
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == _BATCH:
+        raise InvalidMessageError(
+            "INVALID_PAYLOAD", "a batch of CloudEvents: each event has to be a message of its own"
+        )
+    if content_type != _STRUCTURED:
+        has_attributes = any(name.startswith("ce-") for name in headers)
+        if content_type or has_attributes or b'"specversion"' not in message.payload:
+            return headers, message.payload
+    inside = members(message.payload)
+    if inside is None or not all(inside.get(name, b"").startswith(b'"') for name in _REQUIRED):
+        if content_type == _STRUCTURED:
+            raise InvalidMessageError("INVALID_PAYLOAD", "the body is no CloudEvent in JSON")
+        return headers, message.payload
+    payload, encoded = inside.pop("data", b"null"), inside.pop("data_base64", None)
+    if encoded is not None:
+        try:
+            payload = base64.b64decode(json.loads(encoded), validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise InvalidMessageError("INVALID_PAYLOAD", "data_base64 is not Base64") from None
+    attributes = {
+        f"ce-{name.lower()}": _attribute(value) for name, value in inside.items() if value != b"null"
+    }
+    trace = {name: attributes[f"ce-{name}"] for name in _TRACE if f"ce-{name}" in attributes}
+    return trace | headers | attributes, payload
 
 
-def _request(message: InboundMessage, headers: Mapping[str, str], message_id: str) -> HandlerRequest:
+def _attribute(value: bytes) -> str:
+    return str(json.loads(value)) if value.startswith(b'"') else value.decode()
+
+
+def _request(
+    message: InboundMessage, headers: Mapping[str, str], payload: bytes, message_id: str
+) -> HandlerRequest:
     subject = parse_subject(message.subject)
     correlation = CorrelationContext.of(headers)
-    if not is_json(message.payload):  # only checked: unchanged bytes lose no digit
+    if not is_json(payload):  # only checked: unchanged bytes lose no digit
         raise InvalidMessageError("INVALID_PAYLOAD", "the body is not JSON")
     return HandlerRequest(
         message_id=message_id,
@@ -76,7 +122,7 @@ def _request(message: InboundMessage, headers: Mapping[str, str], message_id: st
         occurred_at=_occurred_at(headers, message),
         correlation_id=correlation.correlation_id,
         causation_id=correlation.causation_id,
-        payload=message.payload,
+        payload=payload,
         trace_headers=valid_trace_context(headers),
         consumer=message.consumer,
         stored_at=message.stored_at,

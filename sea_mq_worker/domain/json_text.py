@@ -9,6 +9,7 @@ _CHUNK_BYTES = 65_536
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """Start of an escaped lone surrogate, which JSON allows and the validator refuses."""
 _VALIDATOR = msgspec.json.Decoder(msgspec.Raw)
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_json(text: bytes) -> bool:
@@ -25,6 +26,14 @@ def is_json(text: bytes) -> bool:
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True
+
+
+def members(text: bytes) -> dict[str, bytes] | None:
+    """Return the members of a JSON object, their values as written; None for any other text."""
+    try:
+        return {name: bytes(value) for name, value in _MEMBERS.decode(text).items()}
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
 
 
 def _check_utf8(text: memoryview) -> None:

@@ -52,6 +52,7 @@ def test_the_attributes_of_the_event_are_headers_and_the_body_is_the_payload() -
     assert message.headers == {
         "Nats-Msg-Id": EVENT_ID,
         "ce-specversion": "1.0",
+        "ce-datacontenttype": "application/json",
         "ce-id": EVENT_ID,
         "ce-source": "urn:sea",
         "ce-type": "order.created",
@@ -62,6 +63,12 @@ def test_the_attributes_of_the_event_are_headers_and_the_body_is_the_payload() -
         "ce-causationid": "22222222-2222-2222-2222-222222222222",
         "ce-partitionkey": "tenant-7",
     }
+
+
+def test_a_row_may_name_another_content_type() -> None:
+    message = made(headers='{"CE-DataContentType": "application/vnd.order+json"}')
+    named = {name: value for name, value in message.headers.items() if name.lower() == "ce-datacontenttype"}
+    assert named == {"CE-DataContentType": "application/vnd.order+json"}
 
 
 def test_the_cloudevents_sdk_reads_a_message() -> None:

@@ -7,6 +7,7 @@ import pytest
 from sea_mq_worker.domain.inbound import (
     InvalidMessage,
     content_hash,
+    identify,
     parse_message,
     storage_id,
 )
@@ -26,6 +27,69 @@ def refused(**given: object) -> InvalidMessage:
     envelope = parse_message(inbound_message(**given))
     assert isinstance(envelope, InvalidMessage)
     return envelope
+
+
+CORRELATION = str(uuid.uuid4())
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
+ENVELOPE = (
+    b'{"specversion": "1.0", "id": "%s", "source": "/up", "type": "made", "time": "2025-12-01T00:00:00Z", '
+    b'"correlationid": "%s", "traceparent": "%s", "n": 1, "none": null, '
+    % (ID.encode(), CORRELATION.encode(), TRACE.encode())
+)
+STRUCTURED = {"Content-Type": "application/cloudevents+json; charset=UTF-8"}
+
+
+@pytest.mark.parametrize(
+    "headers", [STRUCTURED, {}, {"Nats-Msg-Id": ID}], ids=["typed", "bare", "with an id"]
+)
+@pytest.mark.parametrize(
+    ("data", "payload"),
+    [
+        (b'"data": {"n": 1.00}}', b'{"n": 1.00}'),
+        (b'"data_base64": "eyJuIjogMS4wMH0="}', b'{"n": 1.00}'),
+        (b'"datacontenttype": "text/plain", "data": "text"}', b'"text"'),
+        (b'"x": {}}', b"null"),
+    ],
+)
+def test_a_cloudevent_in_structured_mode_is_what_is_inside(
+    headers: dict[str, str], data: bytes, payload: bytes
+) -> None:
+    request = opened(headers=headers, payload=ENVELOPE + data)
+    assert (request.message_id, request.payload) == (ID, payload)
+    assert (request.occurred_at, request.correlation_id) == ("2025-12-01T00:00:00Z", CORRELATION)
+    assert request.trace_headers == {"traceparent": TRACE}
+    assert identify(inbound_message(headers=headers, payload=ENVELOPE + data)) == ID
+
+
+@pytest.mark.parametrize(
+    ("content_type", "payload", "detail"),
+    [
+        ("application/cloudevents-batch+json", b"[%s]" % (ENVELOPE + b'"data": 1}'), "message of its own"),
+        ("application/cloudevents+json", b"[]", "no CloudEvent"),
+        ("application/cloudevents+json", b'{"id": "1", "source": 1}', "no CloudEvent"),
+        ("application/cloudevents+json", ENVELOPE + b'"data_base64": "!"}', "not Base64"),
+        ("application/cloudevents+json", ENVELOPE + b'"data_base64": 7}', "not Base64"),
+        ("application/cloudevents+json", ENVELOPE + b'"data_base64": "eA=="}', "not JSON"),
+    ],
+)
+def test_an_unreadable_cloudevent_is_refused_with_the_reason(
+    content_type: str, payload: bytes, detail: str
+) -> None:
+    found = refused(headers={"content-type": content_type}, payload=payload)
+    assert found.reason == "INVALID_PAYLOAD"
+    assert detail in found.detail
+
+
+@pytest.mark.parametrize(
+    ("headers", "payload"),
+    [
+        ({"Nats-Msg-Id": ID, "ce-type": "made"}, ENVELOPE + b'"data": 1}'),
+        ({"Nats-Msg-Id": ID, "content-type": "application/json"}, ENVELOPE + b'"data": 1}'),
+        ({"Nats-Msg-Id": ID}, b'{"specversion": "1.0", "id": 7}'),
+    ],
+)
+def test_what_only_looks_like_a_cloudevent_is_a_payload(headers: dict[str, str], payload: bytes) -> None:
+    assert opened(headers=headers, payload=payload).payload == payload
 
 
 @pytest.mark.clause("SDS-047: handler contract")

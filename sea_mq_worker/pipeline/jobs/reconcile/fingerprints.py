@@ -60,7 +60,7 @@ RECEIVED = pa.schema(
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _BROKER = "nats-"
-_UNMARKED = pa.array(["traceparent", "tracestate", "ce-source"])
+_UNMARKED = pa.array(["traceparent", "tracestate", "ce-source", "ce-datacontenttype"])
 _TEXTS = ("aggregate_type", "aggregate_id", "event_type", "partition_key")
 _PLAIN = "^[!#$&-~]*$"
 """Text that the worker sends as it is, in a header: visible ASCII without quotation mark and per cent."""
