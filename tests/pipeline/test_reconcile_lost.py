@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
 
+from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE
 from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
@@ -46,6 +47,7 @@ from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
 from sea_mq_worker.settings import Settings, config_file
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world
 from tests.support.jetstream import connected, store
+from tests.support.programs import own_programs
 from tests.support.rows import opened
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
@@ -96,17 +98,18 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
 
 
 def _requeue(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, out: Path) -> dict[str, Any]:
-    """Run the command in the session of the tests."""
+    """Run the command that doctor and log print, in the session of the tests."""
 
     @contextmanager
     def running(*_: object, **__: object) -> Iterator[SparkSession]:
         yield spark
 
     monkeypatch.setattr(session, "spark_session", running)
-    command = ["pipeline", "reconcile", "--grace", "0", "--json", "--out", str(out), "--requeue"]
+    [(_, printed)] = own_programs(RECONCILE)
+    command = [*printed, "--grace", "0", "--json", "--out", str(out)]
     runner = CliRunner()
     assert runner.invoke(app, [*command, "--reason", " "]).exit_code == 2
-    ended = runner.invoke(app, [*command, "--reason", "the broker was set back", "--actor", "ada"])
+    ended = runner.invoke(app, [*command, "--actor", "ada"])
     assert ended.exit_code == 1
     assert "100 findings of altered, missing-in-inbox, missing-in-stream" in ended.stderr
     found: dict[str, Any] = json.loads(ended.stdout)

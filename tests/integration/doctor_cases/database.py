@@ -349,5 +349,14 @@ async def inbox_orphans(p: Patient) -> Mend:
 
 @provokes_in_tables
 async def inbox_stuck(p: Patient) -> Mend:
-    await p.received(seq=1, hours=48)
-    return p.changing(inbox_backoff_max_seconds=15_000)
+    message = uuid.uuid4()
+    await p.received(seq=await p.send(str(message)), hours=48)
+    await p.pool.execute("UPDATE inbox_messages SET message_id = $1", message)
+
+    async def run_a_worker(finding: Finding) -> None:
+        assert finding.fix == "check its error, and whether a worker is running"
+        async with p.worker():
+            processed = "SELECT processed_at IS NOT NULL FROM inbox_messages"
+            await eventually(lambda: p.pool.fetchval(processed), what="the message has its effect")
+
+    return run_a_worker
