@@ -39,6 +39,7 @@ async def send(at: Site, until: float) -> None:
         await at.send(2)
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("way", "seconds"), [("pooled", 10.0), *LONG])
 async def test_plain_traffic_leaves_no_warning(
     way: str, seconds: float, site_with: SiteWith, own_postgres: EmbeddedPostgres
