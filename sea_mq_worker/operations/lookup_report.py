@@ -17,6 +17,7 @@ _Said: TypeAlias = tuple[list[str], list[str]]
 
 _PROGRAM = "python -m sea_mq_worker"
 _WHY = '--reason "..."'
+_BY_ANOTHER = "published by another worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,8 @@ def _holder(found: Found) -> str:
 
 
 def _published(event: OutboxSummary, found: Found) -> _Said:
+    if not event.stream:
+        return ["it is published, by another worker, which noted no place in the stream"], []
     place = f"{event.stream} under sequence {event.stream_seq}"
     if any((one.stream, one.seq) == (event.stream, event.stream_seq) for one in found.stored):
         return [f"it is published, and in {place}"], []
@@ -262,7 +265,8 @@ def _steps(found: Found) -> Iterator[Step]:
         if event.claimed_at:
             yield Step(at=event.claimed_at, text=f"claimed by {event.claimed_by}")
         if event.published_at:
-            yield Step(at=event.published_at, text=f"acknowledged by {event.stream} ({event.stream_seq})")
+            by = f"acknowledged by {event.stream} ({event.stream_seq})" if event.stream else _BY_ANOTHER
+            yield Step(at=event.published_at, text=by)
     for stored in found.stored:
         text = f"stored in {stored.stream} ({stored.seq}) as {stored.subject}"
         yield Step(at=stored.stored_at, text=text)

@@ -181,6 +181,14 @@ async def test_a_published_event_names_the_progress_of_each_consumer(world: Worl
     assert "consumer holder of SEA_EVENTS is done with it" in (await world.ask(event.id)).answer
 
 
+async def test_an_event_without_a_place_in_the_stream_is_not_called_lost(world: World) -> None:
+    """An SDS-047 worker published it, and noted no place."""
+    found = await world.ask(world.event("PUBLISHED", published_at=NOW).id)
+    assert found.answer == ("it is published, by another worker, which noted no place in the stream",)
+    assert found.next_steps == ()
+    assert found.steps[-1].text == "published by another worker"
+
+
 async def test_an_event_that_the_stream_has_lost_is_to_be_replayed(world: World) -> None:
     event = world.published()
     world.stream.purge()
