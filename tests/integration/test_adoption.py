@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate, plan
 from sea_mq_worker.adapters.postgres.schema.old_worker import set_old_worker
 from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
@@ -355,10 +356,11 @@ async def test_what_the_old_worker_published_and_did_not_mark_is_not_published_a
         assert all(r["publish_error"].startswith("INVALID_OUTBOX: event_") for r in dead)
 
 
+@pytest.mark.parametrize("purged", [False, True])
 async def test_what_the_old_worker_just_published_counts_as_published(
-    owner: asyncpg.Connection, site_of_old: SiteWith
+    purged: bool, owner: asyncpg.Connection, site_of_old: SiteWith
 ) -> None:
-    """Its copy has none of this worker's headers, and is not taken for another event's."""
+    """Its copy has none of this worker's headers, or is gone, and is not taken for another event's."""
     async with site_of_old() as made, old_worker(made.direct) as rust:
         await migrate(made.dsn)
         await set_old_worker(made.dsn, schema="public", beside=True)
@@ -366,11 +368,14 @@ async def test_what_the_old_worker_just_published_counts_as_published(
         cut_off = asyncio.create_task(rust.publish_once(pause=asyncio.Event()))
         await eventually(made.copies)
         cut_off.cancel()
+        if purged:
+            await api(made.broker, f"STREAM.PURGE.{made.target.stream}")
         async with made.worker() as worker:
             await worker.ready()
             await made.published()
         found = await row(owner, uuid.UUID(event_id))
-        assert (found["state"], found["stream_seq"], await made.copies()) == ("PUBLISHED", 1, {event_id: 1})
+        assert (found["state"], found["stream_seq"]) == ("PUBLISHED", 1)
+        assert await made.copies() == ({} if purged else {event_id: 1})
 
 
 async def test_the_commands_of_the_document_lead_from_the_old_worker(
