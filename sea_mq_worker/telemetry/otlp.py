@@ -1,10 +1,11 @@
 """Export spans and metrics over OTLP/HTTP with the extra ``otel``, configured by ``OTEL_*`` variables.
 
-Metrics have the same names as for Prometheus.
+Metrics that OpenTelemetry's semantic conventions for messaging know have their names. The others have those
+for Prometheus, without ``_total``, which a collector adds for Prometheus by itself.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import cast
 
@@ -28,8 +29,16 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from sea_mq_worker.domain.errors import WorkerError
 from sea_mq_worker.resources import install_hint
+from sea_mq_worker.telemetry.catalog.metrics import Metric as Described
 from sea_mq_worker.telemetry.series import BOUNDS_SECONDS, Families, Family, Histogram, Number
 
+_CONVENTIONS: Mapping[str, tuple[str, str]] = {
+    "sea_mq_outbox_published_total": ("messaging.client.sent.messages", "publish"),
+    "sea_mq_inbox_processed_total": ("messaging.client.consumed.messages", "process"),
+    "sea_mq_inbox_message_seconds": ("messaging.process.duration", "process"),
+}
+"""Name and operation in the semantic conventions, by the name for Prometheus."""
+_ATTRIBUTES = {"consumer": "messaging.consumer.group.name", "status": "http.response.status_code"}
 _SCOPE = InstrumentationScope("sea_mq_worker")
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
@@ -95,18 +104,18 @@ def metrics_data(families: Families, *, resource: Resource, since_ns: int) -> Me
 def _number(family: Family[Number], since_ns: int, now_ns: int) -> Metric:
     metric = family.metric
     points = [
-        NumberDataPoint(dict(zip(metric.labels, values, strict=True)), since_ns, now_ns, number.value)
+        NumberDataPoint(_attributes(metric, values), since_ns, now_ns, number.value)
         for values, number in family.series.items()
     ]
     data = Sum(points, _CUMULATIVE, is_monotonic=True) if metric.kind == "counter" else Gauge(points)
-    return Metric(metric.name, metric.meaning, metric.unit, data)
+    return _metric(metric, data)
 
 
 def _histogram(family: Family[Histogram], since_ns: int, now_ns: int) -> Metric:
     metric = family.metric
     points = [
         HistogramDataPoint(
-            attributes=dict(zip(metric.labels, values, strict=True)),
+            attributes=_attributes(metric, values),
             start_time_unix_nano=since_ns,
             time_unix_nano=now_ns,
             count=sum(histogram.counts),
@@ -118,7 +127,25 @@ def _histogram(family: Family[Histogram], since_ns: int, now_ns: int) -> Metric:
         )
         for values, histogram in family.series.items()
     ]
-    return Metric(metric.name, metric.meaning, metric.unit, HistogramData(points, _CUMULATIVE))
+    return _metric(metric, HistogramData(points, _CUMULATIVE))
+
+
+def otlp_name(name: str) -> str:
+    """Return the name over OTLP of a metric for Prometheus."""
+    return _CONVENTIONS[name][0] if name in _CONVENTIONS else name.removesuffix("_total")
+
+
+def _metric(metric: Described, data: Sum | Gauge | HistogramData) -> Metric:
+    unit = "{message}" if metric.name in _CONVENTIONS and metric.kind == "counter" else metric.unit
+    return Metric(otlp_name(metric.name), metric.meaning, unit, data)
+
+
+def _attributes(metric: Described, values: Sequence[str]) -> dict[str, str]:
+    labels = dict(zip(metric.labels, values, strict=True))
+    if metric.name not in _CONVENTIONS:
+        return labels
+    system = {"messaging.system": "nats", "messaging.operation.name": _CONVENTIONS[metric.name][1]}
+    return system | {_ATTRIBUTES[name]: value for name, value in labels.items()}
 
 
 def _missing(what: str) -> WorkerError:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
 from sea_mq_worker.telemetry.catalog.metrics import METRICS
 from sea_mq_worker.telemetry.catalog.spans import OUTCOME, RESOURCE, SPANS
+from sea_mq_worker.telemetry.otlp import otlp_name
 from tests.support.handlers import HandlerServer, answer, handler_server, hang, in_turn
 from tests.support.jetstream import store
 from tests.support.rows import add_event
@@ -54,8 +55,8 @@ async def test_a_worker_exports_what_is_documented(shared: Site, monkeypatch: py
             await worker.stopped()
         check_lines(worker.written)
         assert scraped.keys() == {metric.name for metric in METRICS}
-        with_series = {name for name, series in scraped.items() if series}
-        assert with_series <= exported_names(collector) <= scraped.keys()
+        with_series = {otlp_name(name) for name, series in scraped.items() if series}
+        assert with_series <= exported_names(collector) <= {*map(otlp_name, scraped)}
         check_spans(collector)
 
 
@@ -82,7 +83,7 @@ def export_often(monkeypatch: pytest.MonkeyPatch, collector: HandlerServer) -> N
 def all_told(collector: HandlerServer) -> bool:
     """Tell whether what was asked for has been exported: four handlings and two events, with their waits."""
     spans = [span for found in resources(collector) for span in found.scope_spans[0].spans]
-    return len(spans) >= 4 * 3 + 2 * 2 and "sea_mq_inbox_message_seconds" in exported_names(collector)
+    return len(spans) >= 4 * 3 + 2 * 2 and "messaging.process.duration" in exported_names(collector)
 
 
 def scraped_names(text: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.facts import CircuitOpened, EventsPublished
+from sea_mq_worker.domain.facts import CircuitOpened, EventsPublished, MessageProcessed
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 from sea_mq_worker.telemetry.otlp import described, export_spans, metrics_data, metrics_exporter
 
@@ -23,9 +23,9 @@ def test_metrics_have_their_names_labels_and_points() -> None:
     metrics.observe(EventsPublished(latencies=(0.02, 7200.0), duplicates=1, each=tuple))
     metrics.observe(CircuitOpened(circuit="nats", reason="refused", retry_seconds=1.0))
     found = exported(metrics)
-    counter = found["sea_mq_outbox_published_total"]
-    (published,) = counter.data.data_points
-    assert (published.value, published.start_time_unix_nano) == (2, 7)
+    counter = found["sea_mq_outbox_duplicates"]
+    (duplicates,) = counter.data.data_points
+    assert (duplicates.value, duplicates.start_time_unix_nano) == (1, 7)
     assert (counter.data.is_monotonic, counter.unit) == (True, "{event}")
     (paused,) = found["sea_mq_circuit_open"].data.data_points
     assert (paused.value, paused.attributes) == (1, {"circuit": "nats"})
@@ -33,6 +33,23 @@ def test_metrics_have_their_names_labels_and_points() -> None:
     assert (latency.count, latency.sum) == (2, 7200.02)
     assert latency.bucket_counts[-1] == 1
     assert len(latency.bucket_counts) == len(latency.explicit_bounds) + 1
+
+
+def test_metrics_of_messaging_have_the_names_of_the_semantic_conventions() -> None:
+    metrics = MetricsObserver()
+    metrics.observe(EventsPublished(latencies=(0.02, 7200.0), duplicates=1, each=tuple))
+    metrics.observe(MessageProcessed("id", "sea__from_up", "up.event.made.v1", 200, 0.5))
+    found = exported(metrics)
+    system, group = {"messaging.system": "nats"}, {"messaging.consumer.group.name": "sea__from_up"}
+    process = {**system, **group, "messaging.operation.name": "process"}
+    (sent,) = found["messaging.client.sent.messages"].data.data_points
+    (consumed,) = found["messaging.client.consumed.messages"].data.data_points
+    (duration,) = found["messaging.process.duration"].data.data_points
+    assert (sent.value, sent.attributes) == (2, {**system, "messaging.operation.name": "publish"})
+    assert (consumed.value, consumed.attributes) == (1, {**process, "http.response.status_code": "200"})
+    assert (duration.sum, duration.attributes) == (0.5, process)
+    assert found["messaging.client.sent.messages"].unit == "{message}"
+    assert [name for name in found if name.endswith("_total")] == []
 
 
 @pytest.mark.parametrize("module", ["trace_exporter", "metric_exporter"])
