@@ -60,6 +60,9 @@ class CircuitBreaker:
         name: name of the dependency, for facts and readiness.
         backoff: wait before each probe of an open circuit.
         clock: monotonic seconds.
+
+    Attributes:
+        is_refused: the last failure was a refusal, whose end only a call of the same kind proves.
     """
 
     def __init__(
@@ -71,11 +74,12 @@ class CircuitBreaker:
         self._clock = clock
         self._reason = ""
         self._failures = 0
-        self._opened_at = 0.0
+        self._opened_at = self._failed_at = 0.0
         self._contract_broken_at: float | None = None
         self._retry_at = 0.0
         self._probing = False
         self._rejected_probes = 0
+        self.is_refused = False
         self._queue: dict[object, None] = {}
         self._changed = asyncio.Event()
 
@@ -102,6 +106,11 @@ class CircuitBreaker:
     def failures(self) -> int:
         """Failures in a row, probes included; 0 while the circuit is closed."""
         return 0 if self.is_closed else self._failures
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Seconds since the last failure."""
+        return self._clock() - self._failed_at
 
     @property
     def broken_seconds(self) -> float:
@@ -139,7 +148,9 @@ class CircuitBreaker:
         """Wait until a probe has ended, no caller is left to make one, or ``unless`` is set."""
         await self._wait_changed(unless, None)
 
-    def record_failure(self, reason: str, *, answered: bool = False, broken: bool = False) -> None:
+    def record_failure(
+        self, reason: str, *, answered: bool = False, refused: bool = False, broken: bool = False
+    ) -> None:
         """Open the circuit, or keep it open for longer after a failed probe.
 
         Failures of calls that began before the circuit opened change nothing.
@@ -147,6 +158,7 @@ class CircuitBreaker:
         Args:
             reason: error text, for facts and readiness.
             answered: the dependency is reachable, but rejects the call.
+            refused: only a call of the same kind that succeeds proves the end of the fault.
             broken: the fault lasts until an operator fixes it.
         """
         if self.is_closed:
@@ -155,6 +167,8 @@ class CircuitBreaker:
         elif not self._probing:
             return
         self._failures += 1
+        self._failed_at = self._clock()
+        self.is_refused = refused
         if not broken:
             self._contract_broken_at = None
         elif self._contract_broken_at is None:

@@ -43,10 +43,12 @@ class Unknown:
     """No response, or an unclear one: possibly published. Retry under the same id; costs no failure.
 
     ``answered``: the server did respond, so the link works and another message may be stored.
+    ``refused``: the stream or a right is in the way, and only a message that is stored proves the end of it.
     """
 
     reason: str
     answered: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ class JetStreamPublisher(Protocol):
         """Search for messages by their ids; return the latest copy of each, or the progress of the search.
 
         For messages outside the deduplication window, where publishing again could store a second copy. A
-        search takes a bounded time; the next one continues from the progress of an unfinished one.
+        search takes a bounded time; the next one continues from the progress of an unfinished one. A search
+        for nothing only asks whether the stream answers.
 
         Raises:
             BrokerUnavailableError: the stream could not be read.

@@ -149,7 +149,7 @@ class InMemoryPublisher:
             case Fault.FAILED:
                 return FailedTransiently("the stream does not take it now")
             case Fault.BARRED:
-                return Unknown("the server takes nothing like it", answered=True)
+                return Unknown("the server takes nothing like it", answered=True, refused=True)
             case Fault.LOST:
                 return Unknown("no acknowledgement")
             case Fault.ACK_LOST:

@@ -488,6 +488,10 @@ async def test_calls_may_overlap(world: World) -> None:
         assert not any(o.duplicate for o in stored(outcomes))
 
 
+async def test_a_search_for_nothing_asks_whether_the_stream_answers(world: World) -> None:
+    assert await world.publisher.find(()) == {}
+
+
 async def test_find_returns_the_latest_stored_copy(world: World) -> None:
     """P35: what the duplicate window has forgotten is still found."""
     batch = messages(world, 5)
@@ -564,6 +568,8 @@ async def test_find_without_a_connection_says_that_it_could_not_read(world: Worl
 
     with pytest.raises(BrokerUnavailableError):
         await world.publisher.find([wanted(message(world.stream.lower()))])
+    with pytest.raises(BrokerUnavailableError):
+        await world.publisher.find(())
 
 
 def wanted(of: OutboundMessage, **given: Any) -> SearchedId:

@@ -106,7 +106,7 @@ def test_an_error_is_judged_by_whose_fault_it_is(code: int, status: int, kind: t
 def test_an_error_without_numbers_is_unknown(code: str) -> None:
     error = b'{"error":{"err_code":%s}}' % code.encode()
 
-    assert read(error) == Unknown("refused (0/0)", answered=True)
+    assert read(error) == Unknown("refused (0/0)", answered=True, refused=True)
 
 
 @pytest.mark.parametrize("reported", ['"false"', "1", "[0]", "null"])

@@ -181,6 +181,24 @@ async def test_a_lease_does_not_run_while_the_other_lane_probes_the_broker() -> 
     assert world.observer.of(LeasesLost) == []
 
 
+@pytest.mark.parametrize(("fault", "closes"), [(Fault.LOST, True), (Fault.BARRED, False)])
+def test_an_outage_ends_for_a_worker_whose_events_others_have_published(fault: Fault, closes: bool) -> None:
+    """It finds none to probe with. A stream that answers had lost its link, and had not refused an event."""
+
+    @in_virtual_time
+    async def run() -> None:
+        world = World()
+        world.table.add("a")
+        world.faults["a"] = fault
+        async with world.relaying():
+            await world.observer.seen(CircuitOpened)
+            world.table.rows.clear()
+            await asyncio.sleep(60)
+        assert bool(world.observer.of(CircuitClosed)) == closes
+
+    run()
+
+
 @pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
 @in_virtual_time
 async def test_a_silent_broker_is_probed_with_one_event_at_a_time() -> None:

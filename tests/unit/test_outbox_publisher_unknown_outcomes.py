@@ -238,7 +238,7 @@ async def test_a_claim_that_the_database_cannot_answer_pauses_the_lane_until_it_
 async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> None:
     world = World()
     lane = world.lane()
-    lane.broker_breaker.record_failure("the stream is full")
+    lane.broker_breaker.record_failure("the stream is full", refused=True)
     async with asyncio.TaskGroup() as group:
         group.create_task(lane.run(world.stop))
         await asyncio.sleep(600)

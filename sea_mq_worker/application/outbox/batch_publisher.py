@@ -202,7 +202,8 @@ class BatchPublisher:
         elif answered and any(isinstance(verdict, Published) for verdict in results.verdicts):
             self.broker_breaker.release()  # a found copy proves no working publish
         else:
-            self.broker_breaker.record_failure(trouble[0].reason, answered=answered)
+            refused = any(isinstance(outcome, Unknown) and outcome.refused for outcome in trouble)
+            self.broker_breaker.record_failure(trouble[0].reason, answered=answered, refused=refused)
 
 
 def _split_searched(

@@ -28,6 +28,8 @@ _STAND_BY_SECONDS = 1.5
 """Longest wait before the next look whether another worker still serves the lane."""
 _YIELD_SECONDS = 2.0
 """Time that a worker which cannot publish leaves the lane to others; each of them looks within it."""
+_QUIET_SECONDS = 30.0
+"""Longer than an event without an acknowledgement waits for its next attempt."""
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
 _NOT_CONNECTED = "not connected to NATS"
@@ -142,15 +144,25 @@ class OutboxPublisher:
         probe_batch_max = min(size.events, self.broker_breaker.probe_batch_max)
         claim = await self._find_unpublished(size, probe_batch_max if broker is Permit.PROBE else size.events)
         if broker is Permit.PROBE and not claim.events:
-            self._end_empty_probe()
+            await self._end_empty_probe()
         return claim, claimed_at
 
-    def _end_empty_probe(self) -> None:
-        """Close the circuit if its only fault was a missing connection, else give the probe back."""
-        if self.broker_breaker.reason == _NOT_CONNECTED:
-            self.broker_breaker.record_success()
+    async def _end_empty_probe(self) -> None:
+        """Close the circuit if its only fault was a missing connection, else give the probe back.
+
+        Other workers may have published the events that opened the circuit, and the next one may be late. So
+        it also closes when no event has failed for a while, none was refused, and the stream answers.
+        """
+        breaker = self.broker_breaker
+        proven = breaker.reason == _NOT_CONNECTED
+        if not (proven or breaker.is_refused) and breaker.quiet_seconds > _QUIET_SECONDS:
+            with contextlib.suppress(DependencyError):
+                await self.publishing.publisher.find(())
+                proven = True
+        if proven:
+            breaker.record_success()
         else:
-            self.broker_breaker.release()
+            breaker.release()
 
     async def _find_unpublished(self, size: ClaimSize, batch_max: int) -> Claim:
         """Claim events; after a time-out, the next claim requests half as many, down to one."""

@@ -36,12 +36,14 @@ def judge_ack(answer: dict[str, Any], stream: str, domain: str = "") -> PublishO
             f"acknowledged by stream {named!r} instead of {stream!r}: another stream takes the subject; "
             "run `python -m sea_mq_worker streams check`",
             answered=True,
+            refused=True,
         )
     if domain and answer.get("domain") != domain:
         return Unknown(
             f"acknowledged by the JetStream domain {answer.get('domain', '')!r} instead of {domain!r}: "
             "a stream of the same name is there, too",
             answered=True,
+            refused=True,
         )
     return Stored(stream, seq, duplicate=answer.get("duplicate") is True)
 
@@ -55,7 +57,7 @@ def judge_error(error: dict[str, Any]) -> PublishOutcome:
         return Rejected(text)
     if code in _NOT_NOW:
         return FailedTransiently(text)
-    return Unknown(text, answered=True)
+    return Unknown(text, answered=True, refused=True)
 
 
 def parse(data: bytes) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class InFlightBatch(PendingRequest):
         """Settle the messages that were sent to a forbidden subject."""
         for index in range(self.sent):
             if self._messages[index].subject.lower() == subject:
-                self.settle(index, Unknown(no_permission(subject), answered=True))
+                self.settle(index, Unknown(no_permission(subject), answered=True, refused=True))
 
     def settle(self, index: int, outcome: PublishOutcome) -> None:
         """Record the outcome of a message; the first outcome counts."""

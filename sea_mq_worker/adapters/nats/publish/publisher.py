@@ -151,6 +151,11 @@ class NatsJetStreamPublisher:
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         try:
+            if not wanted:
+                info = await stream_info(self._connection, self._stream)
+                if info.unusable_reason:
+                    raise BrokerUnavailableError(info.unusable_reason)
+                return {}
             return await find_messages(
                 self._connection, self._stream, wanted, timeout_seconds=self._find_timeout_seconds
             )
