@@ -26,16 +26,16 @@ METADATA = "https://169.254.169.254/latest/meta-data/"
 
 @pytest.mark.fault("L06")
 async def test_an_unexpected_error_ends_the_whole_process(shared: Site) -> None:
-    """A time that cannot be missing, because somebody has taken the constraint away."""
-    await shared.database.execute("ALTER TABLE outbox_events ALTER COLUMN occurred_at DROP NOT NULL")
+    """A version that cannot be missing, because somebody has taken the constraint away."""
+    await shared.database.execute("ALTER TABLE outbox_events ALTER COLUMN event_version DROP NOT NULL")
     async with shared.worker() as worker:
         await worker.ready()
         await shared.database.execute(
-            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, occurred_at)"
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, event_version)"
             " VALUES (gen_random_uuid(), 'a', '1', 'made', '{}', NULL)"
         )
         assert await worker.ended() == 4
-    assert "outbox unordered died: AttributeError" in worker.written
+    assert "outbox unordered died: TypeError" in worker.written
 
 
 @pytest.mark.fault("L07")
