@@ -8,4 +8,4 @@ VALUES (1, '0001_schema', 'a0531f5751521b8287dff9b49abb19632c8905bd3fd7dbf8714d6
 
 \ir migrations/0002_foreign_hands.sql
 INSERT INTO sea_mq_migrations (version, name, sha256, serves_from)
-VALUES (2, '0002_foreign_hands', '9707872b86e1c29508ef286dcb08a7f93e6b55ec08faea8744701b44c7b1f7ac', 1);
+VALUES (2, '0002_foreign_hands', 'e09cd30702d1e05018bfd16e63ad2f15c0862d688fd05fdb9742aa7057b92602', 1);

@@ -15,10 +15,17 @@ import typer
 from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, run_command
-from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, Prunable, PruneResult
+from sea_mq_worker.domain.read_models import (
+    DroppedPartition,
+    KeptPartition,
+    Prunable,
+    PruneResult,
+    Referenced,
+)
 
 if TYPE_CHECKING:
     from sea_mq_worker.domain.read_models import OnProgress
+    from sea_mq_worker.operations.database import Tables
     from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0
@@ -34,11 +41,12 @@ class PrunedTable(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """Output: deleted rows of each table, and the partitions dropped among them."""
+    """Output: deleted rows of each table, the partitions dropped among them, and rows that are referenced."""
 
     before: datetime
     deleted: Mapping[PrunedTable, int]
     dropped: Sequence[DroppedPartition]
+    stay: Mapping[PrunedTable, Referenced]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +109,7 @@ def prune(*, request: PruneRequest, json: JsonOption = False) -> None:
 
 async def _prune(settings: "Settings", request: PruneRequest, results: dict[PrunedTable, Any]) -> None:
     """Add the result of each table to ``results``: of a dry run a ``Prunable``, else a ``PruneResult``."""
+    from sea_mq_worker.domain.errors import ContractError
     from sea_mq_worker.operations.database import operations
 
     sides = [request.side] if request.side else list(PrunedTable)
@@ -111,27 +120,34 @@ async def _prune(settings: "Settings", request: PruneRequest, results: dict[Prun
             "--deliverable prunes without it",
             EXIT_USAGE,
         )
+    refused: list[ContractError] = []
     async with operations(settings) as tables:
         for side in sides:
-            until = request.before
-            if side is PrunedTable.INBOX and keeps_deliverable:
-                until = await _undeliverable_until(settings, request.before)
-            with _progress(side) as report:
-                if request.dry_run:
-                    is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
-                    results[side] = await tables.pruning.count(
-                        side, until, should_continue=is_in_time, on_progress=report
-                    )
-                else:
-                    results[side] = await tables.prune(
-                        side,
-                        until,
-                        actor=request.actor,
-                        reason=request.reason,
-                        cap=request.cap,
-                        on_progress=report,
-                        on_partition=_print_partition,
-                    )
+            try:
+                until = request.before
+                if side is PrunedTable.INBOX and keeps_deliverable:
+                    until = await _undeliverable_until(settings, request.before)
+                results[side] = await _prune_side(tables, side, until, request)
+            except ContractError as error:  # of this table: the other one is pruned all the same
+                refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+async def _prune_side(tables: "Tables", side: PrunedTable, until: datetime, request: PruneRequest) -> Any:
+    with _progress(side) as report:
+        if request.dry_run:
+            is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
+            return await tables.pruning.count(side, until, should_continue=is_in_time, on_progress=report)
+        return await tables.prune(
+            side,
+            until,
+            actor=request.actor,
+            reason=request.reason,
+            cap=request.cap,
+            on_progress=report,
+            on_partition=_print_partition,
+        )
 
 
 def _is_before(end: float) -> bool:
@@ -145,17 +161,20 @@ def _print_counts(before: datetime, counted: "Mapping[PrunedTable, Prunable]", *
     for side, one in counted.items():
         part = f" in {one.pages} of {one.pages_of} pages, stopped counting there" * (one.pages < one.pages_of)
         whole = f", {', '.join(one.partitions)} whole" if one.partitions else ""
-        typer.echo(f"{side}: would delete {one.count}{whole}{part}")
+        stay = f"; {one.stay}" if one.stay.count else ""
+        typer.echo(f"{side}: would delete {one.count}{whole}{part}{stay}")
 
 
 def _print_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], *, json: bool) -> None:
     deleted = {side: one.deleted for side, one in results.items()}
     dropped = [partition for one in results.values() for partition in one.dropped]
     if json:
-        print_json(Pruned(before=before, deleted=deleted, dropped=dropped))
+        stay = {side: one.stay for side, one in results.items() if one.stay.count}
+        print_json(Pruned(before=before, deleted=deleted, dropped=dropped, stay=stay))
         return
     for side, one in results.items():
-        typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(str, one.dropped)]))
+        stays = [str(one.stay)] if one.stay.count else []
+        typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(str, one.dropped), *stays]))
 
 
 def _print_partition(partition: DroppedPartition | KeptPartition) -> None:

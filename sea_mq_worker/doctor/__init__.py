@@ -12,7 +12,7 @@ from sea_mq_worker.doctor.broker import BrokerFacts, broker_facts
 from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
 from sea_mq_worker.doctor.consumer import consumer_findings
 from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
-from sea_mq_worker.doctor.database import constraint_findings, database_findings
+from sea_mq_worker.doctor.database import constraint_findings, database_findings, publication_findings
 from sea_mq_worker.doctor.database_catalog import DatabaseKind
 from sea_mq_worker.doctor.database_facts import read_database
 from sea_mq_worker.doctor.finding import Examination, Finding, Kind, Severity
@@ -38,7 +38,8 @@ async def examine(settings: Settings) -> Examination:
     if database:
         found += database_findings(database, settings)
     if database and rows:
-        found += [*constraint_findings(database, rows), *backlog_findings(database, rows, settings)]
+        found += [*constraint_findings(database, rows), *publication_findings(database, rows)]
+        found += backlog_findings(database, rows, settings)
     if seen:
         found += [*stream_findings(seen, settings), *consumer_findings(seen, settings)]
         found += fit_findings(seen, settings)

@@ -29,6 +29,9 @@ _DEAD_TIMES = 5
 _ENCODING = "UTF8"
 _ALONGSIDE = "INDEX CONCURRENTLY"
 """Creates an index without blocking writes; PostgreSQL refuses it for a partitioned table."""
+_BESIDE_OLD_WORKER = "_by_old_worker"
+"""End of the names of the triggers by which SDS-047's own worker runs beside this one."""
+_QUEUE_USAGE = 0.5
 _READS = "SELECT"
 _WRITES = 11
 """Number of required privileges other than SELECT."""
@@ -58,6 +61,8 @@ def database_findings(facts: DatabaseFacts, s: Settings) -> Iterator[Finding]:
     yield from (_altered(facts, script) for script in facts.altered)
     yield from _indexes(facts)
     yield from _triggers(facts)
+    yield from _foreign_triggers(facts)
+    yield from _notifications(facts)
     yield from _functions(facts)
     yield from _holding_back(facts)
 
@@ -227,6 +232,39 @@ def _triggers(facts: DatabaseFacts) -> Iterator[Finding]:
             "the window for an old worker is open",
             command=f"{MIGRATE} --end-old-worker",
         )
+
+
+def _foreign_triggers(facts: DatabaseFacts) -> Iterator[Finding]:
+    for trigger in facts.foreign_triggers:
+        if trigger.name.endswith(_BESIDE_OLD_WORKER):
+            continue
+        what = f"trigger {trigger.name} calls {trigger.function}"
+        sql = f"ALTER TABLE {_table(facts, trigger.relation)} DISABLE TRIGGER {_quoted(trigger.name)}"
+        yield DatabaseKind.TRIGGER_FOREIGN.finding(f"table {trigger.relation}", what, sql=sql)
+
+
+def _notifications(facts: DatabaseFacts) -> Iterator[Finding]:
+    queue = facts.notifications
+    if queue.usage <= _QUEUE_USAGE:
+        return
+    what, sql = f"{queue.usage:.0%} of it are used", ""
+    if queue.pid:
+        since = format_duration(queue.seconds)
+        what += f"; the oldest transaction is {since} old, of {queue.name or 'an unnamed program'}"
+        sql = f"SELECT pg_terminate_backend({queue.pid})"
+    where = f"session {queue.pid}" if queue.pid else "PostgreSQL"
+    yield DatabaseKind.NOTIFICATIONS_FULL.finding(where, what, sql=sql)
+
+
+def publication_findings(facts: DatabaseFacts, rows: RowFacts) -> Iterator[Finding]:
+    """Name the publications that let no row change."""
+    for one in rows.publications:
+        table = _table(facts, one.relation)
+        sql = f"ALTER PUBLICATION {_quoted(one.name)} SET (publish = 'insert')"
+        if not one.by_index:
+            sql = f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX {_quoted(one.primary_key)}"
+        what = f"publication {one.name}: {one.problem}"
+        yield DatabaseKind.PUBLICATION_BLOCKS.finding(f"table {one.relation}", what, sql=sql)
 
 
 def _functions(facts: DatabaseFacts) -> Iterator[Finding]:

@@ -145,6 +145,25 @@ class DatabaseKind(Kind):
         "events may be published out of order, before they are due, or without a place in the stream",
         "end the old worker, then run `migrate --end-old-worker`",
     )
+    TRIGGER_FOREIGN = warning(
+        "a trigger of somebody else runs before each change of a row",
+        "it can change an event behind the rules, and each claim reads the whole payload to measure it again",
+        "let it run AFTER, or at the insert alone",
+    )
+    PUBLICATION_BLOCKS = error(
+        "a publication and the replica identity of a table do not fit",
+        "PostgreSQL refuses each change of a row: nothing is published or received",
+        (
+            "set REPLICA IDENTITY USING INDEX of the primary key, or publish generated columns "
+            "(publish_generated_columns = stored); with a column list or a filter: have the ID in the list, "
+            "filter by it alone, or publish inserts only"
+        ),
+    )
+    NOTIFICATIONS_FULL = warning(
+        "the server's queue of notifications is more than half full",
+        "from 90 % on no event wakes the worker; when it is full, a COMMIT with another NOTIFY fails",
+        "end the transaction of the session that listens and does not read",
+    )
     MIGRATION_ALTERED = error(
         "an applied migration differs from this version's file",
         "the schema may not be the one that this worker knows",

@@ -25,6 +25,8 @@ from sea_mq_worker.settings import Settings
 
 _POSTGRES = "PostgreSQL"
 _OF_ANY_AGE = -1.0
+_QUEUE_FULL = 0.9
+"""Usage of the queue of notifications from which on nothing is sent."""
 
 
 async def read_database(s: Settings, found: list[Finding]) -> tuple[DatabaseFacts | None, RowFacts | None]:
@@ -68,7 +70,7 @@ async def _server(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> Data
         pool, long_seconds=long_seconds(s), active_seconds=s.outbox_lease_seconds / 2
     )
     listens = s.outbox_enabled and s.outbox_notify and not s.database_pooler
-    if listens and not waits_for_nobody(facts):
+    if listens and not waits_for_nobody(facts) and facts.notifications.usage < _QUEUE_FULL:
         dsn = s.database_url.get_secret_value()
         if not await hears_itself(dsn, pool, schema=s.database_schema):
             found.append(DatabaseKind.NOTIFY_LOST.finding(_POSTGRES, "LISTEN does not receive a NOTIFY"))

@@ -224,11 +224,23 @@ class InboxRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Referenced:
+    """Finished rows that stay because foreign keys reference them: their number, and the constraints."""
+
+    count: int = 0
+    by: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"{self.count} stay, referenced by {', '.join(self.by)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prunable:
     """Rows that a prune would delete, counted in ``pages`` of the table's ``pages_of``.
 
     Attributes:
         count: number of rows.
+        stay: finished rows that it would not delete.
         partitions: partitions that would be dropped whole; ``count`` includes their rows.
     """
 
@@ -236,6 +248,7 @@ class Prunable:
     pages: int
     pages_of: int
     partitions: Sequence[str] = ()
+    stay: Referenced = Referenced()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +280,12 @@ class PruneResult:
     Attributes:
         deleted: number of rows, including those of dropped partitions.
         dropped: partitions that were dropped whole.
+        stay: finished rows that it did not delete.
     """
 
     deleted: int
     dropped: Sequence[DroppedPartition] = ()
+    stay: Referenced = Referenced()
 
 
 OnProgress: TypeAlias = Callable[[int, int, int], None]

@@ -40,6 +40,17 @@ CREATE TRIGGER outbox_key BEFORE UPDATE OF id ON outbox_events FOR EACH STATEMEN
 
 COMMENT ON TRIGGER outbox_key ON outbox_events IS 'Refuses a statement that sets the ID.';
 
+-- A trigger of somebody else BEFORE UPDATE can change columns that the statement does not name, and outbox_immutable
+-- does not look then. PostgreSQL computes bytes again where such a trigger exists. Contents of the same length are not
+-- compared, because that would read every payload again at each change; `doctor` names the trigger.
+CREATE TRIGGER outbox_unaltered AFTER UPDATE ON outbox_events FOR EACH ROW
+    WHEN (OLD.bytes <> NEW.bytes OR OLD.seq <> NEW.seq OR OLD.event_type <> NEW.event_type
+          OR OLD.event_version <> NEW.event_version OR OLD.occurred_at <> NEW.occurred_at)
+    EXECUTE FUNCTION outbox_reject('immutable columns do not change, not even by a trigger');
+
+COMMENT ON TRIGGER outbox_unaltered ON outbox_events IS
+    'Refuses a change of what the producer wrote that another trigger makes, except for contents of the same length.';
+
 -- A full queue of notifications would make the producer's COMMIT fail. Below its end nothing is sent, and a relay finds
 -- the events when it polls. To ask how full the queue is also frees what all listeners have read.
 CREATE OR REPLACE FUNCTION outbox_notify() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

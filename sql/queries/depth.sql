@@ -21,7 +21,7 @@ WITH counted AS MATERIALIZED (
                WHERE is_open AND ordering_key IS NOT NULL AND publish_error IS NULL AND available_at > now())
            - (SELECT count(*) FROM outbox_events
              WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
-               AND available_at > now() AND created_at > now() AND available_at <= LEAST(created_at, '9999-12-31Z') + interval '1 minute')
+               AND available_at > now() AND created_at > clock_timestamp() AND available_at <= LEAST(created_at, '9999-12-31Z') + interval '1 minute')
            AS scheduled
 ), since AS (
     (SELECT GREATEST(available_at, '0001-01-01Z') AS at FROM outbox_events

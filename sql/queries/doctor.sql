@@ -292,3 +292,38 @@ SELECT has_table_privilege('operator_actions', 'SELECT') AS may_read,
 SELECT max((selection->>'before'::text)::timestamptz) AS before
   FROM operator_actions
  WHERE action = 'prune_inbox' AND affected > 0;
+
+-- name: foreign_triggers
+-- Triggers of others that run before each change of a row. $1 tables, $2 names of the schema's own triggers.
+SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS relation, t.tgfoid::regproc::text AS function
+  FROM pg_trigger t
+  JOIN pg_catalog.unnest($1::text[]) AS wanted (name)
+    ON t.tgrelid = to_regclass(wanted.name)::oid
+    OR t.tgrelid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass(wanted.name)::oid)
+ WHERE NOT t.tgisinternal AND t.tgparentid = 0::oid AND t.tgenabled <> 'D' AND t.tgtype::int & 19 = 19
+   AND t.tgname::text <> ALL ($2::text[]);
+
+-- name: notifications
+-- How full the server's queue of notifications is, and the session with the oldest transaction: a listener in a
+-- transaction keeps all notifications since. A login without rights sees only its own sessions.
+SELECT pg_notification_queue_usage() AS usage, oldest.pid, coalesce(oldest.name, '') AS name,
+       coalesce(oldest.seconds, 0) AS seconds
+  FROM (SELECT 1) one
+  LEFT JOIN (
+    SELECT a.pid, a.application_name AS name, extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
+      FROM pg_stat_activity a
+     WHERE a.xact_start IS NOT NULL AND a.pid <> pg_backend_pid() AND a.backend_type = 'client backend'
+     ORDER BY a.xact_start
+     LIMIT 1) oldest ON true;
+
+-- name: publications
+-- Publications of changes of a table or its partitions, the replica identity of each, and its primary key. $1 table.
+SELECT p.pubname::text AS name, c.relname::text AS relation, c.relreplident IN ('d'::"char", 'i'::"char") AS by_index,
+       (SELECT k.relname::text FROM pg_index i JOIN pg_class k ON k.oid = i.indexrelid
+         WHERE i.indrelid = c.oid AND i.indisprimary) AS primary_key
+  FROM pg_publication_tables t
+  JOIN pg_publication p ON p.pubname = t.pubname AND p.pubupdate
+  JOIN pg_class c ON c.relname = t.tablename AND c.relnamespace = quote_ident(t.schemaname::text)::regnamespace::oid
+ WHERE c.oid = to_regclass($1::text)::oid
+    OR c.oid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = to_regclass($1::text)::oid)
+ ORDER BY 1, 2;

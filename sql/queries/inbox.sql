@@ -71,7 +71,7 @@ SELECT i.message_id::text AS message_id, i.subject, i.consumer, i.stream, i.stre
    AND i.stream_seq IS NOT NULL AND i.content_hash IS NOT NULL
    AND (i.locked_until IS NULL OR i.locked_until <= now()
         OR i.locked_until > now() + 2::float8 * $6::float8 * interval '1 second')
-   AND i.received_at NOT BETWEEN now() - $3::float8 * interval '1 second' AND now()
+   AND i.received_at NOT BETWEEN now() - $3::float8 * interval '1 second' AND clock_timestamp()
    AND i.received_at >= coalesce((SELECT b.received_at FROM inbox_messages b WHERE b.message_id = $4::uuid),
                                  '-infinity')
    AND ($4::uuid IS NULL

@@ -33,7 +33,7 @@ WITH counted AS MATERIALIZED (
                  LIMIT $1::int) x) AS scheduled,
            (SELECT count(*) FROM (SELECT FROM outbox_events
              WHERE published_at IS NULL AND occurred_at > now() AND is_open AND publish_error IS NULL
-               AND available_at > now() AND created_at > now() AND available_at <= LEAST(created_at, '9999-12-31Z') + interval '1 minute'
+               AND available_at > now() AND created_at > clock_timestamp() AND available_at <= LEAST(created_at, '9999-12-31Z') + interval '1 minute'
              LIMIT $1::int) x) AS ahead,
            (SELECT count(*) FROM (SELECT FROM outbox_events
              WHERE NOT is_open AND published_at IS NULL

@@ -10,6 +10,27 @@ SELECT c.oid::regclass::text AS name,
     OR c.oid IN (SELECT t.relid::oid FROM pg_partition_tree($1::text::regclass) t WHERE t.isleaf)
  ORDER BY p.until_at, 1;
 
+-- name: references
+-- Foreign keys that keep rows of a table from being deleted: the constraint and its table, whether this login may read
+-- the table, and the condition by which a row `old` is referenced.
+-- $1 table.
+SELECT c.conname::text AS name, c.conrelid::regclass::text AS relation,
+       has_schema_privilege(t.relnamespace, 'USAGE')
+       AND bool_and(has_column_privilege(c.conrelid, own.attnum, 'SELECT')) AS may_read,
+       pg_catalog.format('EXISTS (SELECT FROM %s r WHERE %s)', c.conrelid::regclass,
+           string_agg(pg_catalog.format('r.%I OPERATOR(pg_catalog.=) old.%I', own.attname, other.attname), ' AND '))
+           AS condition
+  FROM pg_constraint c
+  JOIN pg_class t ON t.oid = c.conrelid
+ CROSS JOIN LATERAL unnest(c.conkey, c.confkey) AS pair (own, other)
+  JOIN pg_attribute own ON own.attrelid = c.conrelid AND own.attnum = pair.own
+  JOIN pg_attribute other ON other.attrelid = c.confrelid AND other.attnum = pair.other
+ WHERE c.contype = 'f'::"char" AND c.confdeltype IN ('a'::"char", 'r'::"char") AND c.conparentid = 0::oid
+   AND (c.confrelid = $1::text::regclass::oid
+        OR c.confrelid IN (SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = $1::text::regclass::oid))
+ GROUP BY c.oid, c.conname, c.conrelid, t.relnamespace
+ ORDER BY 2, 1;
+
 -- name: drop_leaf
 -- Drops a partition whose events were all published before a time, and records its name; otherwise returns the reason.
 -- $1 partition, $2 published before, $3 action.

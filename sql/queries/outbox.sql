@@ -321,7 +321,7 @@ SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_
 SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
        CASE WHEN o.state = 'CLAIMED' THEN o.claimed_at NOT BETWEEN now() - $1::float8 * interval '1 second'
                                                             AND now() + $1::float8 * interval '1 second'
-            ELSE o.available_at > now() AND o.created_at > now()
+            ELSE o.available_at > now() AND o.created_at > clock_timestamp()
                  AND o.available_at <= least(o.created_at, '9999-12-31Z') + interval '1 minute' END AS wrong
   FROM outbox_events o
  WHERE o.is_open AND o.publish_error IS NULL AND (o.available_at, o.seq) > ($5::timestamptz, $6::bigint)
@@ -331,7 +331,8 @@ SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
        CASE WHEN o.state = 'CLAIMED' THEN o.claimed_at NOT BETWEEN now() - $1::float8 * interval '1 second'
                                                             AND now() + $1::float8 * interval '1 second'
             ELSE o.available_at > now()
-                 AND (o.first_attempt_at > now() OR o.available_at > now() + $9::float8 * interval '1 second')
+                 AND (o.first_attempt_at > clock_timestamp()
+                      OR o.available_at > clock_timestamp() + $9::float8 * interval '1 second')
             END AS wrong
   FROM outbox_events o
  WHERE o.is_open AND o.publish_error IS NOT NULL AND (o.available_at, o.seq) > ($7::timestamptz, $8::bigint)
@@ -378,6 +379,7 @@ SELECT now() AS at,
 -- from the events that were claimed with it. A lease that begins in the future, by more than its own length, ends
 -- without a failure. The clock was set back also for a first try that was created in the future and is due within a
 -- minute of that, and for a retry that was first tried in the future or is due later than the longest delay.
+-- The clock is read for each row: now() is older than what this statement sees, above all behind a pooler.
 -- Indexes: idx_outbox_due, idx_outbox_retry.
 -- $1 lease in seconds, $2 limit, $3 failures that make an event dead, $4 rows to read of each index, $5 $6 the
 -- (available_at, seq) behind which to read first tries, $7 $8 retries; $9 longest delay of a retry in seconds.

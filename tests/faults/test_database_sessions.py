@@ -126,6 +126,7 @@ async def test_it_works_through_a_transaction_pooler(
             await made.both_ways()
         await made.quiet()
         await made.audit()
+        assert [line for each in (one, two) for line in each.written.splitlines() if "WARNING" in line] == []
 
 
 @pytest.mark.fault("D11")

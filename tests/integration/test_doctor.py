@@ -58,6 +58,7 @@ ELSEWHERE = {
     "row_security": "security/test_doctor_rights.py",
     "broker_refuses": "security/test_doctor_rights.py",
     "handler_untrusted": "security/test_tls.py",
+    "notifications_full": "faults/test_other_tools.py",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from sea_mq_worker.adapters.postgres.claim_cursor import START
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import RowsRefusedError
@@ -270,3 +271,24 @@ async def test_another_relays_turn_is_waited_for_within_bounds(pool: asyncpg.Poo
         async with asyncio.timeout(30):
             claim = await relay(pool, ordered=True).find_unpublished(batch_max=1)
     assert len(claim.events) == 1
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_what_commits_behind_the_start_of_a_look_for_leases_is_no_trace_of_a_clock_set_back(
+    pool: asyncpg.Pool, key: str | None
+) -> None:
+    """As behind a pooler: the transaction begins some round trips before its statement."""
+    reap = load_queries("outbox")["reap_ordered" if key else "reap"]
+    async with pool.acquire() as looking, looking.transaction():
+        await looking.execute("SELECT now()")
+        await add_event(pool, ordering_key=key)
+        retried = await add_event(pool, ordering_key=key and "other")
+        lane = relay(pool, ordered=key is not None)
+        claim = await lane.find_unpublished(batch_max=9)
+        await lane.increment_attempts(
+            claim,
+            [Postponed(one, "no", 60.0, failed=False) for one in claim.events if one.id == str(retried)],
+        )
+        await lane.release(claim, [Released(one) for one in claim.events if one.id != str(retried)])
+        [row] = await looking.fetch(reap, 60.0, 100, 5, 100, *START, *START, 60.0)
+    assert (row["leases"], row["brought_forward"]) == (0, 0)

@@ -296,6 +296,33 @@ async def test_an_immutable_column_never_changes(plain: asyncpg.Connection, colu
     assert await value(plain, event_id, column) == before
 
 
+@pytest.mark.fault("O04")
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "NEW.payload := '{\"masked\": true}'",
+        'NEW.headers := \'{"a": "b"}\'',
+        "NEW.event_type := 'other'",
+        "NEW.occurred_at := NEW.occurred_at - interval '1 s'",
+        "NEW.event_version := 2",
+    ],
+)
+@pytest.mark.parametrize("name", ["a_foreign", "zz_foreign"])
+async def test_no_foreign_trigger_changes_an_event_under_a_claim(
+    plain: asyncpg.Connection, assignment: str, name: str
+) -> None:
+    event_id = await add(plain)
+    before = await value(plain, event_id, "to_jsonb(outbox_events)")
+    await plain.execute(
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql"
+        f" AS $$ BEGIN {assignment}; RETURN NEW; END $$;"
+        f"CREATE TRIGGER {name} BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION {name}()"
+    )
+    with pytest.raises(asyncpg.CheckViolationError, match="not even by a trigger"):
+        await change(plain, event_id, SET["CLAIMED"])
+    assert await value(plain, event_id, "to_jsonb(outbox_events)") == before
+
+
 async def test_an_update_that_names_an_immutable_column_but_keeps_it_is_fine(
     plain: asyncpg.Connection,
 ) -> None:

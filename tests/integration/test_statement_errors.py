@@ -6,13 +6,15 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.adapters.postgres.connection import fetch
+from sea_mq_worker.adapters.postgres.errors import ReplicaIdentityError, TableMissingError
 from sea_mq_worker.domain.errors import (
+    ContractError,
     RowsRefusedError,
     StatementTooLongError,
     StoreTooSlowError,
     StoreUnavailableError,
 )
-from tests.support.rows import opened
+from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 
 
@@ -62,3 +64,85 @@ async def test_a_value_that_its_column_cannot_hold_is_a_refused_row_and_is_not_q
     assert "4000000001" not in str(refused.value)
     with pytest.raises(RowsRefusedError, match="not UTF-8"):
         await fetch(pool, "SELECT $1::text", "\udcff")
+
+
+# --- a remedy is for the cause that the server names
+
+
+ROUND = """
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NULL; END $$;
+CREATE TRIGGER note AFTER UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION note()
+"""
+CHANGE = "UPDATE outbox_events SET publish_error = 'x'"
+
+
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [
+        ("INSERT INTO no_table VALUES (1)", "42P01"),
+        ("PERFORM NEW.no_column", "42703"),
+        ("PERFORM no_function()", "42883"),
+        ("PERFORM NULL::no_type", "42704"),
+        ("INSERT INTO sea_mq_context (context) VALUES ('x') ON CONFLICT (context) DO NOTHING", "42P10"),
+    ],
+)
+async def test_what_a_foreign_trigger_lacks_no_migration_brings(
+    pool: asyncpg.Pool, plain: asyncpg.Connection, body: str, state: str
+) -> None:
+    await add_event(plain)
+    await plain.execute(ROUND.format(body=body))
+    with pytest.raises(RowsRefusedError, match=rf"{state}\): fix the trigger") as refused:
+        await fetch(pool, CHANGE)
+    assert "migrate" not in str(refused.value)
+
+
+async def test_what_a_function_of_the_schema_lacks_a_migration_brings(
+    pool: asyncpg.Pool, plain: asyncpg.Connection
+) -> None:
+    await plain.execute("DROP TABLE handled_messages")
+    with pytest.raises(TableMissingError, match="migrate"):
+        await fetch(pool, "DELETE FROM inbox_messages")
+
+
+PUBLISHED = "CREATE PUBLICATION others FOR TABLE outbox_events"
+UNFIT = {
+    "no identity": "ALTER TABLE outbox_events REPLICA IDENTITY NOTHING; " + PUBLISHED,
+    "a filter by another column": f"{PUBLISHED} WHERE (event_type = 'x')",
+    "a list without the id": f"{PUBLISHED} (payload)",
+    "a generated column that is not published": "ALTER TABLE outbox_events REPLICA IDENTITY FULL; "
+    + PUBLISHED,
+}
+
+
+FIT = {
+    "no identity": "ALTER TABLE outbox_events REPLICA IDENTITY USING INDEX outbox_events_pkey",
+    "a filter by another column": "ALTER PUBLICATION others SET TABLE outbox_events WHERE (id IS NOT NULL)",
+    "a list without the id": "ALTER PUBLICATION others SET TABLE outbox_events (id, payload)",
+    "a generated column that is not published": (
+        "ALTER PUBLICATION others SET (publish_generated_columns = stored)"
+    ),
+}
+"""What the finding of doctor says besides the SQL that it prints."""
+
+
+@pytest.mark.fault("O03")
+@pytest.mark.parametrize("case", UNFIT)
+async def test_a_publication_that_lets_no_row_change_is_no_missing_index(
+    pool: asyncpg.Pool, plain: asyncpg.Connection, case: str
+) -> None:
+    if plain.get_server_version().major < (18 if "generated" in case else 15):
+        pytest.skip("this PostgreSQL has no such publications")
+    await add_event(plain)
+    await plain.execute(UNFIT[case])
+    with pytest.raises(ReplicaIdentityError, match="replica identity and a publication") as refused:
+        await fetch(pool, CHANGE)
+    assert "migrate" not in str(refused.value)
+    await plain.execute(FIT[case])
+    await fetch(pool, CHANGE)
+
+
+async def test_a_missing_unique_index_is_named_so(pool: asyncpg.Pool, plain: asyncpg.Connection) -> None:
+    with pytest.raises(ContractError, match=r"42P10\): an index is missing; run .*migrate"):
+        await fetch(
+            pool, "INSERT INTO sea_mq_context (context) VALUES ('x') ON CONFLICT (context) DO NOTHING"
+        )

@@ -115,7 +115,7 @@ LEASES = st.just({}) | st.fixed_dictionaries({"locked_until": TIMES, "locked_by"
 ENDS = st.sampled_from(["open", "processed", "dead-lettered"])
 
 many = settings(
-    max_examples=30,
+    max_examples=20,
     phases=[Phase.explicit, Phase.generate],  # each example takes a good part of a second
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

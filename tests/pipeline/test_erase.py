@@ -148,6 +148,20 @@ def world(lake: Lake, pool: asyncpg.Pool, stream: Stream) -> World:
     return World(pool, stream, lake)
 
 
+@pytest.mark.parametrize("table", ["outbox_events", "inbox_messages"])
+async def test_an_event_that_a_foreign_key_keeps_is_refused_before_anything_is_erased(
+    world: World, table: str
+) -> None:
+    event = await world.add("ada")
+    await world.land()
+    await world.pool.execute(f"CREATE TABLE orders (event UUID CONSTRAINT of_event REFERENCES {table})")
+    await world.pool.execute("INSERT INTO orders VALUES ($1)", uuid.UUID(event))
+    with pytest.raises(PipelineError, match=f"of_event of orders keeps {event} in {table}"):
+        await world.erase(ids=frozenset({event}))
+    assert world.lake.count(SILVER) == 1
+    assert event in await world.stored(1)
+
+
 async def test_an_erased_event_is_nowhere_and_stays_away(world: World) -> None:
     archived = await world.add("ada")
     await world.archive()

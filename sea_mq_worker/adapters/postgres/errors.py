@@ -62,7 +62,8 @@ _TABLE_MISSING = f"a table is missing; {_MIGRATE}"
 _STOP = {
     "26000": POOLER,
     "42P05": POOLER,
-    "28": "it refuses the user or password; correct SEA_MQ_DATABASE_URL",
+    "28P01": "it refuses the user or password; correct SEA_MQ_DATABASE_URL",
+    "28": "it does not admit this user or connection; see its pg_hba.conf, and correct SEA_MQ_DATABASE_URL",
     "3D000": "the database does not exist; create it or correct SEA_MQ_DATABASE_URL",
     "3F000": f"the schema is missing; {_MIGRATE}",
     "42501": "the user lacks a privilege; sql/roles.sql has a role for each purpose",
@@ -70,21 +71,46 @@ _STOP = {
     "42703": f"a column is missing; {_MIGRATE}",
     "42704": f"an object is missing; {_MIGRATE}",
     "42883": f"a function is missing; {_MIGRATE}",
-    "42P10": f"an index is missing; {_MIGRATE}",
     "42P07": "a table is there that `migrate` has not made; move it away, then migrate again",
 }
-"""SQLSTATEs, by prefix, that an operator has to fix, and the fix."""
+"""SQLSTATEs, by prefix, that an operator has to fix, and the fix if the worker's statement is the cause."""
+
+_FIT_IDENTITY = (
+    "the table's replica identity and a publication of it do not fit, so that no row can change; "
+    "`python -m sea_mq_worker doctor` names both and the fix"
+)
+_STOP_BY_FUNCTION = {
+    "infer_arbiter_indexes": f"an index is missing; {_MIGRATE}",
+    "CheckCmdReplicaIdentity": _FIT_IDENTITY,
+}
+"""The same by the server's function that reports the error, where a SQLSTATE has several causes."""
+
+_OWN_FUNCTION = re.compile(r"\b(?:outbox|inbox|operator_actions)_\w+\(")
+"""A function of the migrations, in the context of an error."""
 
 
 class TableMissingError(ContractError):
     """A statement refers to a missing table."""
 
 
+class ReplicaIdentityError(ContractError):
+    """A publication of the table refuses every change of it."""
+
+    @property
+    def problem(self) -> str:
+        """The server's words, without the remedy."""
+        return str(self).removeprefix("PostgreSQL: ").removesuffix(f": {_FIT_IDENTITY}")
+
+
 class PoolerError(ContractError):
     """A pooler in transaction mode is in between, although the settings name none."""
 
 
-_KINDS: Mapping[str, type[ContractError]] = {_TABLE_MISSING: TableMissingError, POOLER: PoolerError}
+_KINDS: Mapping[str, type[ContractError]] = {
+    _TABLE_MISSING: TableMissingError,
+    _FIT_IDENTITY: ReplicaIdentityError,
+    POOLER: PoolerError,
+}
 """Errors with a class of their own, by their fix."""
 
 
@@ -119,7 +145,7 @@ def translated() -> Iterator[None]:
 
 
 def _from_server(error: asyncpg.PostgresError) -> WorkerError:
-    error.detail = None
+    detail, error.detail = error.detail, None
     cause = error.__cause__ or error.__context__
     if isinstance(cause, ssl.SSLError) and any(word in (cause.reason or "") for word in _OWN_REFUSED):
         return ContractError(f"PostgreSQL: it refuses the worker's own certificate ({cause.reason})")
@@ -127,12 +153,14 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     # Messages of class 22 quote the invalid value.
     said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
     text = f"{said} (SQLSTATE {state})"
-    fix = _fix(error, said, state)
-    if fix:
+    by_trigger = state.startswith(_OWN_MISTAKES) and _is_of_a_foreign_function(error)
+    if not by_trigger and (fix := _fix(error, said, state)):
+        if fix == _FIT_IDENTITY:  # its detail has no row
+            text = f"{text}: {(detail or error.hint or '').rstrip('.')}"
         return _KINDS.get(fix, ContractError)(f"PostgreSQL: {text}: {fix}")
     if str(error).startswith(_NEVER_SENT):
         return UnstorableValueError("PostgreSQL cannot hold a value: it is not UTF-8, or out of range")
-    if state.startswith(_ROWS):
+    if by_trigger or state.startswith(_ROWS):
         return RowsRefusedError(f"PostgreSQL refuses a row: {text}: {_FIX_ROW}")
     if state.startswith(_OWN_MISTAKES):
         return ContractError(f"PostgreSQL refused a statement: {text}")
@@ -152,7 +180,13 @@ def _fix(error: asyncpg.PostgresError, said: str, state: str) -> str:
         return _POOLER_OPTIONS if "options" in said else POOLER
     if (error.severity_en or error.severity) == "FATAL" and state.startswith(_OPTIONS_REFUSED):
         return "correct the options in SEA_MQ_DATABASE_URL"
-    return next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
+    by_state = next((fix for prefix, fix in _STOP.items() if state.startswith(prefix)), "")
+    return _STOP_BY_FUNCTION.get(error.server_source_function or "", by_state)
+
+
+def _is_of_a_foreign_function(error: asyncpg.PostgresError) -> bool:
+    """Return whether a function failed that is none of the schema's, as of a trigger of the service."""
+    return bool(error.context) and not _OWN_FUNCTION.search(error.context)
 
 
 def _from_network(error: OSError) -> WorkerError:

@@ -29,7 +29,7 @@ from sea_mq_worker.bootstrap.worker.dead_letter_groups import (
 from sea_mq_worker.bootstrap.worker.serialized import SerializedCalls
 from sea_mq_worker.connections.postgres import open_pool
 from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter, DeadLetterSummary
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.domain.errors import ContractError, RowsRefusedError
 from sea_mq_worker.domain.filters import OutboxFilter
 from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction, OutboxDetail
 from sea_mq_worker.operations.broker import dead_letters, duplicate_window_seconds
@@ -189,7 +189,7 @@ def _naming_grants() -> Iterator[None]:
         yield
     except ContractError as error:
         text = str(error)
-        if "SQLSTATE 42501" in text:
+        if "SQLSTATE 42501" in text and not isinstance(error, RowsRefusedError):  # a trigger's own lack
             raise ContractError(f"{text}; {_GRANT}") from error
         if "permission" in text:
             raise ContractError(f"{text}; {_PERMIT}") from error

@@ -35,6 +35,15 @@ by_sql("table_unlogged", "ALTER TABLE inbox_messages SET UNLOGGED")
 by_sql("index_missing", "DROP INDEX idx_outbox_due")
 by_sql("trigger_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
 by_sql("trigger_disabled", "ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
+by_sql(
+    "trigger_foreign",
+    "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+    "CREATE TRIGGER touch BEFORE INSERT OR UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION touch()",
+)
+by_sql(
+    "publication_blocks",
+    "ALTER TABLE inbox_messages REPLICA IDENTITY NOTHING; CREATE PUBLICATION others FOR TABLE inbox_messages",
+)
 by_sql("constraint_differs", "ALTER TABLE outbox_events DROP CONSTRAINT chk_outbox_claimed")
 by_sql("constraint_differs__of_a_column", "ALTER TABLE outbox_events ALTER payload DROP NOT NULL")
 by_sql(
@@ -113,6 +122,29 @@ async def table_locked(p: Patient) -> None:
 async def lane_held(p: Patient) -> None:
     program = await p.session()
     await program.execute("SELECT pg_advisory_lock(7182, hashtext(current_schema()::text))")
+
+
+async def publish(p: Patient, what: str, *, since: int) -> None:
+    session = await p.session()
+    if session.get_server_version() < (since,):
+        pytest.skip("this PostgreSQL has no such publication")
+    await session.execute(f"CREATE PUBLICATION others FOR TABLE outbox_events {what}")
+
+
+@provokes_in_tables
+async def publication_blocks__filters_by_another_column(p: Patient) -> None:
+    await publish(p, "WHERE (event_type = 'x')", since=15)
+
+
+@provokes_in_tables
+async def publication_blocks__lists_no_id(p: Patient) -> None:
+    await publish(p, "(payload)", since=15)
+
+
+@provokes_in_tables
+async def publication_blocks__identity_is_full(p: Patient) -> None:
+    await p.sql("ALTER TABLE outbox_events REPLICA IDENTITY FULL")
+    await publish(p, "", since=18)
 
 
 @provokes_in_tables

@@ -17,12 +17,17 @@ import asyncpg
 
 from sea_mq_worker.adapters.postgres.checks import Acknowledged, PostgresStandings, acknowledged
 from sea_mq_worker.adapters.postgres.connection import fetch, session_settings
-from sea_mq_worker.adapters.postgres.errors import translated
+from sea_mq_worker.adapters.postgres.errors import ReplicaIdentityError, translated
 from sea_mq_worker.adapters.postgres.opening import opening
 from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES, expected_functions
+from sea_mq_worker.adapters.postgres.schema.expected_schema import (
+    TABLES,
+    expected_functions,
+    expected_objects,
+)
 from sea_mq_worker.adapters.postgres.schema.migrations import Migration, altered_migrations
 from sea_mq_worker.domain.error_fingerprint import MARKED, NUMBERS
+from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.domain.missed_messages import RecordedMissed
 
 _SETTINGS = (
@@ -32,6 +37,8 @@ _SETTINGS = (
     "transaction_timeout",
     "server_version",
 )
+_UPDATED = {"outbox_events": "publish_error", "inbox_messages": "last_error"}
+"""Tables whose rows a worker changes, and a column that it may change."""
 _CONNECT_SECONDS = 5.0
 _HEAR_SECONDS = 3.0
 
@@ -119,6 +126,33 @@ class Trigger(NamedTuple):
     enabled: bool
 
 
+class ForeignTrigger(NamedTuple):
+    """A trigger of somebody else that runs before each change of a row."""
+
+    name: str
+    relation: str
+    function: str
+
+
+class Notifications(NamedTuple):
+    """How full the queue of notifications is (1: full), and the session with the oldest transaction."""
+
+    usage: float
+    pid: int | None
+    name: str
+    seconds: float
+
+
+class Publication(NamedTuple):
+    """A publication that lets no row of a table change; ``by_index``: rows are identified by an index."""
+
+    name: str
+    relation: str
+    by_index: bool
+    primary_key: str
+    problem: str
+
+
 class Function(NamedTuple):
     """A function of the schema; in ``search_path`` its own schema is written as ``promised.SCHEMA``."""
 
@@ -198,6 +232,7 @@ class RowFacts:
         constraints: definitions as PostgreSQL prints them, by table and name.
         inbox_pruned_before: inbox rows before this time were deleted.
         acknowledged: stream sequences of published rows.
+        publications: those that let no row change.
     """
 
     constraints: Mapping[tuple[str, str], str]
@@ -209,6 +244,7 @@ class RowFacts:
     missed: Sequence[RecordedMissed]
     inbox_pruned_before: datetime | None
     acknowledged: Acknowledged
+    publications: Sequence[Publication]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +267,8 @@ class DatabaseFacts:
     tables: Sequence[Table]
     indexes: Mapping[str, bool]
     triggers: Mapping[str, Trigger]
+    foreign_triggers: Sequence[ForeignTrigger]
+    notifications: Notifications
     functions: Mapping[str, Function]
     lacks: Sequence[Lack]
     altered: Sequence[Migration]
@@ -260,6 +298,11 @@ async def database_facts(pool: asyncpg.Pool, *, long_seconds: float, active_seco
         tables=[Table(**row) for row in await ask("tables", tables)],
         indexes={row["name"]: row["valid"] for row in await ask("indexes", tables)},
         triggers={row["name"]: Trigger(**row) for row in await ask("triggers", tables)},
+        foreign_triggers=[
+            ForeignTrigger(**row)
+            for row in await ask("foreign_triggers", list(_UPDATED), list(expected_objects("TRIGGER")))
+        ],
+        notifications=Notifications(**(await ask("notifications"))[0]),
         functions={
             row["name"]: Function(**row) for row in await ask("functions", list(expected_functions()))
         },
@@ -283,6 +326,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
         inbox=[InboxWaiting(**row) for row in await ask("inbox")],
         missed=await PostgresStandings(pool=pool).missed(),
         acknowledged=await acknowledged(pool, stream),
+        publications=await _blocking_publications(pool, ask),
         inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audit["may_read"] else None,
     )
 
@@ -291,6 +335,22 @@ async def table_locks(pool: asyncpg.Pool, *, longer_than_seconds: float) -> Sequ
     """Query locks that block the worker from a table."""
     ask = _questions(pool)
     return [TableLock(**row) for row in await ask("locks", list(TABLES), longer_than_seconds)]
+
+
+async def _blocking_publications(
+    pool: asyncpg.Pool, ask: Callable[..., Awaitable[Sequence[dict[str, Any]]]]
+) -> Sequence[Publication]:
+    """Let PostgreSQL plan a change of each table, which checks the publications and changes nothing."""
+    found: list[Publication] = []
+    for table, column in _UPDATED.items():
+        try:
+            await fetch(pool, f"EXPLAIN UPDATE {table} SET {column} = NULL")  # noqa: S608
+        except ReplicaIdentityError as error:
+            rows = await ask("publications", table)
+            found += [Publication(**row, problem=error.problem) for row in rows]
+        except ContractError:  # a right is missing, which is another finding
+            continue
+    return found
 
 
 def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str, Any]]]]:

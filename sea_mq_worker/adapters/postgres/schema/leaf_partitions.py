@@ -16,6 +16,9 @@ _SQL = load_queries("leaves")
 LEAVES = _SQL["leaves"]
 """The statement that lists leaves; ``$1`` is the table."""
 
+REFERENCES = _SQL["references"]
+"""The statement that lists the foreign keys that keep rows; ``$1`` is the table."""
+
 DROP_LEAF = _SQL["drop_leaf"]
 """The statement that drops a leaf of the outbox if all its events were published before ``$2``."""
 

@@ -19,6 +19,7 @@ from sea_mq_worker.adapters.nats.consume.decoding import stored
 from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_timeout
 from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.adapters.postgres.operator.pruning import foreign_keys
 from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.operations.database import tables_pool
 from sea_mq_worker.pipeline.errors import PipelineError
@@ -105,6 +106,7 @@ async def _find(settings: Settings, lake: str, choice: EventChoice) -> FoundEven
         of_table = [row["id"] for row in events]
         found = await asyncio.to_thread(find_rows, lake, choice, of_table)
         messages = await fetch(pool, _SQL["messages"], _uuids(found.ids))
+        await _check_unreferenced(pool, found.ids)
     _check_finished([row["id"] for row in (*events, *messages) if row["is_open"]])
     copies = {(row["stream"], row["stream_seq"]) for row in (*events, *messages) if row["stream_seq"]}
     copies |= {(position.stream, position.seq) for position in found.positions}
@@ -159,6 +161,20 @@ async def _delete_messages(settings: Settings, found: FoundEvents) -> int:
                 await api(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})
                 deleted += 1
     return deleted
+
+
+async def _check_unreferenced(pool: asyncpg.Pool, ids: Iterable[str]) -> None:
+    """Require that no foreign key keeps a row, before anything is erased."""
+    for table, column in (("outbox_events", "id"), ("inbox_messages", "message_id")):
+        for key in await foreign_keys(pool, table):
+            statement = (
+                f"SELECT old.{column}::text AS id FROM {table} old WHERE old.{column} = ANY ($1::uuid[])"  # noqa: S608
+            )
+            if kept := await fetch(pool, f"{statement} AND {key.condition}", _uuids(ids)):
+                raise PipelineError(
+                    f"foreign key {key} keeps {', '.join(sorted(row['id'] for row in kept))} in {table}; "
+                    "delete what references them, then run again"
+                )
 
 
 def _check_finished(ids: Collection[str]) -> None:
