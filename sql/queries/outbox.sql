@@ -263,7 +263,7 @@ SELECT head.*, :event_columns
 -- $1 id, $2 claimed_by.
 UPDATE outbox_events o
    SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
-       publish_attempts = o.publish_attempts + 1,
+       publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
        first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
  WHERE o.id = $1::uuid AND o.state = 'PENDING' AND o.available_at <= now()
 RETURNING o.claimed_at;

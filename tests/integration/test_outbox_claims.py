@@ -285,7 +285,7 @@ async def test_what_commits_behind_the_start_of_a_look_for_leases_is_no_trace_of
         retried = await add_event(pool, ordering_key=key and "other")
         lane = relay(pool, ordered=key is not None)
         claim = await lane.find_unpublished(batch_max=9)
-        await lane.increment_attempts(
+        await lane.increment_attempts_batch(
             claim,
             [Postponed(one, "no", 60.0, failed=False) for one in claim.events if one.id == str(retried)],
         )
