@@ -116,6 +116,15 @@ class MessageSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMessageSkipped:
+    """A message that the server made itself was acknowledged: it carries no event."""
+
+    consumer: str
+    subject: str
+    stream_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesMissed:
     """At least ``count`` messages of a range left their stream before their delivery to the consumer."""
 
@@ -234,6 +243,7 @@ Fact: TypeAlias = (
     | WorkerTakenOver
     | MessageProcessed
     | MessageSkipped
+    | ServerMessageSkipped
     | MessagesMissed
     | MessageRetried
     | MessageGivenBack

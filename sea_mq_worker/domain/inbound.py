@@ -28,6 +28,9 @@ _TRACE = ("traceparent", "tracestate")
 _REQUIRED = ("id", "source", "specversion", "type")
 _NAMESPACE = uuid.UUID("6f0f6cc5-6f0e-5d0c-9a53-0f1f5b7d2f47")
 
+MARKER, SCHEDULE, COUNTER = "Nats-Marker-Reason", "Nats-Schedule", "Nats-Incr"
+_OF_THE_SERVER = frozenset({MARKER, SCHEDULE, COUNTER})
+
 
 @dataclass(frozen=True, slots=True)
 class InvalidMessage:
@@ -44,6 +47,19 @@ def identify(message: InboundMessage) -> str | InvalidMessage:
         return NatsMsgId.of(_event(message)[0]).value
     except InvalidMessageError as error:
         return InvalidMessage(storage_id(message), error.reason, str(error))
+
+
+def carries_no_event(message: InboundMessage) -> bool:
+    """Whether the server made the message, or keeps it for itself.
+
+    It marks deleted messages, publishes a scheduled message at its time as another one, and puts a counter's
+    total into a message; these have no id, but a producer can give one to a message that also counts.
+    """
+    if _OF_THE_SERVER.isdisjoint(message.headers):
+        return False
+    if MARKER in message.headers:
+        return not message.payload
+    return SCHEDULE in message.headers or isinstance(identify(message), InvalidMessage)
 
 
 def recorded_as(message: InboundMessage) -> str:

@@ -47,6 +47,8 @@ class MetricsObserver:
                 self._message_processed(fact)
             case facts.BatchRelayed():
                 self._batch_relayed(fact)
+            case facts.ServerMessageSkipped():
+                self._count("inbox_server_messages_total", fact.consumer)
             case facts.MessageSkipped():
                 self._message_skipped(fact)
             case facts.MessagesMissed():

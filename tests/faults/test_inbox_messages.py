@@ -5,6 +5,7 @@ import json
 import resource
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,9 +13,11 @@ from urllib.parse import urlsplit
 import pydantic
 import pytest
 
+from sea_mq_worker.adapters.nats.connection import api
 from tests.support.handlers import Call, answer
 from tests.support.jetstream import SECOND, store, stored_messages
 from tests.support.site import Site, SiteWith
+from tests.support.waiting import eventually
 
 ID, CE_ID = "550e8400-e29b-41d4-a716-446655440000", "650e8400-e29b-41d4-a716-446655440000"
 NAMED = f"Nats-Msg-Id: {ID}".encode()
@@ -97,6 +100,38 @@ async def test_a_poison_message_is_dead_lettered_once_and_delays_no_other(
         assert "nats_disconnected" not in worker.events()
     ids = [headers["Dlq-Message-Id"] for _, headers in await letters(shared)]
     assert len(set(ids)) == len(BAD)
+
+
+@pytest.mark.fault("N63")
+async def test_messages_that_the_server_makes_are_acknowledged_and_counted(shared: Site) -> None:
+    """A marker of a deleted message, and a schedule, whose message comes at its time."""
+    if shared.broker.server_version < (2, 12):
+        pytest.skip("this server makes no messages")
+    upstream, event_id = shared.target.upstream, str(uuid.uuid4())
+    stream = f"STREAM.INFO.{shared.target.upstream_stream}"
+    config = (await api(shared.broker, stream))["config"]
+    makes = {
+        "allow_msg_ttl": True,
+        "subject_delete_marker_ttl": SECOND,
+        "allow_msg_schedules": True,
+        "discard": "old",
+    }
+    await api(shared.broker, stream.replace("INFO", "UPDATE"), config | makes)
+    counted = f'sea_mq_inbox_server_messages_total{{consumer="{shared.target.durable}"}}'
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    schedule = {"Nats-Schedule": f"@at {soon}", "Nats-Schedule-Target": shared.subject, "ce-id": event_id}
+    async with shared.worker() as worker:
+        await worker.ready()
+        expiring = {"Nats-Msg-Id": str(uuid.uuid4()), "Nats-TTL": "1s"}
+        await store(shared.broker, f"{upstream}.event.gone.v1", b"{}", expiring)
+        await store(shared.broker, f"{upstream}.event.later.v1", b"{}", schedule)
+        found = await eventually(worker.metrics, until=lambda now: now.get(counted, 0) >= 2, what="counted")
+        await eventually(lambda: event_id in shared.effects.taken, what="the schedule's message has come")
+        await shared.quiet()
+        assert "message_dead_lettered" not in worker.events()
+    assert found[counted] == 2
+    assert shared.effects.calls == {expiring["Nats-Msg-Id"]: 1, event_id: 1}
+    assert await letters(shared) == []
 
 
 class Request(pydantic.BaseModel):

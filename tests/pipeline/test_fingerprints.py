@@ -125,6 +125,8 @@ def test_a_message_has_the_id_and_the_content_under_which_the_inbox_records_it()
         [("ce-id", own), ("ce-id", other)],
         [("ce-id", "order 1")],
         [],
+        [("Nats-Marker-Reason", "MaxAge")],
+        [("Nats-Schedule", "@at 2030-01-01T00:00:00Z"), ("Nats-Msg-Id", own)],
     ]
     found = fingerprints(
         [stored_message(seq, "a.b", pairs, b"{}") for seq, pairs in enumerate(headers, start=1)]

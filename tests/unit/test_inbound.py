@@ -6,6 +6,7 @@ import pytest
 
 from sea_mq_worker.domain.inbound import (
     InvalidMessage,
+    carries_no_event,
     content_hash,
     identify,
     parse_message,
@@ -90,6 +91,27 @@ def test_an_unreadable_cloudevent_is_refused_with_the_reason(
 )
 def test_what_only_looks_like_a_cloudevent_is_a_payload(headers: dict[str, str], payload: bytes) -> None:
     assert opened(headers=headers, payload=payload).payload == payload
+
+
+@pytest.mark.parametrize(
+    ("headers", "payload", "by_the_server"),
+    [
+        ({"Nats-Msg-Id": ID}, b"{}", False),
+        ({}, b"", False),
+        ({"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1s"}, b"", True),
+        ({"Nats-Marker-Reason": "MaxAge"}, b"{}", False),
+        ({"Nats-Schedule": "@at 2030-01-01T00:00:00Z", "Nats-Msg-Id": ID}, b"{}", True),
+        ({"Nats-Scheduler": "later", "ce-id": ID}, b"{}", False),
+        ({"Nats-Incr": "+1"}, b'{"val":"3"}', True),
+        ({"Nats-Incr": "+1", "Nats-Msg-Id": ID}, b'{"val":"3"}', False),
+        ({"Nats-Rollup": "sub", "Nats-Msg-Id": ID}, b"{}", False),
+        ({"Nats-Stream-Source": "OTHER 1 > > a.b", "Nats-Msg-Id": ID}, b"{}", False),
+    ],
+)
+def test_a_message_that_the_server_makes_or_keeps_for_itself_carries_no_event(
+    headers: dict[str, str], payload: bytes, *, by_the_server: bool
+) -> None:
+    assert carries_no_event(inbound_message(headers=headers, payload=payload)) is by_the_server
 
 
 @pytest.mark.clause("SDS-047: handler contract")

@@ -26,7 +26,8 @@ from sea_mq_worker.application.waiting import (
     sleep_or_stop,
 )
 from sea_mq_worker.domain.errors import DependencyError
-from sea_mq_worker.domain.facts import MessageSkipped, Noticed
+from sea_mq_worker.domain.facts import MessageSkipped, Noticed, ServerMessageSkipped
+from sea_mq_worker.domain.inbound import carries_no_event
 from sea_mq_worker.domain.inbox_results import (
     AlreadySettled,
     ContentConflict,
@@ -166,6 +167,13 @@ class InboxConsumer:
     ) -> None:
         items = []
         for message in messages:
+            if carries_no_event(message):
+                await (settler or self.consumer).ack(message)
+                fact = ServerMessageSkipped(
+                    consumer=self.consumer.name, subject=message.subject, stream_seq=message.seq
+                )
+                self.observer.observe(fact)
+                continue
             if early := self.completion.returned.early_seconds(message):
                 await (settler or self.consumer).nak(message, delay_seconds=early)
                 continue

@@ -49,6 +49,11 @@ _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
     (facts.MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
     (facts.MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
     (
+        facts.ServerMessageSkipped,
+        "debug",
+        "The worker acknowledged a message that carries no event, such as the server's delete marker.",
+    ),
+    (
         facts.MessagesMissed,
         "warning",
         "Messages left their stream before delivery: have their sender replay them.",

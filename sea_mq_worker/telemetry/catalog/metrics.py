@@ -120,6 +120,11 @@ METRICS = _metrics(
             "Redeliveries: acknowledgements are lost or late.",
         ),
         (
+            ("sea_mq_inbox_server_messages_total", "counter", "{message}", "consumer"),
+            "Messages of the server itself, such as delete markers, acknowledged without a handler call.",
+            "They carry no event.",
+        ),
+        (
             ("sea_mq_inbox_overlapping_total", "counter", "{message}", "consumer"),
             "Messages that another worker's consumer delivered before, skipped.",
             "Above 0: give each handler its own schema.",

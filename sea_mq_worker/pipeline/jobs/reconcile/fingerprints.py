@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sea_mq_worker.domain.errors import InvalidEventError
 from sea_mq_worker.domain.events import OutboxEvent
 from sea_mq_worker.domain.headers import MSG_ID, outbound_message
-from sea_mq_worker.domain.inbound import storage_id
+from sea_mq_worker.domain.inbound import MARKER, SCHEDULE, storage_id
 from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
 from sea_mq_worker.domain.subjects import event_subject
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches
@@ -60,6 +60,7 @@ RECEIVED = pa.schema(
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _BROKER = "nats-"
+_SERVERS = pa.array([MARKER.lower(), SCHEDULE.lower()])
 _UNMARKED = pa.array(["traceparent", "tracestate", "ce-source", "ce-datacontenttype"])
 _TEXTS = ("aggregate_type", "aggregate_id", "event_type", "partition_key")
 _PLAIN = "^[!#$&-~]*$"
@@ -76,7 +77,7 @@ class MessageFingerprints:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield rows with the schema ``MESSAGES``."""
-        for batch in batches:
+        for batch in map(_without_servers, batches):
             seq, time, subject = (batch.column(name) for name in ("seq", "time", "subject"))
             hashes = _content(subject, batch.column("data")), _header_hashes(batch.column("headers"))
             place = pa.repeat(pa.scalar(self.stream), batch.num_rows), seq, pc.add(seq, self.base)
@@ -180,6 +181,17 @@ def received(batches: Batches) -> Batches:
     """Yield rows of an inbox with the schema ``RECEIVED``."""
     for batch in batches:
         yield batch.rename_columns(RECEIVED.names).cast(RECEIVED)
+
+
+def _without_servers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out messages that carry no event: the server's delete markers, and schedules."""
+    rows, names, _ = _flat(batch.column("headers"))
+    of_server = rows.filter(pc.is_in(names, _SERVERS)).to_numpy()
+    if not len(of_server):
+        return batch
+    keep = np.full(batch.num_rows, fill_value=True)
+    keep[of_server] = False
+    return batch.filter(pa.array(keep))
 
 
 def _flat(headers: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
