@@ -235,7 +235,7 @@ async def test_a_table_that_others_keep_busy_is_left_as_it_is(
 async def test_a_killed_migration_leaves_the_old_tables_as_they_were(
     old: Database, owner: asyncpg.Connection
 ) -> None:
-    await owner.execute(HISTORY.format(rows=100_000))
+    await owner.execute(HISTORY.format(rows=50_000))
     before = await described(old)
     environment = os.environ | {"SEA_MQ_DATABASE_URL": old.dsn, "SEA_MQ_CONTEXT": "sea"}
     process = await asyncio.create_subprocess_exec(
@@ -251,7 +251,7 @@ async def test_a_killed_migration_leaves_the_old_tables_as_they_were(
     await owner.fetch("SELECT pg_terminate_backend($1, 10000)", backend)
     assert await described(old) == before
     await migrate(old.dsn)
-    assert await owner.fetchval("SELECT count(*) FROM outbox_events WHERE state = 'PUBLISHED'") == 100_000
+    assert await owner.fetchval("SELECT count(*) FROM outbox_events WHERE state = 'PUBLISHED'") == 50_000
 
 
 # --- beside the old worker
@@ -436,7 +436,7 @@ async def test_both_workers_publish_and_handle_side_by_side(
     await migrate(old.dsn)
     await set_old_worker(old.dsn, schema="public", beside=True)
     async with site_of_old() as made:
-        published, handled = await side_by_side(owner, made, rounds=20, pause=0.1)
+        published, handled = await side_by_side(owner, made, rounds=10, pause=0.1)
         assert published > 0
         assert handled > 0
 
