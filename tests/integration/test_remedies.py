@@ -231,7 +231,8 @@ async def test_the_command_for_an_event_that_left_the_stream_publishes_it_again(
     async with system.worker():
         await eventually(lambda: state(system, event), until=lambda found: found == "PUBLISHED")
         await system.ask(f"STREAM.PURGE.{system.name.upper()}_EVENTS")
-        [step] = await steps_of(system, event, said="it was published, and is no longer in")
+        step, doctor = await steps_of(system, event, said="the stream has lost it since: somebody removed")
+        assert "events_lost" in await system.follow(doctor, code=1)
         assert "goes out: the last from" in await system.follow(step)
     assert await state(system, event) == "PENDING"
 
