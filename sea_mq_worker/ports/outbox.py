@@ -1,6 +1,7 @@
 """Port PORT-047-001: the store of events until the broker has confirmed them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from sea_mq_worker.domain.events import BATCH_MAX, NO_BYTES_MAX, Claim
@@ -48,8 +49,12 @@ class OutboxRepository(Protocol):
         """Record a failed attempt: due again after the delay, or DEAD with the last failure allowed."""
         ...
 
-    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+    async def mark_published_batch(
+        self, claim: Claim, verdicts: Sequence[Published]
+    ) -> Mapping[str, datetime]:
         """Record confirmed events with the stream and sequences that the broker named (CMD-050).
+
+        Return when each was published, by its row.
 
         ``claim`` may be combined of several; an event is recorded under the token of any of them.
         """

@@ -1,9 +1,9 @@
 """In-memory fake of the PostgreSQL outbox: the same lifecycle, leases, lanes and order, on a given clock."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_never
 from uuid import UUID
 
@@ -202,9 +202,12 @@ class InMemoryOutbox:
             )
         return row is not None
 
-    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+    async def mark_published_batch(
+        self, claim: Claim, verdicts: Sequence[Published]
+    ) -> Mapping[str, datetime]:
         """CLAIMED -> PUBLISHED."""
-        return self._settle(claim, verdicts)
+        now = EPOCH + timedelta(seconds=self.table.clock())
+        return dict.fromkeys(self._settle(claim, verdicts), now)
 
     async def increment_attempts_batch(
         self, claim: Claim, verdicts: Sequence[Postponed | Died]

@@ -277,21 +277,24 @@ SELECT o.claimed_by, o.claimed_at, o.failures, o.ordering_key
 
 -- name: mark_published
 -- Records that the stream stored leased events. Only events that one of the leases still covers change: kept has their
--- IDs, and is null if the leases cover all.
+-- IDs, and is null if the leases cover all. They are all published at the time that it returns.
 -- Index: the primary key.
 -- One element for each claim: $1 claimed_by and $2 claimed_at. One for each event: $3 ID and $5 sequence. $4 is the
 -- stream that the broker named.
-WITH settled AS (
+WITH moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS at
+), settled AS (
     UPDATE outbox_events o
        SET state = 'PUBLISHED', claimed_at = NULL, claimed_by = NULL,
-           published_at = clock_timestamp(), publish_error = NULL,
+           published_at = (SELECT m.at FROM moment m), publish_error = NULL,
            stream = $4::text, stream_seq = v.stream_seq
       FROM unnest($3::uuid[], $5::bigint[]) AS v (id, stream_seq)
      WHERE o.id = ANY (ARRAY[v.id]) AND o.state = 'CLAIMED'
        AND o.claimed_by = ANY ($1::text[]) AND o.claimed_at = ANY ($2::timestamptz[])
     RETURNING o.id
 )
-SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept
+SELECT CASE WHEN count(*) < pg_catalog.cardinality($3::uuid[]) THEN coalesce(pg_catalog.array_agg(id::text), '{}') END AS kept,
+       (SELECT m.at FROM moment m) AS at
   FROM settled;
 
 -- name: settle

@@ -145,9 +145,21 @@ async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: async
 
     for token in (f"{time} {other_owner}", f"{other_time} {owner}"):
         foreign = replace(claim, token=token)
-        assert await adapter.mark_published_batch(foreign, published(claim)) == frozenset()
+        assert await adapter.mark_published_batch(foreign, published(claim)) == {}
         assert await adapter.release(foreign, [Released(event) for event in claim.events]) == frozenset()
     assert len(await adapter.mark_published_batch(claim, published(claim))) == 1
+
+
+async def test_the_time_of_publication_is_that_of_the_rows(pool: asyncpg.Pool) -> None:
+    ids = [str(await add_event(pool)) for _ in range(3)]
+    adapter = relay(pool)
+    claim = await adapter.find_unpublished(batch_max=3)
+
+    returned = await adapter.mark_published_batch(claim, published(claim))
+
+    rows = await pool.fetch("SELECT id::text AS id, published_at FROM outbox_events")
+    assert returned == {row["id"]: row["published_at"] for row in rows}
+    assert returned.keys() == set(ids)
 
 
 async def refuse(pool: asyncpg.Pool, event_id: str, trigger: str, deferrable: str = "") -> None:

@@ -129,14 +129,17 @@ class PostgresOutboxAdapter:
         [row] = await fetch(self.pool, self._sql["settle"].sql, *lease, *change)
         return row["kept"] is None
 
-    async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+    async def mark_published_batch(
+        self, claim: Claim, verdicts: Sequence[Published]
+    ) -> Mapping[str, datetime]:
         """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
         if not verdicts:
-            return frozenset()
+            return {}
         [stream] = {verdict.stored.stream for verdict in verdicts}
         seqs = [verdict.stored.seq for verdict in verdicts]
         owners, times = zip(*map(_owner_and_time, claim.parts or (claim,)), strict=True)
-        return await self._settle("mark_published", verdicts, owners, times, stream, seqs)
+        kept, row = await self._settle("mark_published", verdicts, owners, times, stream, seqs)
+        return dict.fromkeys(kept, row["at"])
 
     async def increment_attempts_batch(
         self, claim: Claim, verdicts: Sequence[Postponed | Died]
@@ -331,18 +334,19 @@ class PostgresOutboxAdapter:
         if not verdicts:
             return frozenset()
         changes = zip(*map(_changes, verdicts), strict=True)
-        return await self._settle("settle", verdicts, *_owner_and_time(claim), *changes)
+        kept, _ = await self._settle("settle", verdicts, *_owner_and_time(claim), *changes)
+        return kept
 
     async def _settle(
         self, statement: str, verdicts: Sequence[Verdict], owner: object, time: object, *columns: object
-    ) -> frozenset[str]:
+    ) -> tuple[frozenset[str], asyncpg.Record]:
         """Run a statement that takes owner and time of claims, the events' IDs, and more columns."""
         ids = [verdict.event.id for verdict in verdicts]
         [row] = await fetch(self.pool, self._sql[statement].sql, owner, time, ids, *columns)
         kept = frozenset(ids if row["kept"] is None else row["kept"])
         if self.ordered:
             self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
-        return kept
+        return kept, row
 
     async def _hold(self, event_id: str) -> Any:
         """Claim an event unless it is claimed; return its claim if it is this adapter's, else None."""

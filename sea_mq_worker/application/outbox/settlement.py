@@ -1,9 +1,9 @@
 """Settlement of claims: writes the verdicts to the outbox and reports them as facts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from sea_mq_worker.application.circuit_breaker import CircuitBreaker
@@ -64,12 +64,13 @@ class Settlement:
         failed = [v for v in others if isinstance(v, Postponed | Died)]
         released = [v for v in others if isinstance(v, Released)]
         refused: set[str] = set()
-        kept = await self._persist(outbox.mark_published_batch, claim, published, lease_ends, refused)
+        at: dict[str, datetime] = {}
+        kept = await self._persist(_noting(outbox, at), claim, published, lease_ends, refused)
         # Events held back go first: while this worker has them, no other worker can claim their head.
         kept |= await self._persist(outbox.release, claim, released, lease_ends, refused)
         kept |= await self._persist(outbox.increment_attempts_batch, claim, failed, lease_ends, refused)
         self._report_lost(verdicts, kept | refused)
-        self._report(claim, verdicts, kept, self.clock() - claimed_at)
+        self._report(claim, verdicts, kept, self.clock() - claimed_at, at)
 
     async def settle_published(self, outbox: OutboxRepository, batches: Sequence["PublishedBatch"]) -> None:
         """Record the published events of several claims by one statement, as long as all leases last."""
@@ -77,10 +78,11 @@ class Settlement:
         lease_ends = min(batch.claimed_at for batch in batches) + self.lease_seconds
         claim = combined([batch.claim for batch in batches])
         refused: set[str] = set()
-        kept = await self._persist(outbox.mark_published_batch, claim, verdicts, lease_ends, refused)
+        at: dict[str, datetime] = {}
+        kept = await self._persist(_noting(outbox, at), claim, verdicts, lease_ends, refused)
         self._report_lost(verdicts, kept | refused)
         for batch in batches:
-            self._report(batch.claim, batch.verdicts, kept, batch.seconds)
+            self._report(batch.claim, batch.verdicts, kept, batch.seconds, at)
 
     def _report_lost(self, verdicts: Sequence[Verdict], known: frozenset[str]) -> None:
         if lost := len({verdict.event.id for verdict in verdicts} - known):
@@ -123,12 +125,17 @@ class Settlement:
         return frozenset(verdict.event.id for verdict, _ in refused)
 
     def _report(
-        self, claim: Claim, verdicts: Sequence[Verdict], kept: frozenset[str], seconds: float
+        self,
+        claim: Claim,
+        verdicts: Sequence[Verdict],
+        kept: frozenset[str],
+        seconds: float,
+        at: Mapping[str, datetime],
     ) -> None:
         mine = [verdict for verdict in verdicts if verdict.event.id in kept]
         published = [verdict for verdict in mine if isinstance(verdict, Published)]
         if published:
-            self.observer.observe(self._published_fact(claim, published, seconds))
+            self.observer.observe(self._published_fact(claim, published, seconds, at))
         others = [verdict for verdict in mine if not isinstance(verdict, Published)]
         for verdict in others:
             self._report_one(verdict)
@@ -142,21 +149,25 @@ class Settlement:
         )
 
     def _published_fact(
-        self, claim: Claim, published: Sequence[Published], seconds: float
+        self, claim: Claim, published: Sequence[Published], seconds: float, at: Mapping[str, datetime]
     ) -> EventsPublished:
+        acknowledged_at = claim.at + timedelta(seconds=seconds)  # where the row's time is unknown
         return EventsPublished(
             latencies=[verdict.event.age_seconds + seconds for verdict in published],
             duplicates=sum(verdict.stored.duplicate for verdict in published),
-            each=lambda: [self._fact(claim, verdict, seconds) for verdict in published],
+            each=lambda: [
+                self._fact(verdict, seconds, at.get(verdict.event.id, acknowledged_at))
+                for verdict in published
+            ],
         )
 
-    def _fact(self, claim: Claim, verdict: Published, seconds: float) -> EventPublished:
+    def _fact(self, verdict: Published, seconds: float, published_at: datetime) -> EventPublished:
         event, stored = verdict.event, verdict.stored
         return EventPublished(
             outbox_id=event.id,
             event_type=event.event_type,
             subject=event_subject(self.context, event.event_type, event.event_version),
-            published_at=claim.at + timedelta(seconds=seconds),
+            published_at=published_at,
             duplicate=stored.duplicate,
             latency_seconds=event.age_seconds + seconds,
         )
@@ -196,3 +207,16 @@ def _not_attempted(event: OutboxEvent) -> str:
         "see which dependency pauses, and whether a claim can be read and published within "
         "SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS"
     )
+
+
+def _noting(
+    outbox: OutboxRepository, at: dict[str, datetime]
+) -> Callable[[Claim, Sequence[Published]], Awaitable[frozenset[str]]]:
+    """Record published events, and note when; a lost answer leaves their time unknown."""
+
+    async def write(claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
+        kept = await outbox.mark_published_batch(claim, verdicts)
+        at.update(kept)
+        return frozenset(kept)
+
+    return write
