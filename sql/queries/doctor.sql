@@ -288,8 +288,8 @@ SELECT has_table_privilege('operator_actions', 'SELECT') AS may_read,
        has_column_privilege('operator_actions', 'id', 'SELECT') AS may_read_ids;
 
 -- name: inbox_pruned
--- Time before which inbox rows were pruned; null: never, or none existed.
-SELECT max((selection->>'before'::text)::timestamptz) AS before
+-- Times before which inbox rows were pruned, as the audit has them: any text, since logins may write their own records.
+SELECT selection->>'before'::text AS before
   FROM operator_actions
  WHERE action = 'prune_inbox' AND affected > 0;
 

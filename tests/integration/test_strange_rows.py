@@ -170,6 +170,12 @@ def as_printed(found: object) -> str:
     return json.dumps(to_jsonable_python(found), allow_nan=False)
 
 
+ACTION = (
+    "INSERT INTO operator_actions (at, actor, action, reason, selection, affected)"
+    " VALUES ('infinity', 'a', 'prune_inbox', 'r', '{\"before\": \"no time\"}', 1)"
+)
+
+
 async def publish_all(pool: asyncpg.Pool, rows: int) -> None:
     """Do what the publisher does with each event that it can claim."""
     clock = itertools.count(0, 100)
@@ -244,6 +250,7 @@ async def test_an_event_of_any_columns_ends_and_keeps_no_other_waiting(
     pool: asyncpg.Pool, database: Database, loader: asyncpg.Connection, rows: list[tuple[Any, Any]]
 ) -> None:
     await loader.execute("TRUNCATE outbox_events, operator_actions")
+    await loader.execute(ACTION)
     strange = [event({**row, **state}) for row, state in rows]
     for one in strange:
         await load(loader, "outbox_events", one)

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -327,7 +327,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> RowFacts:
         missed=await PostgresStandings(pool=pool).missed(),
         acknowledged=await acknowledged(pool, stream),
         publications=await _blocking_publications(pool, ask),
-        inbox_pruned_before=(await ask("inbox_pruned"))[0]["before"] if audit["may_read"] else None,
+        inbox_pruned_before=_latest(await ask("inbox_pruned")) if audit["may_read"] else None,
     )
 
 
@@ -351,6 +351,15 @@ async def _blocking_publications(
         except ContractError:  # a right is missing, which is another finding
             continue
     return found
+
+
+def _latest(rows: Sequence[Mapping[str, Any]]) -> datetime | None:
+    """Return the latest time that is one."""
+    times = []
+    for row in rows:
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            times.append(datetime.fromisoformat(row["before"]).astimezone(UTC))
+    return max(times, default=None)
 
 
 def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[dict[str, Any]]]]:
