@@ -9,11 +9,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
-from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, hang
+from sea_mq_worker.embedded import EmbeddedNats
+from tests.faults.test_outbox_broker import configured
+from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, hang, raw
+from tests.support.sick_worker import KINDS
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
@@ -58,20 +62,27 @@ Befall: TypeAlias = Callable[[Stage], Awaitable[None] | None]
 
 QUICK: Mapping[str, Befall] = {
     "handler refused": Stage.refuse_calls,
-    "database silent": lambda stage: stage.at.to_database.stall(),
+    "database silent": lambda stage: KINDS["silent"](stage.at.to_database),
 }
 OTHERS: Mapping[str, Befall] = {
     "handler silent": lambda stage: stage.behave(hang),
     "handler slow": lambda stage: stage.behave(stage.take_slowly),
     "handler answers 500": lambda stage: stage.behave(answer(500)),
     "handler answers 404": lambda stage: stage.behave(answer(404)),
-    "database refused": lambda stage: stage.at.to_database.refuse(),
-    "database slow": lambda stage: stage.at.to_database.delay(1.1),
-    "database forgets": lambda stage: stage.at.to_database.forget(),
-    "broker refused": lambda stage: stage.at.to_broker.refuse(),
-    "broker silent": lambda stage: stage.at.to_broker.stall(),
-    "broker slow": lambda stage: stage.at.to_broker.delay(1.1),
-    "broker hears nothing": lambda stage: stage.at.to_broker.drop_to_server(),
+    "handler answers no HTTP": lambda stage: stage.behave(raw(b"220 mail.example ESMTP\r\n", close=True)),
+    "database refused": lambda stage: KINDS["refused"](stage.at.to_database),
+    "database slow": lambda stage: KINDS["slow"](stage.at.to_database),
+    "database answers wrongly": lambda stage: KINDS["answers wrongly"](stage.at.to_database),
+    "broker refused": lambda stage: KINDS["refused"](stage.at.to_broker),
+    "broker silent": lambda stage: KINDS["silent"](stage.at.to_broker),
+    "broker slow": lambda stage: KINDS["slow"](stage.at.to_broker),
+    "broker answers wrongly": lambda stage: KINDS["answers wrongly"](stage.at.to_broker),
+}
+RIGHTS = {
+    "to pull": {"publish": {"deny": ["$JS.API.CONSUMER.MSG.NEXT.>"]}},
+    "to acknowledge": {"publish": {"deny": ["$JS.ACK.>"]}},
+    "to receive replies": {"subscribe": {"deny": ["_INBOX.>"]}},
+    "to use JetStream": {"publish": {"deny": ["$JS.>"]}},
 }
 CELLS = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
 
@@ -81,42 +92,74 @@ CELLS = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS
 async def test_a_worker_that_cannot_work_leaves_its_messages_to_its_sibling(
     site_with: SiteWith, sickness: str
 ) -> None:
+    within = WITHIN_BY_CHANCE if sickness.startswith("handler") else WITHIN
     async with stage_of(site_with) as stage:
-        at = stage.at
-        async with at.worker(name="sick", handler_url=stage.handler.url) as sick:
-            await sick.ready()
-            await at.send(IN_HAND)
-            await eventually(at.deliveries, until=IN_HAND.__eq__, what="the worker has all in hand")
-            await stage.handler.called(CALLS)
+        async with in_hand(stage):
             if (ended := (QUICK | OTHERS)[sickness](stage)) is not None:
                 await ended
-            async with at.worker(name="well", **reached_directly(at)) as well:
-                await well.ready()
-                stage.released.set()
-                began = time.monotonic()
-                await at.send(IN_HAND)
-                within = WITHIN_BY_CHANCE if sickness.startswith("handler") else WITHIN
-                await eventually(lambda: unprocessed(at), until=lambda left: not left, within=within)
-                _LOG.info("%s: %.1f s, %s", sickness, time.monotonic() - began, await figures(at))
-                at.heal()
-                await at.quiet()
-        await at.audit()
+            await handled_by_sibling(stage, sickness, within=within)
+        await stage.at.audit()
+
+
+@pytest.mark.long
+@pytest.mark.fault("N46")
+@pytest.mark.parametrize("right", RIGHTS)
+async def test_a_worker_that_loses_a_right_leaves_its_messages_to_its_sibling(
+    site_with: SiteWith, tmp_path: Path, right: str
+) -> None:
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=rights(publish={"allow": [">"]})) as server,
+        stage_of(site_with, nats_url=server.url) as stage,
+    ):
+        nats_url = stage.at.target.environment["SEA_MQ_NATS_URL"].replace("nats://", "nats://sick:s@")
+        async with in_hand(stage, nats_url=nats_url):
+            with configured(server, **rights(**RIGHTS[right])):
+                await handled_by_sibling(stage, f"right {right}", within=WITHIN)
+            await stage.at.quiet()
+        await stage.at.audit()
+
+
+def rights(**permissions: Any) -> dict[str, Any]:
+    """Return the part of a server's configuration that says what the sick worker may do."""
+    sick = {"user": "sick", "password": "s", "permissions": permissions}
+    return {"authorization": {"users": [sick, {"user": "admin", "password": "a"}]}, "no_auth_user": "admin"}
 
 
 @asynccontextmanager
-async def stage_of(site_with: SiteWith) -> AsyncIterator[Stage]:
+async def in_hand(stage: Stage, **settings: object) -> AsyncIterator[None]:
+    """Run the worker that is going to be sick, until it has twenty messages in hand."""
+    at = stage.at
+    async with at.worker(name="sick", handler_url=stage.handler.url, **settings) as sick:
+        await sick.ready()
+        await at.send(IN_HAND)
+        await eventually(at.deliveries, until=IN_HAND.__eq__, what="the worker has all in hand")
+        await stage.handler.called(CALLS)
+        yield
+
+
+async def handled_by_sibling(stage: Stage, sickness: str, *, within: float) -> None:
+    """Send as many messages again, and wait until all have their effect."""
+    at = stage.at
+    async with at.worker(name="well", **at.own_links) as well:
+        await well.ready()
+        stage.released.set()
+        began = time.monotonic()
+        await at.send(IN_HAND)
+        await eventually(lambda: unprocessed(at), until=lambda left: not left, within=within)
+        _LOG.info("%s: %.1f s, %s", sickness, time.monotonic() - began, await figures(at))
+        at.heal()
+        await at.quiet()
+
+
+@asynccontextmanager
+async def stage_of(site_with: SiteWith, **given: Any) -> AsyncIterator[Stage]:
     async with (
-        site_with(handler_concurrency=CALLS, inbox_in_flight_max=IN_HAND) as at,
+        site_with(handler_concurrency=CALLS, inbox_in_flight_max=IN_HAND, **given) as at,
         handler_server() as handler,
     ):
         stage = Stage(at=at, handler=handler, released=asyncio.Event())
         at.handler.default = handler.default = stage.take
         yield stage
-
-
-def reached_directly(at: Site) -> dict[str, str]:
-    """Return the settings of a worker that reaches everything."""
-    return {name.removeprefix("SEA_MQ_").lower(): value for name, value in at.direct.environment.items()}
 
 
 async def unprocessed(at: Site) -> list[str]:
