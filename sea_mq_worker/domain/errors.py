@@ -39,8 +39,8 @@ class BrokerUnavailableError(UnavailableError):
 class ContractError(DependencyError):
     """A dependency lacks something that the worker needs; the text explains the fix to the operator.
 
-    For example a missing table, stream, consumer or permission. A worker does not start with this error; in a
-    running worker, the affected loop pauses until the cause is fixed.
+    For example a missing table, stream, consumer or permission. A worker does not start with this error,
+    unless one consumer alone has it; in a running worker, the affected loop pauses until the cause is fixed.
     """
 
 

@@ -113,7 +113,7 @@ FATAL_NOTICES = frozenset({"contract_broken", "loop_died"})
 _NOTICES = {
     "waiting": "At startup: a server does not answer yet; the worker waits for it.",
     "contract_broken": (
-        "A schema, stream, consumer or permission is not as required: the worker exits with code 3."
+        "A schema, own stream or permission is not as required: the worker exits with code 3."
     ),
     "streams_differ": "Streams or consumers differ from their definitions: run `streams check`.",
     "duplicate_window_short": "The deduplication window is shorter than a lease: raise duplicate_window.",
