@@ -39,9 +39,9 @@ DELETE FROM sea_mq_sessions
 -- name: connection_limit
 -- The smallest number of connections that this login may have, and who sets it; no row for a superuser.
 SELECT who, most
-  FROM (SELECT 'role ' || rolname AS who, rolconnlimit AS most FROM pg_roles WHERE rolname = current_user
+  FROM (SELECT 'role ' || rolname::text AS who, rolconnlimit AS most FROM pg_roles WHERE rolname = current_user
         UNION ALL
-        SELECT 'database ' || datname, datconnlimit FROM pg_database WHERE datname = current_database()
+        SELECT 'database ' || datname::text, datconnlimit FROM pg_database WHERE datname = current_database()
         UNION ALL
         SELECT 'server', current_setting('max_connections')::int
                          - current_setting('superuser_reserved_connections')::int) AS limits
