@@ -38,6 +38,8 @@ def backlog_findings(facts: DatabaseFacts, rows: RowFacts, s: Settings) -> Itera
     yield from _missed(rows.missed, facts.schema)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in rows.inbox:
+        if not waiting.count:
+            continue
         where = f"inbox, by consumer {waiting.consumer} of stream {waiting.stream}"
         what = f"{waiting.count} waiting, the oldest for {format_duration(waiting.seconds)}"
         if (waiting.stream, waiting.consumer) not in configured:

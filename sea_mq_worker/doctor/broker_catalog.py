@@ -216,6 +216,17 @@ class PairKind(Kind):
         "consumers never receive them; `pipeline reconcile` lists each",
         "run `pipeline reconcile --requeue`, or prune the rows",
     )
+    DELIVERIES_UNRECORDED = note(
+        (
+            "more messages are in flight than are unsettled in the inbox, and none was delivered for two "
+            "SEA_MQ_DATABASE_TIMEOUT_SECONDS"
+        ),
+        "no worker has the others: the server delivers them again after ack_wait, or the delay of their NAK",
+        (
+            "wait for ack_wait while the worker runs; `nats stream get STREAM SEQUENCE` shows a message, "
+            "`inbox list` those that a worker has"
+        ),
+    )
     MESSAGE_LOST = warning(
         "a message without an effect is no longer in its stream",
         "it has no effect",

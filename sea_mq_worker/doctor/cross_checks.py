@@ -1,6 +1,7 @@
 """Findings about systems that are sound by themselves and do not fit together."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection
 from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE, lost_since
@@ -8,7 +9,7 @@ from sea_mq_worker.adapters.nats.server_info import StreamInfo
 from sea_mq_worker.adapters.postgres.checks import Acknowledged
 from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
 from sea_mq_worker.doctor.backlog import retries_seconds
-from sea_mq_worker.doctor.broker import BrokerFacts, stream_label
+from sea_mq_worker.doctor.broker import BrokerFacts, consumer_label, stream_label
 from sea_mq_worker.doctor.broker_catalog import PairKind
 from sea_mq_worker.doctor.database import CLOCK_SECONDS
 from sea_mq_worker.doctor.finding import APPLY, Finding
@@ -16,6 +17,8 @@ from sea_mq_worker.domain.errors import ContractError
 from sea_mq_worker.settings import Settings
 
 _DAY_SECONDS = 86_400.0
+_READ_MAX = 10_000
+"""Unsettled messages that are read; of more, some are not counted."""
 _MINUTE = "%Y-%m-%d %H:%M"
 
 
@@ -45,6 +48,7 @@ def pair_findings(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[
             yield PairKind.EVENT_TOO_LARGE.finding(
                 stream_label(s.stream), f"the largest waiting event has {largest} bytes, the limit is {most}"
             )
+    yield from _unrecorded(rows, broker, s)
     yield from _lost(rows, broker)
     yield from _pruned(rows, broker, s)
 
@@ -78,6 +82,25 @@ def _window(stream: StreamInfo, s: Settings) -> Iterator[Finding]:
 def _bytes_max(stream: StreamInfo, broker: BrokerFacts) -> int:
     limit = stream.config.get("max_msg_size", -1)
     return min(limit, broker.max_payload) if limit > 0 else broker.max_payload
+
+
+def _unrecorded(rows: RowFacts, broker: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Compare after a pause: a message that has just been delivered may not be recorded yet."""
+    unsettled = {(one.stream, one.consumer): one.unsettled for one in rows.inbox}
+    if sum(unsettled.values()) >= _READ_MAX:
+        return
+    for wanted in s.consumers:
+        durable = (wanted.stream, wanted.durable)
+        consumer, known = broker.consumers.get(durable), unsettled.get(durable, 0)
+        if consumer is None or consumer.is_paused or consumer.ack_pending <= known:
+            continue
+        if consumer.now - consumer.delivered_at > timedelta(seconds=2 * s.database_timeout_seconds):
+            what = (
+                f"{consumer.ack_pending} in flight, from sequence {consumer.ack_floor + 1} to "
+                f"{consumer.delivered_seq}; {known} unsettled in the inbox; ack_wait is "
+                f"{consumer.ack_wait_seconds:g} s"
+            )
+            yield PairKind.DELIVERIES_UNRECORDED.finding(consumer_label(*durable), what)
 
 
 def _lost(rows: RowFacts, broker: BrokerFacts) -> Iterator[Finding]:

@@ -270,15 +270,16 @@ SELECT GREATEST(0, extract(epoch FROM max(p.until_at) - now()))::float8 AS ahead
 HAVING count(*) > 0;
 
 -- name: inbox
--- The 10000 oldest unsettled messages that no worker leases, by consumer.
+-- The 10000 oldest unsettled messages, by consumer: all of them, and those that no worker leases.
 -- Index: idx_inbox_unprocessed.
-SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, count(*) AS count,
-       extract(epoch FROM clock_timestamp() - min(LEAST(GREATEST(x.received_at, '0001-01-01Z'), '9999-12-31Z')))::float8
-           AS seconds, min(x.stream_seq) AS first_seq
-  FROM (SELECT stream, consumer, received_at, stream_seq
+SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, count(*) AS unsettled,
+       count(*) FILTER (WHERE x.waits) AS count,
+       coalesce(extract(epoch FROM clock_timestamp() - min(LEAST(GREATEST(x.received_at, '0001-01-01Z'), '9999-12-31Z'))
+           FILTER (WHERE x.waits)), 0)::float8 AS seconds,
+       min(x.stream_seq) FILTER (WHERE x.waits) AS first_seq
+  FROM (SELECT stream, consumer, received_at, stream_seq, locked_until IS NULL OR locked_until <= now() AS waits
           FROM inbox_messages
          WHERE processed_at IS NULL AND dead_lettered_at IS NULL
-           AND (locked_until IS NULL OR locked_until <= now())
          ORDER BY received_at LIMIT 10000) x
  GROUP BY x.stream, x.consumer;
 

@@ -60,6 +60,34 @@ by_answer("handler_silent", hang)
 by_setting("handler_forbidden", handler_url="http://\uff11\uff16\uff19.254.169.254/handle")
 
 
+# --- a consumer and the inbox
+
+
+@provokes_in_tables
+async def deliveries_unrecorded(p: Patient) -> Mend:
+    """A message was delivered to somebody who has gone; a leased one is in flight, too."""
+    await p.define("consumer", ack_wait=5 * SECOND)
+    p.given |= {"handler_timeout_seconds": 1.0, "database_timeout_seconds": 0.5}
+    p.handler.default = answer(200)
+    await p.received(seq=await p.send(), hours=0)
+    await p.sql("UPDATE inbox_messages SET locked_until = now() + interval '5 s', locked_by = 'w#'")
+    await p.send()
+    for _ in range(2):
+        await p.take()
+
+    async def wait(finding: Finding) -> None:
+        assert "2 in flight, from sequence 1 to 2; 1 unsettled in the inbox; ack_wait is 5 s" in finding.what
+
+        async def in_flight() -> int:
+            found = await p.ask(f"CONSUMER.INFO.{p.upstream_stream}.{p.durable}")
+            return int(found["num_ack_pending"])
+
+        async with p.worker():
+            await eventually(in_flight, until=lambda count: count == 0, what="both are settled")
+
+    return wait
+
+
 # --- the worker
 
 

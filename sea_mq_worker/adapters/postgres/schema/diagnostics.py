@@ -203,10 +203,11 @@ class PartitionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxWaiting:
-    """Unsettled messages of one consumer that no worker leases."""
+    """Unsettled messages of one consumer that no worker leases; ``unsettled`` counts the leased ones, too."""
 
     stream: str
     consumer: str
+    unsettled: int
     count: int
     seconds: float
     first_seq: int | None
