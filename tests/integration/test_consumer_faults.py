@@ -238,7 +238,7 @@ def test_a_broken_socket_disturbs_no_request_that_ends(nats_url: str, names: str
         runner.run(end_a_request_on_a_closed_socket())
 
 
-async def _unwanted(_msg: object, _delay: float) -> None:
+async def _unwanted(_msgs: object, _delay: float) -> None:
     raise AssertionError
 
 

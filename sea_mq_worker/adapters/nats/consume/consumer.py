@@ -190,8 +190,8 @@ class NatsJetStreamConsumer:
             end = b" %d\r\n%b\r\n" % (len(verb), verb)
             await self._connection.client.write([b"PUB %b%b" % (reply.encode(), end) for reply in known])
 
-    async def _give_back(self, msg: Msg, delay_seconds: float) -> None:
-        await self._send(_nak(delay_seconds), msg.reply)
+    async def _give_back(self, msgs: Sequence[Msg], delay_seconds: float) -> None:
+        await self._send(_nak(delay_seconds), *(msg.reply for msg in msgs))
 
     async def _raise_reason(self, pulled: PullResult) -> None:
         """Raise the reason for a pull without messages, unless the stream is idle."""

@@ -9,7 +9,7 @@ that made it, the next fetch takes what it still brings, and the subscription en
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -97,11 +97,15 @@ class PullSubscription:
     """Pulls messages of one durable consumer.
 
     Args:
-        give_back: called with a message that no fetch takes, and with the delay of its redelivery.
+        give_back: called with messages that no fetch takes, and with the delay of their redelivery.
     """
 
     def __init__(
-        self, connection: NatsConnection, subject: str, *, give_back: Callable[[Msg, float], Awaitable[None]]
+        self,
+        connection: NatsConnection,
+        subject: str,
+        *,
+        give_back: Callable[[Sequence[Msg], float], Awaitable[None]],
     ) -> None:
         self._connection = connection
         self._subject = subject
@@ -247,9 +251,8 @@ class PullSubscription:
 
     def _on_status(self, msg: Msg) -> None:
         headers = msg.headers or {}
-        description = headers.get("Description", "").partition("\n")[
-            0
-        ]  # nats-py adds a header to an empty one
+        # nats-py adds a header to an empty description.
+        description = headers.get("Description", "").partition("\n")[0]
         status = f"{headers.get('Status', '')} {description}".strip()
         request = self._request
         if (
@@ -285,8 +288,8 @@ class PullSubscription:
         """Give messages back, but not to the request under way."""
         held, self._held = self._held, []
         rest = self._request.expires_at - asyncio.get_running_loop().time() if self._request else 0.0
-        for msg in held:
-            await self._give_back(msg, max(_GIVE_BACK_SECONDS, rest))
+        if held:
+            await self._give_back(held, max(_GIVE_BACK_SECONDS, rest))
 
     def _on_event(self, event: str, text: str) -> None:
         if event == "disconnected":
