@@ -1,5 +1,6 @@
 """A leaf node with a JetStream of its own: the worker uses only the domain that its settings name."""
 
+import re
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.nats.server_info import stream_info
+from sea_mq_worker.doctor import examine
 from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.domain.outcomes import Stored
 from sea_mq_worker.domain.stream_search import SearchedId
@@ -135,13 +137,18 @@ async def test_a_delivery_and_a_search_of_another_domain_are_read(edge: Edge, na
 
 
 @pytest.mark.fault("P51")
-async def test_apply_at_a_leaf_makes_no_stream_unless_the_settings_name_the_domain(
+async def test_apply_at_a_leaf_makes_no_stream_unless_the_settings_name_the_domain_and_check_says_so(
     edge: Edge, names: str
 ) -> None:
     said = "does not exist in the JetStream domain edge .* set SEA_MQ_NATS_JETSTREAM_DOMAIN to the domain"
     for dry_run in (True, False):
         with pytest.raises(ContractError, match=said):
             await apply_topology(named(edge, names), dry_run=dry_run)
+    with pytest.raises(ContractError, match=said):
+        await check_topology(named(edge, names))
+    findings = {one.slug: one for one in (await examine(named(edge, names))).findings}
+    assert re.search(said, findings["broker_refuses"].what)
+    assert "topology_differs" not in findings
     async with connected(edge.leaf.url) as leaf:
         with pytest.raises(ContractError, match=said):
             await stream_info(leaf, f"{names.upper()}_EVENTS")

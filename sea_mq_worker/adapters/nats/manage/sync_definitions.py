@@ -48,7 +48,7 @@ async def check(
 
     Raises:
         BrokerUnavailableError: the server did not answer.
-        ContractError: asking is not permitted.
+        ContractError: asking is not permitted, or a stream may be in another JetStream domain.
     """
     found: list[Difference] = []
     for definition in definitions:
@@ -93,8 +93,6 @@ async def apply(
         differences = tuple(_differences(definition, wanted, config))
         if not differences:
             continue
-        if not config and isinstance(definition, StreamDefinition) and connection.undeclared_domain:
-            raise missing_stream(connection, definition.name)
         if not dry_run:
             try:
                 await _create_or_update(connection, definition, wanted, config)
@@ -144,10 +142,15 @@ async def _waits_for_stream(
 
 
 async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
-    """Return the server's configuration; empty if the stream or consumer does not exist."""
+    """Return the server's configuration; empty if the stream or consumer does not exist.
+
+    A stream that is missing at a server of an undeclared domain may be in another one: an error says so.
+    """
     found: StreamInfo | ConsumerInfo | None
     if isinstance(definition, StreamDefinition):
         found = await find_stream(connection, definition.name)
+        if found is None and connection.undeclared_domain:
+            raise missing_stream(connection, definition.name)
     else:
         found = await find_consumer(connection, definition.stream, definition.name)
     return _without_reserved(found.config) if found else {}
