@@ -68,8 +68,8 @@ class DeadLetterRequest:
 def redrive(*, request: DeadLetterRequest) -> None:
     """Send dead letters to the handler again, from this process; exit 1 if one fails and is kept.
 
-    Stops after 10 failures in a row. If interrupted, run the same command again: finished dead letters are
-    gone.
+    Skips those that can never be handled, and stops after 10 failures in a row. If interrupted, run the same
+    command again: finished dead letters are gone.
     """
     run_command(
         lambda settings: _redrive(settings, request), needs=("database_url", "nats_url", "handler_url")
@@ -162,9 +162,11 @@ async def _run_each(
             for seq in seqs:
                 outcome = await run(seq)
                 outcomes.append(outcome)
-                failures = 0 if outcome.done else failures + 1
-                if not json and not (outcome.done and len(seqs) > CONFIRM_ABOVE):
-                    echo_safe(f"{outcome.seq}: {'done' if outcome.done else 'failed'}: {outcome.text}")
+                if not outcome.skipped:
+                    failures = 0 if outcome.done else failures + 1
+                word = "done" if outcome.done else "skipped" if outcome.skipped else "failed"
+                if not json and (word == "failed" or len(seqs) <= CONFIRM_ABOVE):
+                    echo_safe(f"{outcome.seq}: {word}: {outcome.text}")
                 step(1)
                 if failures == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
                     break
@@ -181,8 +183,13 @@ async def _run_each(
 
 def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> None:
     done = sum(outcome.done for outcome in outcomes)
+    skipped = [str(outcome.seq) for outcome in outcomes if outcome.skipped]
     if asked > CONFIRM_ABOVE and not json:
-        echo_safe(f"done {done} of {asked}, {len(outcomes) - done} failed and stay")
+        never = f", {len(skipped)} can never be handled and stay" if skipped else ""
+        echo_safe(f"done {done} of {asked}, {len(outcomes) - done - len(skipped)} failed and stay{never}")
+    if skipped and not json:
+        purge = f'python -m sea_mq_worker dlq purge {" ".join(skipped)} --reason "..."'
+        echo_safe(f"delete what can never be handled: `{purge}`")
     if len(outcomes) < asked:
         abort(
             f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again",

@@ -18,12 +18,16 @@ from sea_mq_worker.ports.operations import DeadLetterStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterOutcome:
-    """Outcome for one dead letter; ``done``: the change succeeded and the dead letter is removed."""
+    """Outcome for one dead letter.
+
+    ``done``: the change succeeded and the dead letter is removed. ``skipped``: no redrive can handle it.
+    """
 
     seq: int
     message_id: str
     done: bool
     text: str
+    skipped: bool = False
 
 
 def can_be_handled(entry: DeadLetterEntry) -> bool:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from sea_mq_worker.application.inbox.leases import renewing_lease
@@ -61,7 +61,7 @@ class Redriver:
         request = parse_message(message)
         if not isinstance(request, HandlerRequest) or request.message_id != entry.message_id:
             text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new ID"
-            return _failed(entry, text)
+            return replace(_failed(entry, text), skipped=True)
         opened = await self.records.redriven(UUID(request.message_id), actor=actor, reason=reason)
         try:
             if opened.open:

@@ -1,5 +1,6 @@
 """`dlq` and `inbox close` as they are typed: many dead letters at once, deleted ones, messages given up."""
 
+import re
 from collections import Counter
 from uuid import UUID
 
@@ -85,6 +86,27 @@ async def test_a_redrive_that_fails_again_and_again_stops(world: World) -> None:
         assert (stopped.code, len(server.calls)) == (1, 10)
     assert "10 failures in a row" in stopped.err
     assert await left(world) == 12
+
+
+async def test_dead_letters_that_can_never_be_handled_do_not_stop_a_redrive_and_can_be_purged_as_it_prints(
+    world: World,
+) -> None:
+    for _ in range(11):
+        await world.dead_letter(await add_message(world.pool, dead=True), b"no JSON")
+    messages = await dead(world, 2)
+    async with handler_server() as server:
+        server.script[str(messages[0])] = answer(422)
+        url = {"SEA_MQ_HANDLER_URL": server.url}
+        ended = await world.run("dlq", "redrive", "--type", "b", "--yes", *WHY, **url)
+    assert (ended.code, len(server.calls), await left(world)) == (1, 2, 12)
+    assert "\ndone 1 of 13, 1 failed and stay, 11 can never be handled and stay\n" in f"\n{ended.out}"
+    assert ended.out.count("failed:") == 1
+    [purge] = re.findall(r'`python -m sea_mq_worker (.+?) --reason "\.\.\."`', ended.out)
+    await world.run(*purge.split(), "--yes", *WHY)
+    assert await left(world) == 1
+    one = await world.dead_letter(await add_message(world.pool, dead=True), b"no JSON")
+    again = await world.run("dlq", "redrive", str(one), "--json", *WHY, **url)
+    assert (again.code, [(entry["done"], entry["skipped"]) for entry in again.json]) == (1, [(False, True)])
 
 
 async def test_a_redrive_that_an_outage_ends_prints_its_outcomes(world: World) -> None:

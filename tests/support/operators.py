@@ -68,10 +68,10 @@ class World:
         )
         await create_stream(self.connection, f"{upper}_DLQ", f"{self.name}.dlq.>")
 
-    async def dead_letter(self, message_id: UUID) -> int:
+    async def dead_letter(self, message_id: UUID, payload: bytes = b'{"vibe": 1.00}') -> int:
         """Put a message of the inbox into the dead-letter stream."""
         source = inbound_message(
-            subject="a.event.b.v1", payload=b'{"vibe": 1.00}', headers={"Nats-Msg-Id": str(message_id)}
+            subject="a.event.b.v1", payload=payload, headers={"Nats-Msg-Id": str(message_id)}
         )
         message = dead_letter_message(dead_letter(source), context=self.name)
         return await store(self.connection, message.subject, message.payload, dict(message.headers))
