@@ -156,7 +156,8 @@ class Settings(BaseModel):
     outbox_publish_mode: Literal["auto", "pipeline", "fast", "atomic"] = "auto"
     """Publish mode of batches: `pipeline` has an acknowledgement for each message, `atomic` one for a batch.
     `auto` is `atomic` for many events of the same keys, where the stream allows it, else `pipeline`. Set
-    `atomic` for a stream of one replica whose server has `sync_interval: always`. `fast` means `auto`.
+    `atomic` for a stream of one replica whose server has `sync_interval: always`. `fast` is deprecated and
+    means `auto`.
     """
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Maximum number of events in a claim."""

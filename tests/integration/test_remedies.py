@@ -185,6 +185,23 @@ async def refused_start(p: Patient, because: str) -> AsyncIterator[list[str]]:
         pass
 
 
+async def test_a_deprecated_value_works_and_the_log_names_the_one_that_means_the_same(
+    system: Patient,
+) -> None:
+    deprecated = "setting_deprecated"
+    system.given["outbox_publish_mode"] = "fast"
+    event = await add_event(system.pool)
+    async with system.worker() as worker:
+        await worker.tells(deprecated)
+        await eventually(lambda: state(system, event), until=lambda found: found == "PUBLISHED")
+        [line] = [json.loads(line) for line in worker.written.splitlines() if f'"{deprecated}"' in line]
+    assert line["level"] == "warning"
+    [named] = re.findall(r": set SEA_MQ_OUTBOX_PUBLISH_MODE=(\w+)$", line["text"])
+    system.given["outbox_publish_mode"] = named
+    async with system.worker() as worker:
+        assert deprecated not in worker.events()
+
+
 async def test_a_worker_without_its_tables_starts_after_the_command_that_it_logs(
     system: Patient, postgres_server: PostgresAddress
 ) -> None:

@@ -81,6 +81,9 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
 
 async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStreamPublisher:
     s = base.settings
+    if s.outbox_publish_mode == "fast":
+        text = "the publish mode fast is deprecated and means auto: set SEA_MQ_OUTBOX_PUBLISH_MODE=auto"
+        base.observer.observe(Noticed(event="setting_deprecated", text=text))
     publisher = NatsJetStreamPublisher(
         connection=connection,
         stream=s.stream,

@@ -115,6 +115,7 @@ _NOTICES = {
     "contract_broken": (
         "A schema, own stream or permission is not as required: the worker exits with code 3."
     ),
+    "setting_deprecated": "A setting is deprecated, and works: set the one that the text names.",
     "streams_differ": "Streams or consumers differ from their definitions: run `streams check`.",
     "duplicate_window_short": "The deduplication window is shorter than a lease: raise duplicate_window.",
     "backlog_left": "A worker with `--until-empty` ended before the outbox was empty.",
