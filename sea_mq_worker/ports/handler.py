@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import HandlerResult
+from sea_mq_worker.domain.outcomes import HandlerResult, NotDelivered
 
 
 class EventHandler(Protocol):
@@ -15,4 +15,8 @@ class EventHandler(Protocol):
 
     async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once, within one total deadline; return errors in the result, never raise them."""
+        ...
+
+    async def reach(self) -> NotDelivered | None:
+        """Open a connection and send nothing; return the reason why no call can be made, or None."""
         ...

@@ -20,7 +20,14 @@ from opentelemetry.util.types import AttributeValue
 
 from sea_mq_worker.domain.headers import MSG_ID
 from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
-from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, PublishOutcome, Stored
+from sea_mq_worker.domain.outcomes import (
+    Accepted,
+    HandlerResult,
+    NotDelivered,
+    Poison,
+    PublishOutcome,
+    Stored,
+)
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.ports.handler import EventHandler
 from sea_mq_worker.ports.jetstream import JetStreamPublisher
@@ -142,6 +149,9 @@ class TracedHandler(EventHandler):
             client.end()
             consumer.end()
         return result
+
+    async def reach(self) -> NotDelivered | None:
+        return await self.inner.reach()
 
     def _consumer_span(self, request: HandlerRequest, origin: SpanContext) -> Span:
         about = _about(request.subject, request.message_id)

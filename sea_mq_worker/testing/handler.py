@@ -12,6 +12,7 @@ from sea_mq_worker.domain.outcomes import BatchFailed, HandlerResult, NotDeliver
 from sea_mq_worker.ports.handler import EventHandler
 
 _ALREADY = 409
+_NOT_REACHED = "the handler cannot be reached"
 _SUCCESS = range(200, 300)
 
 
@@ -48,7 +49,8 @@ class FailBatch:
 
 Behaviour: TypeAlias = Respond | LoseResponse | Hang | Unreachable | FailBatch
 Script: TypeAlias = Callable[[HandlerRequest, int], Behaviour]
-"""Chooses the behaviour for a request; the number counts the calls for its message id, from 1."""
+"""Chooses the behaviour for a request; the number counts the calls for its message id, from 1.
+0 stands for a connection without a call."""
 
 
 def obliging(_request: HandlerRequest, _call: int) -> Behaviour:
@@ -78,7 +80,7 @@ class InMemoryHandler(EventHandler):
         """Behave as the script chooses; see ports/handler.py."""
         behaviour = self.script(request, self.calls[request.message_id] + 1)
         if isinstance(behaviour, Unreachable):
-            return NotDelivered("the handler cannot be reached")
+            return NotDelivered(_NOT_REACHED)
         self.calls[request.message_id] += 1
         self.requests.append(request)
         try:
@@ -88,6 +90,11 @@ class InMemoryHandler(EventHandler):
             return Retry(
                 f"the handler gave no whole answer within {self.timeout_seconds:g} s", answered=False
             )
+
+    async def reach(self) -> NotDelivered | None:
+        """Ask the script with a request that no other has, and the number 0."""
+        behaviour = self.script(HandlerRequest.new("connection", b"{}"), 0)
+        return NotDelivered(_NOT_REACHED) if isinstance(behaviour, Unreachable) else None
 
     async def _behave(
         self, request: HandlerRequest, behaviour: Respond | LoseResponse | Hang | FailBatch

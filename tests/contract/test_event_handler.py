@@ -153,6 +153,13 @@ async def test_a_refused_connection_is_not_delivered(world: World) -> None:
     assert world.calls() == 0
 
 
+async def test_a_connection_alone_shows_whether_the_handler_can_be_reached(world: World) -> None:
+    assert await world.handler.reach() is None
+    await world.behave(Unreachable())
+    assert isinstance(await world.handler.reach(), NotDelivered)
+    assert world.calls() == 0
+
+
 async def test_trouble_with_one_call_leaves_the_next_one_alone(world: World) -> None:
     for trouble in (Respond(status=500), LoseResponse()):
         await world.behave(trouble)

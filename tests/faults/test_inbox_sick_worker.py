@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -99,6 +99,25 @@ async def test_a_worker_that_cannot_work_leaves_its_messages_to_its_sibling(
                 await ended
             await handled_by_sibling(stage, sickness, within=within)
         await stage.at.audit()
+
+
+@pytest.mark.fault("N46")
+async def test_a_worker_whose_siblings_have_its_messages_is_ready_again_once_its_handler_is_back(
+    shared: Site,
+) -> None:
+    takes = shared.effects.take
+    async with AsyncExitStack() as up:
+        handler = await up.enter_async_context(handler_server(takes))
+        async with shared.worker(name="sick", handler_url=handler.url) as sick:
+            await sick.ready()
+            await up.aclose()
+            await shared.send(5)
+            await sick.answers(503, "cannot be reached")
+            async with shared.worker(name="well", **shared.own_links):
+                await shared.answered()
+                async with handler_server(takes, port=handler.port):
+                    await sick.answers(200, within=15)
+    await shared.audit()
 
 
 @pytest.mark.long

@@ -90,6 +90,14 @@ async def test_a_batch_is_an_array_of_what_single_calls_post(
     assert [call.headers["idempotency-key"] for call in single] == [message_id(n) for n in range(3)]
 
 
+async def test_both_endpoints_have_to_be_reachable(make: MakeHandler) -> None:
+    handler, other = make(), make()
+    assert await handler.reach() is None
+    await other.close()
+    handler.batch = other.batch
+    assert isinstance(await handler.reach(), NotDelivered)
+
+
 async def test_each_message_of_a_batch_is_judged_by_its_own_status(
     server: HandlerServer, make: MakeHandler
 ) -> None:

@@ -371,6 +371,7 @@ async def test_what_cannot_be_reached_is_not_delivered(
     handler = await unreachable(make, server)
     async with asyncio.timeout(10):
         assert isinstance(await handler.handle_request(REQUEST), NotDelivered)
+        assert isinstance(await handler.reach(), NotDelivered)
 
 
 @pytest.mark.parametrize(

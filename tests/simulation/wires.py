@@ -243,6 +243,17 @@ class HandlerWire:
         line.later(line.faults.latency(), lambda: line.loop.world_task(self._serve(request, reply)))
         return await reply
 
+    async def reach(self) -> NotDelivered | None:
+        line = self._line
+        reply: asyncio.Future[NotDelivered | None] = line.loop.create_future()
+
+        def look() -> None:
+            is_away = line.servers.handler_trouble() == "handler unreachable"
+            answer(reply, NotDelivered("the handler cannot be reached") if is_away else None)
+
+        line.later(line.faults.latency(), look)
+        return await reply
+
     async def _serve(self, request: HandlerRequest, reply: asyncio.Future[HandlerResult]) -> None:
         line = self._line
         line.under_way += 1

@@ -244,13 +244,13 @@ async def _read_call(reader: asyncio.StreamReader, connection: int) -> Call:
 
 @contextlib.asynccontextmanager
 async def handler_server(
-    default: Behaviour | None = None, *, tls: ssl.SSLContext | None = None
+    default: Behaviour | None = None, *, tls: ssl.SSLContext | None = None, port: int = 0
 ) -> AsyncIterator[HandlerServer]:
     """Run a server for one test."""
     server = HandlerServer()
     if default is not None:
         server.default = default
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", port, ssl=tls)
     server.port = listening.sockets[0].getsockname()[1]
     server.stop_listening = listening.close
     try:

@@ -161,6 +161,25 @@ async def test_a_worker_whose_handler_is_unreachable_leaves_its_messages_to_one_
 
 
 @in_virtual_time
+async def test_a_worker_that_gave_its_last_message_away_finds_that_its_handler_is_back() -> None:
+    world = World()
+    ids = [world.send() for _ in range(CONCURRENCY)]
+    world.handler.script = always(Unreachable())
+    async with world.consuming():
+        await world.observer.seen(CircuitOpened)
+        await asyncio.sleep(3 * LEASE)
+        while ids:
+            for message in await world.consumer.fetch(len(ids)):
+                await world.consumer.ack(message)
+                ids.pop()
+        await asyncio.sleep(3600)
+        assert CircuitClosed not in map(type, world.observer.facts)
+        world.handler.script = always(Respond())
+        await world.observer.seen(CircuitClosed, within=15.0)
+    assert world.handler.requests == []
+
+
+@in_virtual_time
 async def test_workers_that_all_fail_do_not_use_up_the_deliveries_of_a_message_between_them() -> None:
     world = World()
     world.send()

@@ -16,7 +16,7 @@ from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
 from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcome, Stored, Unknown
 from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
-from sea_mq_worker.testing.handler import InMemoryHandler, Respond
+from sea_mq_worker.testing.handler import InMemoryHandler, Respond, Unreachable
 from tests.support.handlers import handler_request
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -193,6 +193,11 @@ async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> 
     assert publisher.duplicate_window_seconds == await publisher.read_duplicate_window() == 120.0
     assert publisher.max_payload == 1000
     assert await publisher.find([SearchedId("i", 9.0)]) == {"i": Stored("S", 9)}
+
+
+async def test_a_connection_alone_has_no_span(traces: Traces) -> None:
+    assert await traces.handler(InMemoryHandler(lambda *_: Unreachable())).reach()
+    assert traces.spans == ()
 
 
 async def test_a_publish_follows_the_wait_in_the_outbox(traces: Traces) -> None:

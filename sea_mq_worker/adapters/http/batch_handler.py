@@ -78,6 +78,10 @@ class HttpBatchHandler(EventHandler):
         self._send_soon()
         return await result
 
+    async def reach(self) -> NotDelivered | None:
+        """Try both endpoints; see ports/handler.py."""
+        return await self.single.reach() or await self.batch.reach()
+
     def _send_soon(self) -> None:
         """Send at the end of this turn of the loop, when the other calls of the turn are here, too."""
         if not self._is_due:

@@ -107,13 +107,27 @@ class HttpEventHandler(EventHandler):
         try:
             return await self._transport.post([*headers, *authorization], body)
         except _UNREACHABLE as error:
-            return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
+            return self._not_reached(error)
         except httpx2.TimeoutException:
             return Retry(
                 f"the handler gave no whole answer within {self._timeout_seconds:g} s", answered=False
             )
         except _BROKEN as error:
             return Retry(_broken(error), answered=False)
+
+    async def reach(self) -> NotDelivered | None:
+        """Try the token and a connection alone; see ports/handler.py."""
+        try:
+            self._authorization()
+            await self._transport.reach()
+        except (UnavailableError, ValueError) as error:
+            return NotDelivered(str(error))
+        except _UNREACHABLE as error:
+            return self._not_reached(error)
+        return None
+
+    def _not_reached(self, error: Exception) -> NotDelivered:
+        return NotDelivered(f"the handler at {self._where} cannot be reached: {_one_line(error)}")
 
     def result(self, answer: Response) -> HandlerResult:
         """Judge a request's answer by its status."""

@@ -121,6 +121,8 @@ class InboxConsumer:
         messages = await cancel_on_stop(stop, fetching)
         self._fetches = False
         await self._receive(messages, stop, working)
+        if not messages:  # another worker may have those that opened the handler's circuit
+            await self.handler_caller.try_connection(stop)
 
     async def _consume_orphans(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle messages that no delivery will bring, unless the handler is unreachable."""

@@ -112,6 +112,20 @@ class HandlerCaller:
             raise StoppedError(breaker.reason)
         return permit
 
+    async def try_connection(self, stop: asyncio.Event) -> None:
+        """Try the connection to an unreachable handler alone, unless a message is there to call it with.
+
+        Raises:
+            StoppedError: the worker stopped meanwhile.
+        """
+        breaker = self.health.breaker
+        if breaker.has_callers or await breaker.enter(stop) is not Permit.PROBE:
+            return
+        if failure := await cancel_on_stop(stop, self.handler.reach()):
+            breaker.record_failure(failure.error)
+        else:
+            breaker.record_success()
+
     def _record_reached(self, result: Accepted | Poison | Retry | BatchFailed) -> None:
         """Close the circuit for a response; a call that broke off does not prove that the handler is back."""
         if isinstance(result, Retry | BatchFailed) and not result.answered:

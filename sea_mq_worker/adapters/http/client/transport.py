@@ -68,6 +68,15 @@ class HandlerTransport:
         async with self.pool:
             return await self._send(request, deadline)
 
+    async def reach(self) -> None:
+        """Open a connection, and close it.
+
+        Raises:
+            httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout: there is none to be had.
+        """
+        async with self.pool:
+            (await self._connect(asyncio.get_running_loop().time() + self.deadline_seconds)).abort()
+
     async def aclose(self) -> None:
         await self.pool.aclose()
 
