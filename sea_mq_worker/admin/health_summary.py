@@ -51,7 +51,7 @@ class Situation:
         since: from when.
         warnings: the event types that the handler fails while it works for others, with the reason.
         slow_types: event types that the handler fails.
-        missed: messages that left their stream before delivery, until an operator acknowledges them.
+        missed: messages that will never be delivered, until an operator acknowledges them.
     """
 
     reasons: Mapping[str, str]

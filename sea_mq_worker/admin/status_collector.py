@@ -76,7 +76,7 @@ class StatusCollector:
         self._overview = overview
 
     def set_missed(self, missed: Sequence[RecordedMissed]) -> None:
-        """Record the messages that left their stream before delivery."""
+        """Record the messages that will never be delivered."""
         self._missed = missed
 
     def set_consumer(self, sample: ConsumerSample) -> None:

@@ -134,7 +134,7 @@ class BrokerKind(Kind):
         "correct filter_subject",
     )
     MESSAGES_MISSED = error(
-        "messages left their stream before delivery to a consumer: its limits or a purge removed them",
+        "messages never reach a consumer: limits, a purge or a lost disk took them, or it begins behind them",
         "the messages have no effect",
         "have their sender replay them, and raise the stream's limits",
     )

@@ -126,7 +126,7 @@ class ServerMessageSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesMissed:
-    """At least ``count`` messages of a range left their stream before their delivery to the consumer."""
+    """At least ``count`` messages of a range were never delivered to the consumer, and will not be."""
 
     consumer: str
     stream: str

@@ -1,4 +1,4 @@
-"""Find messages that left their stream before their delivery to a consumer, as far as can be known."""
+"""Find messages that were never delivered to a consumer, as far as can be known."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class ConsumerStanding:
 
 @dataclass(frozen=True, slots=True)
 class MissedMessages:
-    """At least ``count`` messages between two sequences left the stream and were never delivered."""
+    """At least ``count`` messages between two sequences were never delivered, and will not be."""
 
     first_seq: int
     last_seq: int
@@ -62,11 +62,47 @@ def find_missed(before: ConsumerStanding | None, now: ConsumerStanding) -> Misse
     if before.stream_created != now.stream_created:
         return _found(before.delivered, before.last_seq, before.pending)
     anew = before.consumer_created != now.consumer_created
-    given = now.deliveries - (0 if anew else before.deliveries)
-    stored = now.last_seq - before.last_seq if now.takes_all else 0
-    return _found(before.delivered, now.first_seq - 1, before.pending + stored - given - now.pending)
+    given = max(now.deliveries - (0 if anew else before.deliveries), 0)
+    if now.last_seq < before.last_seq:  # the server lost the end of the stream
+        gone = before.pending - given - now.pending
+        return _found(max(before.delivered, now.last_seq), before.last_seq, gone)
+    stored = now.last_seq - max(before.last_seq, before.delivered) if now.takes_all else 0
+    last_gone = max(now.first_seq - 1, now.delivered if anew else 0)
+    return _found(before.delivered, last_gone, before.pending + stored - given - now.pending)
 
 
 def _found(delivered: int, last_gone: int, count: int) -> MissedMessages | None:
     count = min(count, last_gone - delivered)
     return MissedMessages(delivered + 1, last_gone, count) if count > 0 else None
+
+
+@dataclass(slots=True)
+class PassedMessages:
+    """Progress of a search for messages that a consumer passed without a delivery.
+
+    A server that lost part of a consumer's state, or a leader that lacks it, can take messages for
+    acknowledged that nobody has handled. So after another server answers, the messages that were in the
+    stream by then are compared with the inbox, as soon as the consumer has settled them.
+
+    Attributes:
+        of: the stream and the consumer, by their times of creation.
+        server: who answers.
+        settled: sequence up to which the consumer had settled all messages at the last look.
+        compared: messages up to this sequence are recorded; ``settled`` of the look before, without a doubt.
+        until: the last sequence in doubt; 0: none.
+    """
+
+    of: tuple[str, str]
+    server: str
+    settled: int
+    compared: int
+    until: int = 0
+
+    def look(self, server: str, settled: int, last_seq: int) -> int:
+        """Return the sequence up to which messages behind ``compared`` are to be compared."""
+        if server != self.server:
+            self.server, self.until = server, max(self.until, self.settled, settled, last_seq)
+        if self.compared >= self.until:
+            self.compared, self.until = self.settled, 0
+        self.compared, self.settled = min(self.compared, settled, last_seq), settled
+        return min(self.until, settled, last_seq)

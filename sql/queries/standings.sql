@@ -1,4 +1,4 @@
--- Progress of each consumer at the last check, and the messages that left its stream before delivery.
+-- Progress of each consumer at the last check, and the messages that it missed.
 
 -- name: standing
 -- $1 stream, $2 durable.
@@ -19,6 +19,10 @@ VALUES ($1::text, $2::text, $4::jsonb, $5::bigint, $6::bigint, $7::bigint,
        missed_at = coalesce(excluded.missed_at, s.missed_at)
  WHERE s.standing = $3::jsonb
 RETURNING s.stream;
+
+-- name: recorded
+-- $1 message ids. Index: the primary key.
+SELECT message_id::text AS message_id FROM inbox_messages WHERE message_id = ANY ($1::uuid[]);
 
 -- name: missed
 -- Missed messages that workers detected and no operator has acknowledged.

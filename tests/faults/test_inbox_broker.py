@@ -1,9 +1,11 @@
 """Received messages while the broker, its streams or the durable change."""
 
 import json
+import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tests.support.handlers import hang
 from tests.support.jetstream import SECOND, create_consumer, store
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
 
 PULL_SECONDS = 5.0
 UNSEEN = "messages_missed"
@@ -72,6 +75,92 @@ async def test_missed_messages_are_reported_once_and_counted(shared: Site) -> No
     async with shared.worker(name="third") as third:
         await third.ready()
     assert UNSEEN not in third.events()
+
+
+@pytest.mark.fault("N48")
+async def test_messages_are_reported_that_a_recreated_durable_begins_behind(shared: Site) -> None:
+    stream, durable = shared.target.upstream_stream, shared.target.durable
+    async with shared.worker(name="first") as first:
+        await shared.send(3)
+        await shared.handler.called(3)
+        await shared.quiet()
+        await first.stopped()
+    await shared.send(2)
+    await api(shared.broker, f"CONSUMER.DELETE.{stream}.{durable}")
+    await create_consumer(shared.broker, stream, durable, deliver_policy="new", max_deliver=20)
+    async with shared.worker(name="second") as second:
+        [reported] = await reports(second)
+    assert (reported["first_seq"], reported["last_seq"], reported["count"]) == (4, 5, 2)
+
+
+@pytest.mark.fault("N48")
+async def test_messages_are_reported_that_a_server_lost_before_their_delivery(
+    own_nats: EmbeddedNats, site_with: SiteWith
+) -> None:
+    """Its disk is set back, and with it the end of the stream."""
+    async with site_with(nats_url=own_nats.url) as made:
+        stored = stream_folder(own_nats, made)
+        await made.send(3)
+        await own_nats.stop()
+        shutil.copytree(stored, made.folder / "older")
+        await own_nats.start()
+        await eventually(lambda: made.broker.is_connected, what="the broker is back")
+        await made.send(5)
+        pause = {"pause_until": "2100-01-01T00:00:00Z"}
+        await api(made.broker, f"CONSUMER.PAUSE.{made.target.upstream_stream}.{made.target.durable}", pause)
+        async with made.worker(name="first") as first:
+            await first.ready()
+            await first.stopped()
+        await own_nats.stop()
+        shutil.rmtree(stored)
+        shutil.copytree(made.folder / "older", stored)
+        await own_nats.start()
+        async with made.worker(name="second") as second:
+            [reported] = await reports(second)
+    assert (reported["first_seq"], reported["last_seq"], reported["count"]) == (4, 8, 5)
+
+
+@pytest.mark.fault("N48")
+@pytest.mark.long
+async def test_messages_that_a_server_takes_for_acknowledged_after_its_restart_are_handled(
+    own_nats: EmbeddedNats, site_with: SiteWith
+) -> None:
+    """It comes back with the state of a durable that got and acknowledged all messages."""
+    async with site_with(nats_url=own_nats.url) as made, made.worker() as worker:
+        stream, durable = made.target.upstream_stream, made.target.durable
+        await made.send(3)
+        await made.handler.called(3)
+        await made.quiet()
+        made.to_broker.cut()
+        made.to_broker.refuse()
+        await made.send(2)
+        await create_consumer(made.broker, stream, "other")
+        inbox = made.broker.client.new_inbox()
+        coming = await made.broker.client.subscribe(inbox)
+        await made.broker.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.other", b"5", inbox)
+        for _ in range(5):
+            await (await coming.next_msg(timeout=5)).ack_sync()
+        await own_nats.stop()
+        states = stream_folder(own_nats, made) / "obs"
+        shutil.copy(states / "other" / "o.dat", states / durable / "o.dat")
+        await own_nats.start()
+        made.to_broker.heal()
+        await made.handler.called(5, within=90)
+        assert worker.events().count("message_undeliverable") == 2
+        await made.quiet()
+        await made.audit()
+
+
+def stream_folder(server: EmbeddedNats, made: Site) -> Path:
+    """Return where a server keeps the upstream."""
+    [found] = server.folder.rglob(f"streams/{made.target.upstream_stream}")
+    return found
+
+
+async def reports(worker: WorkerProcess) -> list[dict[str, Any]]:
+    """Return what a worker reported as missed until it was ready."""
+    await worker.ready()
+    return [line for line in map(json.loads, worker.written.splitlines()) if line["event"] == UNSEEN]
 
 
 @pytest.mark.fault("N34")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages, find_missed
+from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages, PassedMessages, find_missed
 
 BEFORE = ConsumerStanding(
     stream_created="2025-01-01",
@@ -59,13 +59,67 @@ def test_pending_messages_are_missed_when_their_stream_is_recreated() -> None:
     assert find_missed(BEFORE, now) == MissedMessages(11, 50, 40)
 
 
-def test_a_recreated_durable_reports_no_messages_that_left_before() -> None:
+def test_what_a_recreated_durable_begins_behind_is_missed_as_what_left_the_stream() -> None:
     now = replace(BEFORE, consumer_created="2025-02-01", first_seq=31, delivered=30, deliveries=0, pending=20)
     assert find_missed(BEFORE, now) == MissedMessages(11, 30, 20)
-    assert find_missed(BEFORE, replace(now, delivered=50, pending=0)) == MissedMessages(11, 30, 20)
+    assert find_missed(BEFORE, replace(now, pending=15)) == MissedMessages(11, 30, 20)
+    assert find_missed(BEFORE, replace(now, delivered=50, pending=0)) == MissedMessages(11, 50, 40)
+    assert find_missed(BEFORE, replace(now, first_seq=1, delivered=0, deliveries=0, pending=50)) is None
     filtered = replace(BEFORE, takes_all=False, pending=10)
     now = replace(now, takes_all=False, delivered=45, deliveries=4, pending=2)
-    assert find_missed(filtered, now) == MissedMessages(11, 30, 4)
+    assert find_missed(filtered, now) == MissedMessages(11, 45, 4)
+
+
+def test_pending_messages_are_missed_when_their_stream_lost_its_end() -> None:
+    assert find_missed(BEFORE, replace(BEFORE, last_seq=45, pending=35)) == MissedMessages(46, 50, 5)
+    assert find_missed(BEFORE, replace(BEFORE, last_seq=8, delivered=8, deliveries=8, pending=0)) == (
+        MissedMessages(11, 50, 40)
+    )
+    delivered = replace(BEFORE, delivered=50, deliveries=50, pending=0)
+    assert find_missed(delivered, replace(delivered, last_seq=45)) is None
+
+
+def test_messages_stored_between_the_requests_of_a_check_are_not_missed() -> None:
+    before = replace(BEFORE, delivered=55, deliveries=55, pending=0)
+    now = replace(before, first_seq=61, last_seq=60, delivered=60, deliveries=60)
+    assert find_missed(before, now) is None
+
+
+def passed() -> PassedMessages:
+    return PassedMessages(("stream", "consumer"), "a", 10, 10)
+
+
+def test_nothing_is_compared_while_the_same_server_answers() -> None:
+    search = passed()
+    for settled in (20, 30, 40):
+        assert search.look("a", settled, 50) <= search.compared
+    assert search.compared == 30
+
+
+def test_after_another_server_answers_all_is_compared_that_was_stored_by_then() -> None:
+    search = passed()
+    search.look("a", 20, 20)
+    assert (search.look("b", 30, 50), search.compared) == (30, 10)
+    search.compared = 30
+    assert (search.look("b", 30, 60), search.compared) == (30, 30)
+    assert (search.look("b", 70, 80), search.compared) == (50, 30)
+    search.compared = 50
+    assert search.look("b", 90, 90) <= search.compared
+
+
+def test_what_is_stored_anew_in_the_place_of_lost_messages_is_compared() -> None:
+    search = passed()
+    search.look("a", 100, 100)
+    assert (search.look("b", 100, 95), search.compared) == (95, 10)
+    search.compared = 95
+    assert (search.look("b", 100, 105), search.compared) == (100, 95)
+
+
+def test_a_consumer_that_was_set_back_is_compared_from_there() -> None:
+    search = passed()
+    search.look("a", 20, 20)
+    search.look("b", 5, 20)
+    assert search.compared == 5
 
 
 def test_no_missed_messages_are_reported_for_a_stream_that_replaces_them() -> None:

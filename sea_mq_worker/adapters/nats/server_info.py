@@ -154,6 +154,7 @@ class ConsumerInfo:
         pause_until: end of the pause, as the server writes it.
         delivered_at: time of the latest delivery, or of the creation before the first delivery.
         ack_floor_at: time when ``ack_floor`` last rose, or of the creation before it first rose.
+        leader: name of the server that leads it; empty without a cluster.
     """
 
     stream: str
@@ -181,6 +182,7 @@ class ConsumerInfo:
     pause_until: str
     delivered_at: datetime
     ack_floor_at: datetime
+    leader: str
 
     @classmethod
     def from_json(cls, stream: str, answer: Mapping[str, Any]) -> "ConsumerInfo":
@@ -219,6 +221,7 @@ class ConsumerInfo:
             pause_until=str(config.get("pause_until", "")),
             delivered_at=datetime.fromisoformat(delivered.get("last_active") or created),
             ack_floor_at=datetime.fromisoformat(floor.get("last_active") or created),
+            leader=str((answer.get("cluster") or {}).get("leader", "")),
         )
 
     def wants(self, subject: str) -> bool:

@@ -76,6 +76,10 @@ class PostgresStandings:
         )
         return bool(rows)
 
+    async def recorded(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the message ids that the inbox has."""
+        return {row["message_id"] for row in await fetch(self._pool, self._sql["recorded"], ids)}
+
     async def missed(self) -> Sequence[RecordedMissed]:
         """Return the missed messages that no operator has acknowledged."""
         return [RecordedMissed(**row) for row in await fetch(self._pool, self._sql["missed"])]

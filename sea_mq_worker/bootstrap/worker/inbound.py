@@ -66,9 +66,10 @@ async def inbound_loops(
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     sharing = InboxSharing(base, pool, consumers)
     await sharing.start()
+    consuming: dict[tuple[str, str], InboxConsumer] = {}
     loops = {
         "consumers of the inbox": sharing.loop(store_breaker),
-        "missed messages": await missed_message_loop(base, connection, pool, store_breaker),
+        "missed messages": await missed_message_loop(base, connection, pool, store_breaker, consuming),
     }
     if base.takeover is not None:
         base.takeover.sides["inbox"] = AbandonedDeliveries(
@@ -76,7 +77,6 @@ async def inbound_loops(
             consumers={(consumer.stream, consumer.name): consumer for consumer in consumers},
             backoff=_backoff(base),
         ).take_over
-    consuming: dict[tuple[str, str], InboxConsumer] = {}
     for consumer in consumers:
         loops[f"inbox {consumer.name}"] = _consumer_loop(base, consumer, handler_caller, sharing, consuming)
     max_deliveries = MaxDeliveriesLoop(

@@ -56,7 +56,7 @@ _FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
     (
         facts.MessagesMissed,
         "warning",
-        "Messages left their stream before delivery: have their sender replay them.",
+        "Messages will never be delivered: have their sender replay them.",
     ),
     (
         facts.MessageRetried,
@@ -144,7 +144,7 @@ _NOTICES = {
     "loop_died": "A loop of the worker died; the worker exits.",
     "row_refused": "PostgreSQL refuses a write to one row; the others continue: fix the cause in the text.",
     "missed_messages_unknown": (
-        "The worker may not read a stream's or consumer's state: grant STREAM.INFO and CONSUMER.INFO."
+        "The worker may not look for missed messages: grant STREAM.INFO, CONSUMER.INFO and STREAM.MSG.GET."
     ),
     "consumers_overlap": (
         "Another worker's consumer delivered the message before: give each handler its own schema."

@@ -131,7 +131,7 @@ METRICS = _metrics(
         ),
         (
             ("sea_mq_inbox_missed_total", "counter", "{message}", "consumer"),
-            "Messages known to have left their stream before delivery to the consumer.",
+            "Messages that the consumer is known to have missed.",
             "Above 0: have their sender replay them, and raise the stream's limits.",
         ),
         (

@@ -53,7 +53,14 @@ async def ahead(
         return None
     if not info.pending:
         return []
-    seq, found, width = max(after_seq, info.delivered_seq), list[InboundMessage](), _READS_MAX
+    return await read_on(connection, info, max(after_seq, info.delivered_seq), limit)
+
+
+async def read_on(
+    connection: NatsConnection, info: ConsumerInfo, after_seq: int, limit: int
+) -> Sequence[InboundMessage]:
+    """Read the next messages behind a sequence that the consumer wants, up to a few MB of them."""
+    seq, found, width = after_seq, list[InboundMessage](), _READS_MAX
     while len(found) < limit and size_of(found) < READ_BYTES_MAX:
         reads = [read_next(connection, info, seq + 1 + place) for place in range(width)]
         read = {message.seq: message for message in await asyncio.gather(*reads) if message is not None}

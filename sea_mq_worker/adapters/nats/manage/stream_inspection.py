@@ -10,6 +10,7 @@ from sea_mq_worker.adapters.nats.errors import ApiRefusedError
 from sea_mq_worker.adapters.nats.publish.search import find_messages
 from sea_mq_worker.adapters.nats.server_info import (
     ConsumerInfo,
+    StreamInfo,
     consumer_info,
     durable_consumers,
     find_stream,
@@ -92,13 +93,8 @@ async def consumer_state(connection: NatsConnection, info: ConsumerInfo) -> Cons
     )
 
 
-async def consumer_standing(connection: NatsConnection, stream: str, durable: str) -> ConsumerStanding:
-    """Request a consumer's progress, the stream's first: later removals show in the next comparison.
-
-    Raises as ``stream_info`` and ``consumer_info`` do.
-    """
-    source = await stream_info(connection, stream)
-    info = await consumer_info(connection, stream, durable)
+def consumer_standing(source: StreamInfo, info: ConsumerInfo) -> ConsumerStanding:
+    """Return a consumer's progress. The stream was requested first: later removals show in the next check."""
     return ConsumerStanding(
         stream_created=source.created,
         consumer_created=info.created,
@@ -106,7 +102,7 @@ async def consumer_standing(connection: NatsConnection, stream: str, durable: st
         last_seq=source.last_seq,
         delivered=info.delivered_seq,
         deliveries=info.delivered_count,
-        pending=info.pending,
+        pending=min(info.pending, max(source.last_seq - info.delivered_seq, 0)),
         takes_all=all(map(info.wants, source.subjects or (">",))),
         replaces=source.replaces,
     )
