@@ -272,7 +272,7 @@ async def _send(on: Stage, over: asyncio.Event) -> None:
     while not over.is_set():
         message_id = str(uuid.uuid4())
         while message_id not in on.sent and not over.is_set():
-            with suppress(*_AWAY, KeyError):
+            with suppress(*_AWAY):
                 await store(on.broker, subject, headers={"Nats-Msg-Id": message_id}, within=1.0)
                 on.sent[message_id] = time.time()
             await asyncio.sleep(PACE_SECONDS)

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import asyncpg
+import nats.errors
 import pytest
 
 from sea_mq_worker.adapters.nats.connection import api
@@ -21,6 +22,7 @@ from sea_mq_worker.adapters.postgres.schema.migrations import migrate
 from sea_mq_worker.domain.errors import BrokerUnavailableError
 from sea_mq_worker.embedded import EmbeddedPostgres
 from tests.failover.stage import QUIET_SECONDS, Cost, Stage, cost_of, stage
+from tests.support.jetstream import connected, create_stream, store
 from tests.support.nats_cluster import NODES, NatsCluster, nats_cluster
 from tests.support.processes import frozen
 from tests.support.proxy import TcpProxy, proxied
@@ -144,6 +146,14 @@ async def _clustered(
         ) as on,
     ):
         yield cluster, on
+
+
+async def test_a_message_that_its_stream_refuses_does_not_count_as_sent(nats_url: str, names: str) -> None:
+    """A cluster refuses a repeat while the first copy is under way, and may lose that copy."""
+    async with connected(nats_url) as connection:
+        await create_stream(connection, names.upper(), names)
+        with pytest.raises(nats.errors.Error, match="expected stream does not match"):
+            await store(connection, names, headers={"Nats-Expected-Stream": "OTHER"})
 
 
 @pytest.mark.fault("P48")

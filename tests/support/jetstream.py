@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 from nats.aio.msg import Msg
 
 from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
@@ -63,9 +64,15 @@ async def store(
     *,
     within: float = PATIENCE_SECONDS,
 ) -> int:
-    """Publish a message; return its stream sequence."""
-    answer = await connection.client.request(subject, payload, within, headers=headers)
-    return int(json.loads(answer.data)["seq"])
+    """Publish a message; return its stream sequence.
+
+    Raises:
+        nats.errors.Error: no answer in time, or a refusal. A cluster's refusal names a stream and sequence 0.
+    """
+    answer = json.loads((await connection.client.request(subject, payload, within, headers=headers)).data)
+    if "error" in answer:
+        raise nats.errors.Error(answer["error"]["description"])
+    return int(answer["seq"])
 
 
 def shipped_files(folder: Path, *, upstream: str) -> Path:
