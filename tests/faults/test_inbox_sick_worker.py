@@ -9,22 +9,30 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.embedded import EmbeddedNats
 from tests.faults.test_outbox_broker import configured
+from tests.faults.test_outbox_sick_worker import ROOM, account_without_jetstream, accounts, leading
 from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, hang, raw
-from tests.support.sick_worker import KINDS
+from tests.support.nats_cluster import nats_cluster
+from tests.support.sick_worker import KINDS, logging_in, own_role
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
+from tests.support.worker import WorkerProcess
 
 _LOG = logging.getLogger(__name__)
 CALLS, IN_HAND = 5, 20
+_OK = 200
 WITHIN = 20.0
 """Lease, ack_wait, a waiting pull and the longest wait for a probe: 3, 3, 5 and 5 s."""
+WITHIN_ELECTION = 40.0
+"""The node that is cut off may lead the durable, and another one has to follow it."""
 WITHIN_BY_CHANCE = 60.0
 """A worker whose calls fail one by one gives each message back, and may get it again."""
 
@@ -130,12 +138,70 @@ async def test_a_worker_that_loses_a_right_leaves_its_messages_to_its_sibling(
         EmbeddedNats(tmp_path / "nats", config=rights(publish={"allow": [">"]})) as server,
         stage_of(site_with, nats_url=server.url) as stage,
     ):
-        nats_url = stage.at.target.environment["SEA_MQ_NATS_URL"].replace("nats://", "nats://sick:s@")
-        async with in_hand(stage, nats_url=nats_url):
+        async with in_hand(stage, **logging_in(stage.at, nats_url="sick")):
             with configured(server, **rights(**RIGHTS[right])):
                 await handled_by_sibling(stage, f"right {right}", within=WITHIN)
             await stage.at.quiet()
         await stage.at.audit()
+
+
+@pytest.mark.long
+@pytest.mark.fault("N46")
+@pytest.mark.parametrize("right", ["INSERT", "UPDATE"])
+async def test_a_worker_that_may_not_write_the_inbox_leaves_its_messages_to_its_sibling(
+    site_with: SiteWith, right: str
+) -> None:
+    async with stage_of(site_with) as stage, own_role(stage.at) as role:
+        async with in_hand(stage, **logging_in(stage.at, database_url=role)) as sick:
+            await stage.at.database.execute(f"REVOKE {right} ON inbox_messages FROM {role}")
+            await handled_by_sibling(stage, f"right to {right}", within=WITHIN)
+            await stage.at.database.execute(f"GRANT {right} ON inbox_messages TO {role}")
+            await eventually(lambda: is_back(sick))
+        await stage.at.audit()
+
+
+@pytest.mark.long
+@pytest.mark.fault("N46")
+@pytest.mark.parametrize("kind", ["refused", "silent", "answers wrongly"])
+async def test_a_worker_whose_account_has_no_jetstream_leaves_its_messages_to_its_sibling(
+    site_with: SiteWith, tmp_path: Path, kind: str
+) -> None:
+    async with (
+        EmbeddedNats(tmp_path / "nats", config=accounts()) as server,
+        stage_of(site_with, nats_url=server.url) as stage,
+    ):
+        async with in_hand(stage, **logging_in(stage.at, nats_url="sick")) as sick:
+            async with account_without_jetstream(server, kind):
+                await handled_by_sibling(stage, f"JetStream of the account {kind}", within=WITHIN)
+            await eventually(lambda: is_back(sick))
+        await stage.at.audit()
+
+
+@pytest.mark.long
+@pytest.mark.fault("N46")
+async def test_a_worker_that_reaches_no_leader_leaves_its_messages_to_its_sibling(
+    site_with: SiteWith, tmp_path: Path
+) -> None:
+    """The sick worker's NATS server is cut off from the others."""
+    async with (
+        nats_cluster(tmp_path.joinpath, room_bytes=8 * ROOM, may_be_cut=True) as cluster,
+        stage_of(site_with, nats_url=cluster.nodes[0].url) as stage,
+    ):
+        at, leaders = stage.at, {}
+        for stream in (await api(at.broker, "STREAM.NAMES"))["streams"]:
+            info = partial(api, at.broker, f"STREAM.INFO.{stream}")
+            config = (await info())["config"]
+            await api(at.broker, f"STREAM.UPDATE.{stream}", config | {"num_replicas": 3})
+            leaders[stream] = await eventually(partial(leading, info), what=f"{stream} has a leader")
+        await eventually(lambda: leading(at.consumer), what="the durable has a leader")
+        leader = leaders[at.target.upstream_stream]
+        lonely = next(number for number in range(3) if number not in {0, cluster.named(leader)})
+        async with in_hand(stage, nats_url=cluster.nodes[lonely].url) as sick:
+            cluster.cut_off(lonely)
+            await handled_by_sibling(stage, "leader out of reach", within=WITHIN_ELECTION)
+            cluster.join_again()
+            await eventually(lambda: is_back(sick))
+        await at.audit()
 
 
 def rights(**permissions: Any) -> dict[str, Any]:
@@ -145,7 +211,7 @@ def rights(**permissions: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def in_hand(stage: Stage, **settings: object) -> AsyncIterator[None]:
+async def in_hand(stage: Stage, **settings: object) -> AsyncIterator[WorkerProcess]:
     """Run the worker that is going to be sick, until it has twenty messages in hand."""
     at = stage.at
     async with at.worker(name="sick", handler_url=stage.handler.url, **settings) as sick:
@@ -153,7 +219,7 @@ async def in_hand(stage: Stage, **settings: object) -> AsyncIterator[None]:
         await at.send(IN_HAND)
         await eventually(at.deliveries, until=IN_HAND.__eq__, what="the worker has all in hand")
         await stage.handler.called(CALLS)
-        yield
+        yield sick
 
 
 async def handled_by_sibling(stage: Stage, sickness: str, *, within: float) -> None:
@@ -168,6 +234,12 @@ async def handled_by_sibling(stage: Stage, sickness: str, *, within: float) -> N
         _LOG.info("%s: %.1f s, %s", sickness, time.monotonic() - began, await figures(at))
         at.heal()
         await at.quiet()
+
+
+async def is_back(worker: WorkerProcess) -> bool:
+    """Tell whether it is ready, but for a handler whose last calls, held by the test, had no answer."""
+    status, body = await worker.get("readyz")
+    return status == _OK or '"parts": ["handler"]' in body
 
 
 @asynccontextmanager
@@ -194,4 +266,5 @@ async def unprocessed(at: Site) -> list[str]:
 async def figures(at: Site) -> str:
     """Return what the sickness cost the messages."""
     attempts = await at.database.fetchval("SELECT max(attempts) FROM inbox_messages")
-    return f"{await at.deliveries()} deliveries, at most {attempts} attempts"
+    again = sum(count - 1 for count in at.effects.calls.values())
+    return f"{await at.deliveries()} deliveries, at most {attempts} attempts, {again} calls again"

@@ -1,11 +1,10 @@
 """One of two workers is sick while its sibling is well: the sibling publishes the events."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import pytest
 from nats.aio.msg import Msg
@@ -14,8 +13,8 @@ from sea_mq_worker.embedded import EmbeddedNats
 from tests.faults.test_outbox_broker import configured
 from tests.support.jetstream import connected
 from tests.support.nats_cluster import nats_cluster
-from tests.support.servers import database_connection, unique
-from tests.support.sick_worker import KINDS, seconds_until, sick_and_well
+from tests.support.servers import database_connection
+from tests.support.sick_worker import KINDS, logging_in, own_role, seconds_until, sick_and_well
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
@@ -53,30 +52,17 @@ class Ward:
     @property
     def sick(self) -> dict[str, object]:
         """Settings of the sick worker."""
-        urls = {name: self.site.target.environment[f"SEA_MQ_{name.upper()}"] for name in LOGINS}
-        logins = {"nats_url": "sick:s", "database_url": f"{self.role}:s"}
-        parts = {name: urlsplit(url) for name, url in urls.items()}
-        return {
-            name: part._replace(netloc=f"{logins[name]}@{part.hostname}:{part.port}").geturl()
-            for name, part in parts.items()
-        }
-
-
-LOGINS = ("nats_url", "database_url")
+        return logging_in(self.site, nats_url="sick", database_url=self.role)
 
 
 @pytest.fixture
 async def ward(tmp_path: Path, site_with: SiteWith) -> AsyncIterator[Ward]:
-    role = unique("sick_")
     async with (
         EmbeddedNats(tmp_path / "nats", config=accounts()) as server,
         site_with(nats_url=server.url) as site,
+        own_role(site) as role,
     ):
-        await site.database.execute(f"CREATE ROLE {role} LOGIN PASSWORD 's'")
-        for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
-            await site.database.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO {role}")
         yield Ward(server, site, role)
-        await site.database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def answers_wrongly(msg: Msg) -> None:
@@ -86,6 +72,17 @@ async def answers_wrongly(msg: Msg) -> None:
 
 async def says_nothing(_: Msg) -> None:
     pass
+
+
+@asynccontextmanager
+async def account_without_jetstream(server: EmbeddedNats, kind: str) -> AsyncIterator[None]:
+    """Let the sick worker be in another account, where a guest may answer for JetStream."""
+    async with connected(server.url, user="guest", password="g") as guest:
+        if kind != "refused":
+            hears = says_nothing if kind == "silent" else answers_wrongly
+            await guest.client.subscribe(">", cb=hears)
+        with configured(server, **accounts(away=True)):
+            yield
 
 
 @asynccontextmanager
@@ -109,12 +106,8 @@ async def trouble(ward: Ward, dependency: str, kind: str) -> AsyncIterator[None]
         yield
         await site.database.execute(f"GRANT {outbox.format('TO')}")
     else:
-        async with connected(server.url, user="guest", password="g") as guest:
-            if kind != "refused":
-                hears = says_nothing if kind == "silent" else answers_wrongly
-                await guest.client.subscribe(">", cb=hears)
-            with configured(server, **accounts(away=True)):
-                yield
+        async with account_without_jetstream(server, kind):
+            yield
 
 
 async def commit_some(site: Site, key: str | None) -> None:
@@ -168,7 +161,7 @@ async def test_the_sibling_of_a_worker_that_reaches_no_leader_publishes_the_even
         site_with(nats_url=cluster.nodes[0].url) as site,
     ):
         await site.change_stream(num_replicas=3)
-        leader = await eventually(lambda: leading(site), what="the stream has a leader")
+        leader = await eventually(lambda: leading(site.stream), what="the stream has a leader")
         lonely = next(number for number in range(3) if number not in {0, cluster.named(leader)})
         async with sick_and_well(site, sick={"nats_url": cluster.nodes[lonely].url}):
             await commit_some(site, key)
@@ -182,9 +175,9 @@ async def test_the_sibling_of_a_worker_that_reaches_no_leader_publishes_the_even
         await site.audit()
 
 
-async def leading(site: Site) -> str:
-    """Name the stream's leader once the other nodes have what it has."""
-    group = (await site.stream())["cluster"]
+async def leading(info: Callable[[], Awaitable[dict[str, Any]]]) -> str:
+    """Name the leader of a stream or durable once the other nodes have what it has."""
+    group = (await info())["cluster"]
     ready = [each.get("current") and not each.get("offline") for each in group.get("replicas", ())]
     return str(group.get("leader", "")) if ready == [True, True] else ""
 
