@@ -11,7 +11,7 @@ LEASE_SECONDS = 60.0
 class InboxMessage(NamedTuple):
     """A received message as the inbox records it (SDS-047 2.2); a tuple, as one is made for every message.
 
-    What is empty is unknown. Without a content hash any other content counts as the same.
+    An empty or zero field means that the value is unknown. A row without a content hash fits any content.
     """
 
     message_id: str

@@ -15,7 +15,7 @@
 -- Sorted by id, so that two batches that overlap cannot lock each other out.
 -- Index: the primary key.
 -- One element for each message, no id twice: $1 ids, $2 subjects, $3 consumers, $4 streams, $5 sequences,
--- $6 content hashes, $7 reply subjects; $8 token, $9 lease in seconds. What is empty or 0 is unknown.
+-- $6 content hashes, $7 reply subjects; $8 token, $9 lease in seconds. An empty or zero element: unknown.
 -- Returns, in no order, a row with verdict run for each message that it leased, and one with done, conflict or busy
 -- for each that was known before, the leased ones among them included. One without a row was committed by somebody
 -- else during the statement: busy.
