@@ -128,6 +128,7 @@ async def publish(stack: Stack, ids: list[UUID]) -> None:
     await client.close()
 
 
+@pytest.mark.clause("terms-04")
 async def test_a_stopped_worker_leaves_no_claim_and_continues_after_a_restart(stack: Stack) -> None:
     await eventually(stack.is_ready, within=60, what="worker ready")
     before = await stored(stack, "SEA_EVENTS")

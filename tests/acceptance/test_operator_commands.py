@@ -192,8 +192,7 @@ async def test_where_describes_an_event_as_json_and_what_is_nowhere(world: World
     assert (await world.run("where", "order-17")).code == 2
 
 
-@pytest.mark.clause("QRY-050")
-@pytest.mark.clause("QRY-051")
+@pytest.mark.clause("QRY-050", "QRY-051")
 async def test_depth_counts_both_sides_of_the_configured_context(world: World) -> None:
     await add_event(world.pool)
     await add_event(world.pool, "PUBLISHED")

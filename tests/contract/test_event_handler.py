@@ -75,15 +75,14 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         await http.handler.close()
 
 
-@pytest.mark.clause("POL-047-005")
-@pytest.mark.clause("PORT-047-005")
+@pytest.mark.clause("POL-047-005", "PORT-047-005", "handler-200")
 @pytest.mark.parametrize("status", [200, 409])
 async def test_200_and_409_are_accepted(world: World, status: int) -> None:
     await world.behave(Respond(status=status))
     assert await world.handler.handle_request(REQUEST) == Accepted(status)
 
 
-@pytest.mark.clause("POL-047-006")
+@pytest.mark.clause("POL-047-006", "handler-422")
 async def test_422_is_poison(world: World) -> None:
     await world.behave(Respond(status=422))
     result = await world.handler.handle_request(REQUEST)
@@ -91,7 +90,7 @@ async def test_422_is_poison(world: World) -> None:
     assert "422" in result.error
 
 
-@pytest.mark.clause("POL-047-007")
+@pytest.mark.clause("POL-047-007", "handler-5xx")
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599])
 async def test_5xx_is_retried(world: World, status: int) -> None:
     await world.behave(Respond(status=status))
@@ -101,6 +100,7 @@ async def test_5xx_is_retried(world: World, status: int) -> None:
     assert result.after_seconds == 0.0
 
 
+@pytest.mark.clause("handler-other")
 @pytest.mark.parametrize("status", [201, 202, 204, 301, 307, 400, 401, 403, 404, 405, 418])
 async def test_any_other_status_is_retried_and_named(world: World, status: int) -> None:
     """A wrong deployment must neither settle messages nor bury them."""

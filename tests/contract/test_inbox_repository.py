@@ -36,7 +36,7 @@ def kinds(receipts: list[Receipt]) -> list[type]:
 # --- receiving
 
 
-@pytest.mark.clause("CMD-051")
+@pytest.mark.clause("CMD-051", "PORT-047-002")
 async def test_new_messages_are_leased_and_their_attempt_counted(world: World) -> None:
     first, second = entry(), entry()
 
@@ -52,7 +52,7 @@ async def test_new_messages_are_leased_and_their_attempt_counted(world: World) -
     )  # fmt: skip
 
 
-@pytest.mark.clause("CMD-051: on a duplicate, skip processing")
+@pytest.mark.clause("terms-07", "CMD-051-idempotency", "PORT-047-002")
 async def test_a_processed_message_is_never_handled_again(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
@@ -67,7 +67,7 @@ async def test_a_processed_message_is_never_handled_again(world: World) -> None:
     assert (row.processed, row.leased, row.attempts) == (True, False, 1)
 
 
-@pytest.mark.clause("CMD-051: a row that is not processed is no duplicate to skip")
+@pytest.mark.clause("CMD-051-idempotency")
 async def test_a_message_whose_worker_died_is_handled_again_once_its_lease_is_over(world: World) -> None:
     one = entry()
     await lease(world.inbox("died"), one)
@@ -327,7 +327,7 @@ async def test_a_message_received_in_the_future_is_overdue_without_a_lease(world
 # --- handlings without an effect
 
 
-@pytest.mark.clause("PORT-047-002: recordError")
+@pytest.mark.clause("PORT-047-002")
 async def test_an_error_frees_the_message_and_spends_its_attempt(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
@@ -381,7 +381,7 @@ async def test_a_dead_lettered_message_is_done(world: World) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.clause("CMD-052: no duplicate in the DLQ")
+@pytest.mark.clause("CMD-052-idempotency")
 async def test_the_next_lease_of_an_unfinished_dead_letter_has_its_earliest_time(world: World) -> None:
     inbox, one = world.inbox(), entry()
     for _ in range(2):

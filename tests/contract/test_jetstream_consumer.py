@@ -150,6 +150,7 @@ async def test_a_waiting_fetch_returns_with_the_first_message(world: World, wait
     assert time.monotonic() - before < wait / 2
 
 
+@pytest.mark.clause("PORT-047-004")
 async def test_no_more_than_asked_for(world: World) -> None:
     await world.add("a", "b", "c")
     assert bodies(await world.fetch(2)) == ["a", "b"]
@@ -164,6 +165,7 @@ async def test_no_more_bytes_come_than_were_asked_for_but_a_larger_message_comes
     assert sizes == [[400, 400], [3000], [400], [400]]
 
 
+@pytest.mark.clause("PORT-047-004")
 async def test_an_acknowledged_message_never_comes_back(world: World) -> None:
     await world.add("a")
     await world.consumer.ack((await world.fetch())[0])
@@ -190,7 +192,7 @@ async def test_a_message_in_progress_is_not_delivered_again(world: World) -> Non
     assert (await world.fetch())[0].deliveries == 2
 
 
-@pytest.mark.clause("POL-047-007")
+@pytest.mark.clause("POL-047-007", "PORT-047-004")
 async def test_a_refused_message_comes_back_after_its_delay_and_not_sooner(world: World) -> None:
     await world.add("a")
     delay = WAIT * 1.5
@@ -232,6 +234,7 @@ async def test_a_late_acknowledgement_settles_a_later_delivery(world: World) -> 
         assert list(await world.consumer.fetch(5)) == []
 
 
+@pytest.mark.clause("durable-consumer")
 async def test_unsettled_messages_are_bounded_and_an_acknowledgement_makes_room(world: World) -> None:
     await world.add(*"abcdefg")
     held = await world.fetch()
@@ -294,7 +297,7 @@ async def test_what_will_not_be_delivered_again_is_read_back(world: World) -> No
     await world.consumer.in_progress(message)
 
 
-@pytest.mark.clause("SDS-047: max_deliver")
+@pytest.mark.clause("durable-consumer-max-deliver")
 async def test_a_message_at_max_deliver_is_exhausted_until_it_is_settled(world: World) -> None:
     await world.add("a")
     given: list[InboundMessage] = []

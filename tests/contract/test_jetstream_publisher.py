@@ -202,7 +202,7 @@ async def test_a_batch_is_stored_once_and_in_order(world: World) -> None:
     assert [row[2] for row in await world.rows()] == [each.payload for each in batch]
 
 
-@pytest.mark.clause("publisher: the payload and the headers reach the stream as they are")
+@pytest.mark.clause("event-model-08", "event-model-19", "PORT-047-003", "publisher-one-attempt")
 async def test_body_headers_and_subject_are_stored_as_they_are(world: World) -> None:
     own = {"ce-partitionkey": "p-1", "X-Schema": "größe;v=1", "x-lower": "a: b,  c", "traceparent": "00-1"}
     first = message(world.stream.lower(), b'{"amount": 1.00, "n": 12345678901234567890.5}\n', **own)
@@ -215,7 +215,7 @@ async def test_body_headers_and_subject_are_stored_as_they_are(world: World) -> 
         assert (row[1], row[2], without_batch) == (sent.subject, sent.payload, dict(sent.headers))
 
 
-@pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
+@pytest.mark.clause("lifecycle-17", "CMD-050-idempotency")
 async def test_a_repeat_inside_the_window_is_a_duplicate_and_names_the_first_copy(world: World) -> None:
     batch = messages(world, 5)
     first = await publish(world, batch)
@@ -226,7 +226,7 @@ async def test_a_repeat_inside_the_window_is_a_duplicate_and_names_the_first_cop
     assert len(await world.rows()) == 5
 
 
-@pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
+@pytest.mark.clause("CMD-050-idempotency")
 async def test_an_unmarked_repeat_inside_a_batch_is_distinguished_from_new_messages(world: World) -> None:
     old = messages(world, 3)
     await publish(world, old)
@@ -368,6 +368,7 @@ async def test_one_id_twice_in_a_batch_is_stored_once(world: World) -> None:
     assert len(await world.rows()) == 2
 
 
+@pytest.mark.clause("PORT-047-003")
 async def test_a_single_message_is_published_by_itself(world: World) -> None:
     one = message(world.stream.lower())
 
@@ -396,6 +397,7 @@ BAD = {
 }
 
 
+@pytest.mark.clause("lifecycle-27")
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 async def test_a_message_that_can_never_be_sent_is_refused_alone(
     world: World, bad: dict[str, object]
@@ -413,6 +415,7 @@ async def test_a_message_that_can_never_be_sent_is_refused_alone(
     assert world.publisher.connected
 
 
+@pytest.mark.clause("event-model-15")
 async def test_where_order_is_kept_nothing_goes_out_behind_a_refused_message(world: World) -> None:
     batch = messages(world, 10)
     batch[4] = batch[4]._replace(headers={"bad name": "x"})
@@ -444,7 +447,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(world: World) -> None:
     assert await world.rows() == []
 
 
-@pytest.mark.clause("CMD-050: idempotency by Nats-Msg-Id")
+@pytest.mark.clause("lifecycle-17", "lifecycle-24", "CMD-050-idempotency")
 async def test_lost_acknowledgements_leave_it_unknown_and_the_repeat_stores_no_second_copy(
     world: World,
 ) -> None:

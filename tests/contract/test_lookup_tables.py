@@ -139,7 +139,7 @@ async def listed(world: World, **which: Any) -> list[UUID]:
     return [event.id for event in await world.tables.list_outbox(OutboxFilter(**which))]
 
 
-@pytest.mark.clause("operator: events are listed by state and time")
+@pytest.mark.clause("terms-15")
 async def test_events_are_listed_by_each_part_of_a_filter_the_latest_first(world: World) -> None:
     correlation = uuid.uuid4()
     first = await world.event(ordering_key="k", event_type="order.paid")

@@ -5,7 +5,7 @@ import pytest
 from tests.support.outboxes import SHORT_SECONDS, World, died, ids, postponed, published, released
 
 
-@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+@pytest.mark.clause("event-model-15")
 async def test_a_key_is_claimed_as_a_run_from_its_head(world: World) -> None:
     a1, b1, a2, a3 = [await world.add(key=key) for key in "abaa"]
     first, second = world.relay("w1", ordered=True), world.relay("w2", ordered=True)
@@ -16,7 +16,7 @@ async def test_a_key_is_claimed_as_a_run_from_its_head(world: World) -> None:
     assert ids(await first.find_unpublished(batch_max=3)) == [a3]
 
 
-@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+@pytest.mark.clause("event-model-15")
 async def test_a_postponed_head_blocks_its_key_and_no_other(world: World) -> None:
     relay = world.relay(ordered=True)
     head = await world.add(key="a")
@@ -50,7 +50,7 @@ async def test_a_run_is_no_longer_than_allowed(world: World) -> None:
     assert ids(await relay.find_unpublished(batch_max=9)) == added[2:]
 
 
-@pytest.mark.clause("design: a key whose head is dead goes on, or is held until an operator acts")
+@pytest.mark.clause("dead-head")
 @pytest.mark.parametrize("hold", [False, True])
 async def test_a_dead_head_holds_its_key_where_that_is_wanted(world: World, hold: bool) -> None:
     relay = world.relay(ordered=True, hold_dead_keys=hold)
@@ -76,7 +76,7 @@ async def test_a_dead_event_does_not_hold_what_comes_before_it(world: World) -> 
     assert (await world.row(second)).state == "DEAD"
 
 
-@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+@pytest.mark.clause("event-model-15")
 async def test_a_reaped_run_keeps_its_order(world: World) -> None:
     relay = world.relay(ordered=True, lease_seconds=SHORT_SECONDS)
     added = [await world.add(key="a") for _ in range(3)]

@@ -14,7 +14,7 @@ HOUR_SECONDS = 3600.0
 # --- claiming
 
 
-@pytest.mark.clause("store-contract: the retrieval operation MUST accept a caller-provided limit")
+@pytest.mark.clause("event-model-24", "store-11", "PORT-047-001")
 async def test_claims_the_longest_due_up_to_the_limit(world: World) -> None:
     added = [await world.add(delay_seconds=-float(seconds)) for seconds in range(5)]
     relay = world.relay()
@@ -28,7 +28,7 @@ async def test_claims_the_longest_due_up_to_the_limit(world: World) -> None:
     assert (ids(third), third.more) == ([], False)
 
 
-@pytest.mark.clause("processing-lifecycle: claimed_at MUST be set, claimed_by SHOULD be set")
+@pytest.mark.clause("event-model-33", "event-model-26")
 async def test_a_claimed_event_names_its_worker(world: World) -> None:
     event_id = await world.add()
     await world.relay().find_unpublished(batch_max=1)
@@ -44,7 +44,7 @@ async def test_a_claimed_event_names_its_worker(world: World) -> None:
     )
 
 
-@pytest.mark.clause("event-model: attempts MUST be incremented before each publish attempt")
+@pytest.mark.clause("event-model-21", "CMD-050")
 async def test_the_attempt_is_counted_by_the_claim(world: World) -> None:
     await world.add()
     relay = world.relay()
@@ -56,7 +56,7 @@ async def test_the_attempt_is_counted_by_the_claim(world: World) -> None:
     assert counts == [1, 2, 3]
 
 
-@pytest.mark.clause("event-model: Events MUST NOT be claimed before available_at")
+@pytest.mark.clause("event-model-24")
 async def test_an_event_is_claimed_when_it_is_due_and_not_before(world: World) -> None:
     event_id = await world.add(delay_seconds=HOUR_SECONDS)
     relay = world.relay()
@@ -65,7 +65,7 @@ async def test_an_event_is_claimed_when_it_is_due_and_not_before(world: World) -
     assert ids(await relay.find_unpublished(batch_max=1)) == [event_id]
 
 
-@pytest.mark.clause("store-contract: claiming MUST be safe under concurrent access")
+@pytest.mark.clause("lifecycle-23")
 @pytest.mark.fault("P44")
 async def test_claims_at_once_are_disjoint(world: World) -> None:
     added = [await world.add() for _ in range(30)]
@@ -75,7 +75,7 @@ async def test_claims_at_once_are_disjoint(world: World) -> None:
     assert sorted([event for claim in [*claims, left] for event in ids(claim)]) == sorted(added)
 
 
-@pytest.mark.clause("event-model: payload MUST be treated as opaque by the outbox system")
+@pytest.mark.clause("event-model-08")
 async def test_no_digit_of_a_payload_is_lost(world: World) -> None:
     payload = b'{"n": 1.00000000000000000000000000000001}'
     await world.add(payload=payload)
@@ -83,6 +83,7 @@ async def test_no_digit_of_a_payload_is_lost(world: World) -> None:
     assert claim.events[0].payload == payload
 
 
+@pytest.mark.clause("event-model-24")
 async def test_a_lane_sees_only_its_own_events(world: World) -> None:
     plain, keyed = await world.add(), await world.add(key="a")
     assert ids(await world.relay(ordered=False).find_unpublished(batch_max=9)) == [plain]
@@ -92,7 +93,7 @@ async def test_a_lane_sees_only_its_own_events(world: World) -> None:
 # --- settling
 
 
-@pytest.mark.clause("processing-lifecycle: on success the event MUST transition to PUBLISHED")
+@pytest.mark.clause("event-model-30", "CMD-050", "PORT-047-001")
 async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
@@ -104,7 +105,7 @@ async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> 
     )  # fmt: skip
 
 
-@pytest.mark.clause("store-contract: terminal events MUST NOT be returned as eligible")
+@pytest.mark.clause("event-model-33", "lifecycle-12", "CMD-050-precondition")
 @pytest.mark.parametrize("end", ["mark_published_batch", "increment_attempts_batch"])
 async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -> None:
     await world.add()
@@ -115,7 +116,7 @@ async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -
     assert ids(await relay.find_unpublished(batch_max=1)) == []
 
 
-@pytest.mark.clause("processing-lifecycle: on failure the event MUST remain eligible for retry")
+@pytest.mark.clause("event-model-23", "event-model-26", "lifecycle-08", "PORT-047-001")
 @pytest.mark.parametrize(("failed", "failures"), [(True, 1), (False, 0)])
 async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bool, failures: int) -> None:
     event_id = await world.add()
@@ -134,9 +135,7 @@ async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bo
     assert again.events[0].attempted_seconds_ago > SHORT_SECONDS
 
 
-@pytest.mark.clause(
-    "processing-lifecycle: when termination conditions are met the event MUST transition to DEAD"
-)
+@pytest.mark.clause("event-model-23", "lifecycle-12")
 async def test_a_dead_event_has_its_reason_within_bounds(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
@@ -155,6 +154,7 @@ async def test_an_event_is_as_old_as_it_has_been_due(world: World) -> None:
     assert 3600 <= claim.events[0].age_seconds < 7200
 
 
+@pytest.mark.clause("lifecycle-08")
 async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
@@ -198,6 +198,7 @@ async def test_a_publication_forgets_the_earlier_error(world: World) -> None:
     assert (await world.row(event_id)).error is None
 
 
+@pytest.mark.clause("event-model-29")
 async def test_settling_again_changes_nothing(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()
@@ -224,7 +225,7 @@ async def test_claims_that_are_settled_together_keep_their_own_tokens(world: Wor
     assert {*await relay.mark_published_batch(rest, published(rest))} == {*ids(other), *ids(again)}
 
 
-@pytest.mark.clause("processing-lifecycle: a relay SHOULD verify its claim before finalizing")
+@pytest.mark.clause("event-model-29")
 @pytest.mark.parametrize("end", ["mark_published_batch", "increment_attempts_batch"])
 async def test_one_claim_cannot_settle_another_ones_events(world: World, end: str) -> None:
     for _ in range(4):
@@ -239,7 +240,7 @@ async def test_one_claim_cannot_settle_another_ones_events(world: World, end: st
 # --- leases
 
 
-@pytest.mark.clause("store-contract: expired claims MUST allow the event to be reprocessed")
+@pytest.mark.clause("lifecycle-24")
 async def test_an_expired_lease_is_ended_and_its_event_comes_again(world: World) -> None:
     event_id = await world.add()
     dying = world.relay("dying", lease_seconds=SHORT_SECONDS)
@@ -254,7 +255,7 @@ async def test_an_expired_lease_is_ended_and_its_event_comes_again(world: World)
     assert row.error.startswith("the lease of dying ran out after 0.")
 
 
-@pytest.mark.clause("design: a row that kills the process again and again ends DEAD")
+@pytest.mark.clause("lifecycle-12", "killing-row")
 @pytest.mark.parametrize("key", [None, "a"])
 async def test_leases_that_run_out_spend_the_events_life(world: World, key: str | None) -> None:
     event_id = await world.add(key=key)
@@ -277,9 +278,7 @@ async def test_one_reaper_serves_both_lanes(world: World) -> None:
     assert (await world.relay(lease_seconds=SHORT_SECONDS).reap()).leases == 2
 
 
-@pytest.mark.clause(
-    "processing-lifecycle: the system MUST remain correct: duplicate claims due to timing or failure"
-)
+@pytest.mark.clause("event-model-29", "lifecycle-17")
 async def test_a_worker_without_the_lease_can_change_nothing(world: World) -> None:
     event_id = await world.add()
     slow = world.relay("slow", lease_seconds=0.0)
@@ -295,6 +294,7 @@ async def test_a_worker_without_the_lease_can_change_nothing(world: World) -> No
     assert {*await quick.mark_published_batch(current, published(current))} == {event_id}
 
 
+@pytest.mark.clause("event-model-26", "lifecycle-24")
 async def test_a_lease_holds_until_it_is_reaped(world: World) -> None:
     """A slow worker that nobody took over may still settle."""
     event_id = await world.add()
@@ -335,6 +335,7 @@ async def test_first_tries_never_take_all_places_of_a_claim(world: World) -> Non
     assert len(claim.events) == 8
 
 
+@pytest.mark.clause("store-11")
 async def test_claims_of_one_place_serve_both(world: World) -> None:
     relay = world.relay()
     retries = await retries_due(world, relay, 2)
@@ -347,7 +348,7 @@ async def test_claims_of_one_place_serve_both(world: World) -> None:
 # --- replay
 
 
-@pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
+@pytest.mark.clause("lifecycle-15")
 async def test_a_replayed_event_starts_a_new_lifecycle_and_knows_its_earlier_copy(world: World) -> None:
     event_id = await world.add()
     relay = world.relay()

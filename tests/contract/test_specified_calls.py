@@ -154,8 +154,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     return made
 
 
-@pytest.mark.clause("PORT-047-003")
-@pytest.mark.clause("PORT-047-004")
+@pytest.mark.clause("PORT-047-003", "PORT-047-004")
 async def test_a_message_is_published_fetched_refused_and_acknowledged(broker: Broker) -> None:
     publisher, consumer, names = broker
     headers = {"Nats-Msg-Id": str(uuid.uuid4())}

@@ -25,6 +25,7 @@ async def reconnected(made: Site) -> AsyncIterator[Site]:
         yield dataclasses.replace(made, database=connection)
 
 
+@pytest.mark.clause("store-20")
 @pytest.mark.fault("D01")
 @pytest.mark.crash
 @pytest.mark.slow

@@ -35,10 +35,9 @@ async def test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else(tmp_p
         )
 
 
+@pytest.mark.clause("lifecycle-23", "lifecycle-29", "POL-047-003")
 @pytest.mark.fault("P06")
 @pytest.mark.fault("N07")
-@pytest.mark.clause("event-model: a crash loses no event and leads to no second effect")
-@pytest.mark.clause("POL-047-003")
 async def test_work_of_killed_workers_moves_on_long_before_its_leases_end(site_with: SiteWith) -> None:
     async with site_with(consumer=CONSUMER, **SETTINGS) as made:
         kills = await kill_workers(made, 2, standby=True)

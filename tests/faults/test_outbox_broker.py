@@ -223,6 +223,7 @@ async def test_the_tail_of_a_slow_batch_is_given_back_before_its_lease_ends(shar
     await shared.audit()
 
 
+@pytest.mark.clause("lifecycle-23")
 @pytest.mark.fault("P11")
 @pytest.mark.crash
 async def test_a_broker_that_comes_late_and_dies_twenty_times_costs_no_more_than_a_moment(

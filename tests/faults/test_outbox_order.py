@@ -72,10 +72,10 @@ async def test_events_after_a_dead_one_of_their_key_continue_or_wait_by_the_sett
     await shared.audit(dead=frozenset() if dead_key == "hold" else frozenset({dead}))
 
 
+@pytest.mark.clause("event-model-15")
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.fault("P29")
-@pytest.mark.clause("ordering: events of one ordering key keep their order through failures and workers")
 async def test_four_workers_that_are_killed_at_random_keep_every_keys_order(shared: Site) -> None:
     chance = random.Random(47)
     async with AsyncExitStack() as stack:

@@ -143,6 +143,7 @@ async def test_rows_that_can_never_be_sent_die_alone_and_the_others_arrive_as_th
     }
 
 
+@pytest.mark.clause("store-01")
 @pytest.mark.fault("P26")
 async def test_what_commits_late_is_published_and_what_is_rolled_back_is_not(shared: Site) -> None:
     async with (

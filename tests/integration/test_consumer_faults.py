@@ -73,6 +73,7 @@ async def test_a_missing_consumer_is_named_with_what_to_do(connection: NatsConne
         await consumer.fetch(1)
 
 
+@pytest.mark.clause("durable-consumer")
 @pytest.mark.parametrize("unfit", [{"ack_policy": "none"}, {"headers_only": True}])
 async def test_a_consumer_that_omits_bodies_or_acknowledgements_is_refused(
     connection: NatsConnection, stream: str, unfit: dict[str, Any]

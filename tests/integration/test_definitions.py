@@ -55,9 +55,9 @@ def small(folder: Path, context: str, *, max_bytes: int = MEGABYTE) -> list[Defi
     return definitions(folder, context=context, replicas=1, max_bytes=max_bytes)
 
 
-@pytest.mark.clause("SDS-047: JetStreamStream")
-@pytest.mark.clause("SDS-047: DurableConsumer")
-@pytest.mark.clause("EVT-047-002")
+@pytest.mark.clause(
+    "CMD-052-idempotency", "EVT-047-002", "streams", "durable-consumer", "durable-consumer-max-deliver"
+)
 @pytest.mark.parametrize(
     ("name", "specified"),
     [
@@ -139,6 +139,7 @@ def test_a_file_that_is_no_definition_is_named(tmp_path: Path, text: str, report
         definitions(tmp_path)
 
 
+@pytest.mark.clause("streams")
 async def test_missing_ones_are_reported_then_created_and_then_in_line(
     connection: NatsConnection, wanted: list[Definition]
 ) -> None:

@@ -91,6 +91,7 @@ async def beside(untouched: Database, nats_url: str, names: str, tmp_path: Path)
         yield made
 
 
+@pytest.mark.clause("store-20")
 @pytest.mark.parametrize("case", CASES_OF_TABLES)
 async def test_a_problem_with_tables_is_found_and_ends_by_its_fix(case: str, well: Patient) -> None:
     await provoked(case, CASES_OF_TABLES[case], well)

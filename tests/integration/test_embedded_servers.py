@@ -39,6 +39,7 @@ async def query(server: EmbeddedPostgres, statement: str) -> object:
         await connection.close()
 
 
+@pytest.mark.clause("store-01")
 async def test_embedded_postgres_is_durable_and_private_by_default(folder: Path) -> None:
     async with EmbeddedPostgres(folder, settings={"work_mem": "5MB"}) as server:
         assert await query(server, "SHOW fsync") == "on"

@@ -78,7 +78,7 @@ async def world(nats_url: str, names: str) -> AsyncIterator[World]:
         yield world
 
 
-@pytest.mark.clause("SDS-047: max_deliver")
+@pytest.mark.clause("durable-consumer-max-deliver")
 async def test_an_advisory_leads_to_the_message_until_it_is_settled(world: World) -> None:
     await world.give_up(b"a", b"b")
     exhausted = world.exhausted(sweep_seconds=60.0)
@@ -135,6 +135,7 @@ async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World)
     assert await world.pending_advisories() == 0
 
 
+@pytest.mark.clause("durable-consumer-max-deliver")
 async def test_a_sweep_finds_what_left_no_advisory(world: World) -> None:
     await store(world.connection, f"{world.stream.lower()}.unrelated")
     await world.give_up(b"a", b"b")

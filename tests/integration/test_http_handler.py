@@ -59,7 +59,7 @@ async def ask(
     return await make(**changes).handle_request(REQUEST)
 
 
-@pytest.mark.clause("SDS-047: handler contract")
+@pytest.mark.clause("handler-request")
 async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer, make: MakeHandler) -> None:
     assert await make().handle_request(REQUEST) == Accepted(200)
     (call,) = server.calls
@@ -77,6 +77,7 @@ async def test_the_body_is_the_contracts_json_in_its_order(server: HandlerServer
     assert (call.method, call.path) == ("POST", "/handle")
 
 
+@pytest.mark.clause("handler-request")
 async def test_the_payload_goes_out_byte_for_byte(server: HandlerServer, make: MakeHandler) -> None:
     """A decimal of 40 digits would not survive a float."""
     for payload in (REQUEST.payload, b" [1.10, 1e400]\n", b"null", b'"\\u0000"'):
@@ -236,6 +237,7 @@ async def test_of_a_problem_errors_keep_type_and_title_and_only_where_that_is_as
     assert result == Poison(f"the handler answered 422 ({reported})")
 
 
+@pytest.mark.clause("handler-other")
 async def test_a_redirect_is_not_followed(server: HandlerServer, make: MakeHandler) -> None:
     async with handler_server() as other:
         result = await ask(server, make, answer(307, location=other.url))

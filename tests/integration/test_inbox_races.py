@@ -62,7 +62,7 @@ async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(w
     assert (await world.row(one.message_id)).last_error == "bad \ufffd and ?"
 
 
-@pytest.mark.clause("CMD-051: idempotent by message_id")
+@pytest.mark.clause("terms-07", "CMD-051-idempotency")
 async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(world: PostgresWorld) -> None:
     """Six workers, overlapping batches, one handling in ten abandoned as if the worker had died."""
     messages = [entry() for _ in range(300)]

@@ -15,7 +15,7 @@ async def message_id(plain: asyncpg.Connection) -> uuid.UUID:
     return made
 
 
-@pytest.mark.clause("SDS-047: InboxMessage's fields")
+@pytest.mark.clause("InboxMessage")
 async def test_the_base_columns_have_the_specified_names_types_and_defaults(
     plain: asyncpg.Connection,
 ) -> None:
@@ -34,7 +34,7 @@ async def test_the_base_columns_have_the_specified_names_types_and_defaults(
     ]
 
 
-@pytest.mark.clause("SDS-047: idx_inbox_unprocessed")
+@pytest.mark.clause("InboxMessage-index")
 async def test_the_unprocessed_have_their_index(plain: asyncpg.Connection) -> None:
     definition = await plain.fetchval("SELECT pg_get_indexdef('idx_inbox_unprocessed'::regclass)")
 
@@ -43,7 +43,7 @@ async def test_the_unprocessed_have_their_index(plain: asyncpg.Connection) -> No
     )
 
 
-@pytest.mark.clause("POL-047-003")
+@pytest.mark.clause("POL-047-003", "CMD-051-precondition")
 async def test_a_message_id_is_unique(plain: asyncpg.Connection, message_id: uuid.UUID) -> None:
     with pytest.raises(asyncpg.UniqueViolationError, match="DUPLICATE_MESSAGE"):
         await plain.execute(INSERT, message_id)

@@ -107,8 +107,7 @@ async def test_psql_makes_the_same_schema(empty: Database) -> None:
     assert await dumped(empty.dsn, "by_psql") == by_psql
 
 
-@pytest.mark.clause("QRY-050")
-@pytest.mark.clause("QRY-051")
+@pytest.mark.clause("QRY-050", "QRY-051")
 async def test_psql_runs_the_depth_queries_as_they_are(database: Database, plain: asyncpg.Connection) -> None:
     await add_event(plain)
     for _ in range(2):

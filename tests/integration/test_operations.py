@@ -149,8 +149,7 @@ async def test_the_inbox_depth_counts_unprocessed_messages_and_dead_letters_sepa
     assert (capped.count, capped.oldest_at, capped.waiting, capped.dead) == (2, hours[2], 2, 1)
 
 
-@pytest.mark.clause("QRY-050")
-@pytest.mark.clause("QRY-051")
+@pytest.mark.clause("QRY-050", "QRY-051")
 async def test_empty_tables_have_no_depth(operations: PostgresOperations) -> None:
     empty = Depth(count=0, oldest_at=None, waiting=0, waiting_seconds=0.0, scheduled=0, dead=0)
 
@@ -162,9 +161,8 @@ async def test_empty_tables_have_no_depth(operations: PostgresOperations) -> Non
 # --- inspection
 
 
+@pytest.mark.clause("lifecycle-29", "terms-15")
 @pytest.mark.parametrize("state", list(EventState))
-@pytest.mark.clause("store-contract: persisted events MUST be retrievable until they reach a terminal state")
-@pytest.mark.clause("store-contract: terminal events MUST remain accessible for inspection")
 async def test_an_event_is_shown_whole_in_every_state(
     operations: PostgresOperations, add: Add, state: EventState
 ) -> None:
@@ -183,7 +181,7 @@ async def test_an_event_is_shown_whole_in_every_state(
     assert (shown.stream_seq == 5) == (state is EventState.PUBLISHED)
 
 
-@pytest.mark.clause("operator: inspection MUST NOT change state")
+@pytest.mark.clause("terms-15", "QRY-idempotency", "inspection")
 async def test_inspection_changes_nothing(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool, replay: Replay
 ) -> None:
@@ -202,7 +200,7 @@ async def test_inspection_changes_nothing(
 # --- replay
 
 
-@pytest.mark.clause("processing-lifecycle: DEAD -> PENDING (Replay)")
+@pytest.mark.clause("lifecycle-15")
 async def test_a_dead_event_starts_a_new_lifecycle_at_once(
     operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
@@ -218,8 +216,7 @@ async def test_a_dead_event_starts_a_new_lifecycle_at_once(
     assert shown.available_at <= datetime.now(UTC) + timedelta(seconds=1)
 
 
-@pytest.mark.clause("processing-lifecycle: PUBLISHED -> PENDING (Replay)")
-@pytest.mark.clause("operations: a replay is really delivered, not swallowed by the duplicate window")
+@pytest.mark.clause("lifecycle-15", "replay-delivered")
 async def test_a_published_event_is_due_again_at_once_and_knows_its_earlier_copy(
     operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
@@ -237,7 +234,7 @@ async def test_a_published_event_is_due_again_at_once_and_knows_its_earlier_copy
     assert depth.waiting_seconds < 60, "it waits since its replay"
 
 
-@pytest.mark.clause("terminology: replay is distinct from retry; only terminal events are replayed")
+@pytest.mark.clause("lifecycle-12", "lifecycle-15")
 async def test_only_terminal_events_of_the_chosen_states_are_replayed(
     operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
@@ -251,7 +248,7 @@ async def test_only_terminal_events_of_the_chosen_states_are_replayed(
     assert states == dict.fromkeys(added.values(), "PENDING") | {added[EventState.CLAIMED]: "CLAIMED"}
 
 
-@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
+@pytest.mark.clause("event-model-15")
 async def test_replays_keep_the_order_of_their_key(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool, replay: Replay
 ) -> None:
@@ -270,7 +267,7 @@ async def test_replays_keep_the_order_of_their_key(
     assert [event.id for event in claim.events] == [str(earlier), str(later)]
 
 
-@pytest.mark.clause("operator: every operator action leaves an audit record")
+@pytest.mark.clause("terms-16", "audit")
 async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded_once(
     operations: PostgresOperations, add: Add, pool: asyncpg.Pool
 ) -> None:
@@ -297,6 +294,7 @@ async def test_a_large_replay_goes_in_batches_the_earliest_first_and_is_recorded
     }
 
 
+@pytest.mark.clause("lifecycle-23")
 async def test_two_operators_who_replay_at_once_replay_each_event_once(
     operations: PostgresOperations, add: Add, replay: Replay
 ) -> None:
@@ -309,6 +307,7 @@ async def test_two_operators_who_replay_at_once_replay_each_event_once(
     assert sum(action.affected for action in await operations.audit(limit=9)) == 6
 
 
+@pytest.mark.clause("terms-16")
 @pytest.mark.fault("S18")
 @pytest.mark.parametrize("who", [{"actor": " "}, {"reason": ""}])
 async def test_a_change_needs_an_actor_and_a_reason(
@@ -330,7 +329,7 @@ async def test_a_change_needs_an_actor_and_a_reason(
 # --- burying
 
 
-@pytest.mark.clause("terminology: termination by explicit operator intervention")
+@pytest.mark.clause("lifecycle-12", "terms-16")
 async def test_pending_events_are_marked_dead_by_two_valid_transitions(
     operations: PostgresOperations, add: Add
 ) -> None:

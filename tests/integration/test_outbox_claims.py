@@ -71,8 +71,7 @@ async def work(
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.clause("event-model: events with the same ordering key MUST be processed in order")
-@pytest.mark.clause("store-contract: no event is lost due to concurrent operations")
+@pytest.mark.clause("event-model-33", "event-model-15", "event-model-29", "lifecycle-23")
 async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyncpg.Pool) -> None:
     chance = random.Random(11)
     log: dict[str, list[int]] = defaultdict(list)
@@ -116,7 +115,7 @@ async def test_nothing_behind_a_head_that_another_session_has_locked_is_claimed(
     assert len((await adapter.find_unpublished(batch_max=9)).events) == 3
 
 
-@pytest.mark.clause("store-contract: claiming MUST be safe under concurrent access")
+@pytest.mark.clause("lifecycle-23")
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ordered: bool) -> None:
     await add(pool, 600, keys=40 if ordered else 0)
@@ -134,7 +133,7 @@ async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ord
     assert len(claimed) == len(set(claimed)) == 600
 
 
-@pytest.mark.clause("event-model: claimed_by SHOULD fence together with claimed_at")
+@pytest.mark.clause("event-model-29")
 async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: asyncpg.Pool) -> None:
     """Two processes with one name, perhaps in the same microsecond: the owner differs all the same."""
     await add(pool, 2)
@@ -231,7 +230,7 @@ async def test_a_trigger_that_refuses_every_claim_is_reported_with_its_error(poo
         await relay(pool).find_unpublished(batch_max=100)
 
 
-@pytest.mark.clause("event-model: partition_key does not define ordering")
+@pytest.mark.clause("event-model-14")
 async def test_a_partition_key_delays_no_event(pool: asyncpg.Pool) -> None:
     for _ in range(2):
         await add_event(pool, partition_key="tenant-7")
@@ -267,6 +266,7 @@ async def test_an_event_that_somebody_made_due_at_minus_infinity_has_waited_sinc
     assert [event.age_seconds < 60 for event in claim.events] == [True] * 3
 
 
+@pytest.mark.clause("QRY-050")
 async def test_services_share_a_database_through_schemas(database: Database) -> None:
     await migrate(database.dsn, schema="other")
     async with opened(database) as here, opened(database, schema="other") as there:

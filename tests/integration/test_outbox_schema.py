@@ -86,7 +86,7 @@ async def value(plain: asyncpg.Connection, event_id: uuid.UUID, expression: str)
 # --- what SDS-047 asks for
 
 
-@pytest.mark.clause("SDS-047: OutboxEvent's fields")
+@pytest.mark.clause("event-model-02", "OutboxEvent")
 async def test_the_base_columns_have_the_specified_types_and_defaults(plain: asyncpg.Connection) -> None:
     rows = await plain.fetch(
         "SELECT column_name, data_type, is_nullable, column_default FROM information_schema.columns"
@@ -109,7 +109,7 @@ async def test_the_base_columns_have_the_specified_types_and_defaults(plain: asy
     assert [column for column in specified if column not in map(tuple, rows)] == []
 
 
-@pytest.mark.clause("SDS-047: idx_outbox_unpublished, idx_outbox_correlation")
+@pytest.mark.clause("OutboxEvent-indexes")
 @pytest.mark.parametrize(
     ("index", "definition"),
     [
@@ -127,8 +127,7 @@ async def test_the_outbox_has_the_specified_indexes(
 # --- what a producer may insert
 
 
-@pytest.mark.clause("event-model: an event MUST include event_id, event_type, payload, state, created_at")
-@pytest.mark.clause("SDS-047: a producer that inserts only the base columns works")
+@pytest.mark.clause("event-model-01", "event-model-24", "OutboxEvent")
 async def test_a_producer_that_knows_only_the_base_columns_works(plain: asyncpg.Connection) -> None:
     event_id = await add(plain)
     row = await plain.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
@@ -145,7 +144,7 @@ async def test_an_event_without_id_or_type_is_refused_with_the_policys_code(
         await plain.execute(BASE, event_id, event_type, 0)
 
 
-@pytest.mark.clause("POL-047-002")
+@pytest.mark.clause("OutboxEvent-check", "POL-047-002")
 async def test_an_event_of_the_future_is_refused_with_the_policys_code(plain: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError, match="FUTURE_EVENT"):
         await add(plain, occurred_in=61)
@@ -178,8 +177,7 @@ async def test_an_ordering_key_that_no_index_could_hold_is_refused_by_its_limit(
             await add_event(plain, ordering_key=too_long)
 
 
-@pytest.mark.clause("POL-047-002")
-@pytest.mark.clause("event-model: Events MUST NOT be claimed before available_at")
+@pytest.mark.clause("event-model-24", "OutboxEvent-check", "POL-047-002")
 async def test_an_event_inside_the_tolerance_is_due_when_it_has_occurred(plain: asyncpg.Connection) -> None:
     event_id = await add(plain, occurred_in=40)
     assert await value(plain, event_id, "available_at = occurred_at")
@@ -187,21 +185,20 @@ async def test_an_event_inside_the_tolerance_is_due_when_it_has_occurred(plain: 
         await change(plain, event_id, SET["CLAIMED"])
 
 
-@pytest.mark.clause("event-model: event_id MUST be unique within the outbox store")
+@pytest.mark.clause("event-model-02")
 async def test_an_id_is_used_once(plain: asyncpg.Connection) -> None:
     event_id = await add(plain)
     with pytest.raises(asyncpg.UniqueViolationError):
         await plain.execute(BASE, event_id, "order.created", 0)
 
 
-@pytest.mark.clause("event-model: created_at MUST be set when the event is persisted")
+@pytest.mark.clause("event-model-12")
 async def test_created_at_is_never_missing(plain: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.NotNullViolationError):
         await add_event(plain, created_at=None)
 
 
-@pytest.mark.clause("event-model: state MUST be managed by the relay")
-@pytest.mark.clause("processing-lifecycle: [*] -> PENDING")
+@pytest.mark.clause("event-model-11")
 @pytest.mark.parametrize("given", [{"publish_attempts": 1}, {"failures": 1}, {"state": "DEAD"}])
 async def test_an_event_starts_pending_and_without_attempts(
     plain: asyncpg.Connection, given: dict[str, Any]
@@ -215,7 +212,7 @@ async def test_an_event_starts_pending_and_without_attempts(
 # --- the lifecycle
 
 
-@pytest.mark.clause("event-model: invalid transitions MUST NOT occur")
+@pytest.mark.clause("event-model-11", "event-model-33", "event-model-26")
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(STATES, STATES)))
 async def test_only_the_lifecycles_transitions_are_possible(
     plain: asyncpg.Connection, before: str, after: str
@@ -230,10 +227,7 @@ async def test_only_the_lifecycles_transitions_are_possible(
         assert await value(plain, event_id, "state") == before
 
 
-@pytest.mark.clause("event-model: attempts MUST be monotonically increasing")
-@pytest.mark.clause("event-model: attempts MUST be incremented before each publish attempt")
-@pytest.mark.clause("processing-lifecycle: only events in PENDING state are eligible for claiming")
-@pytest.mark.clause("event-model: published_at MUST NOT be modified afterward")
+@pytest.mark.clause("event-model-33", "event-model-21", "event-model-26", "event-model-30")
 @pytest.mark.parametrize(
     ("state", "assignments"),
     [
@@ -253,7 +247,7 @@ async def test_a_change_within_a_state_that_the_lifecycle_does_not_have_is_refus
         await change(plain, event_id, assignments)
 
 
-@pytest.mark.clause("event-model: state MUST be one of PENDING, CLAIMED, PUBLISHED, DEAD")
+@pytest.mark.clause("event-model-10")
 async def test_there_is_no_other_state(plain: asyncpg.Connection) -> None:
     event_id = await add(plain)
     with pytest.raises(asyncpg.CheckViolationError, match="chk_outbox_state"):
@@ -263,9 +257,9 @@ async def test_there_is_no_other_state(plain: asyncpg.Connection) -> None:
 # --- invariants
 
 
-@pytest.mark.clause("event-model: claimed_at MUST be set if and only if state = CLAIMED")
-@pytest.mark.clause("event-model: claimed_by MUST be set when state = CLAIMED")
-@pytest.mark.clause("event-model: published_at MUST be set if and only if state = PUBLISHED")
+@pytest.mark.clause(
+    "event-model-23", "event-model-26", "event-model-30", "lifecycle-12", "CMD-050-precondition"
+)
 @pytest.mark.parametrize(
     ("state", "broken", "constraint"),
     [
@@ -285,7 +279,7 @@ async def test_claimed_at_claimed_by_and_published_at_mean_their_state(
         await change(plain, event_id, broken)
 
 
-@pytest.mark.clause("event-model: immutable fields MUST NOT change after creation")
+@pytest.mark.clause("event-model-02", "event-model-08", "event-model-06", "event-model-33")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("column", list(OTHER_VALUE))
 async def test_an_immutable_column_never_changes(plain: asyncpg.Connection, column: str, state: str) -> None:
@@ -334,7 +328,7 @@ async def test_an_update_that_names_an_immutable_column_but_keeps_it_is_fine(
 # --- nothing is lost
 
 
-@pytest.mark.clause("store-contract: persisted events MUST be retrievable until they reach a terminal state")
+@pytest.mark.clause("lifecycle-29")
 @pytest.mark.parametrize("state", STATES)
 async def test_only_a_terminal_event_can_be_deleted(plain: asyncpg.Connection, state: str) -> None:
     event_id = await add(plain, state=state)
@@ -345,7 +339,7 @@ async def test_only_a_terminal_event_can_be_deleted(plain: asyncpg.Connection, s
             await plain.execute("DELETE FROM outbox_events WHERE id = $1", event_id)
 
 
-@pytest.mark.clause("store-contract: no event is lost once persisted")
+@pytest.mark.clause("lifecycle-29")
 async def test_a_table_with_open_events_cannot_be_truncated(plain: asyncpg.Connection) -> None:
     event_id = await add(plain, state="CLAIMED")
     with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):

@@ -50,7 +50,7 @@ async def stored(reader: asyncpg.Connection) -> list[Any]:
 # --- one transaction
 
 
-@pytest.mark.clause("terminology: the event is written in the same transaction as the business state change")
+@pytest.mark.clause("store-01")
 @pytest.mark.parametrize("transaction", [*ASYNCHRONOUS, *SYNCHRONOUS])
 async def test_events_are_committed_and_rolled_back_with_the_change(
     database: Database, reader: asyncpg.Connection, transaction: Transaction
@@ -66,7 +66,7 @@ async def test_events_are_committed_and_rolled_back_with_the_change(
     assert await reader.fetchval("SELECT count(*) FROM orders") == 1
 
 
-@pytest.mark.clause("terminology: the event is written in the same transaction as the business state change")
+@pytest.mark.clause("store-01")
 async def test_a_connection_that_would_commit_at_once_is_refused(
     database: Database, reader: asyncpg.Connection
 ) -> None:
@@ -130,6 +130,7 @@ async def test_a_schema_may_be_named(database: Database, reader: asyncpg.Connect
 # --- what is stored
 
 
+@pytest.mark.clause("OutboxEvent")
 @pytest.mark.parametrize("transaction", [*ASYNCHRONOUS, *SYNCHRONOUS])
 async def test_every_field_is_stored_as_given(
     database: Database, reader: asyncpg.Connection, transaction: Transaction
@@ -163,7 +164,7 @@ async def test_every_field_is_stored_as_given(
     assert row["metadata"] == f'{{"by": "{given["causation_id"]}"}}'
 
 
-@pytest.mark.clause("event-model: created_at MUST be set when the event is persisted")
+@pytest.mark.clause("event-model-12")
 async def test_what_is_not_given_has_the_columns_defaults(
     database: Database, reader: asyncpg.Connection
 ) -> None:
@@ -176,6 +177,7 @@ async def test_what_is_not_given_has_the_columns_defaults(
     assert [row[name] for name in unset] == [None] * len(unset)
 
 
+@pytest.mark.clause("event-model-08")
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
@@ -197,7 +199,7 @@ async def test_a_payload_keeps_its_json(
 # --- traces
 
 
-@pytest.mark.clause("event-model: metadata SHOULD be used to store internal trace contexts")
+@pytest.mark.clause("event-model-16")
 async def test_the_active_span_is_stored_with_the_event(
     database: Database, reader: asyncpg.Connection
 ) -> None:

@@ -49,6 +49,7 @@ async def held(pool: asyncpg.Pool) -> set[UUID]:
     return {row["id"] for row in await pool.fetch("SELECT id FROM outbox_events")}
 
 
+@pytest.mark.clause("lifecycle-29")
 async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_lose_theirs(
     operations: PostgresOperations, pool: asyncpg.Pool
 ) -> None:

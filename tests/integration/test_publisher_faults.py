@@ -180,6 +180,7 @@ async def test_what_the_stream_finds_too_large_is_refused_alone(
     ]
 
 
+@pytest.mark.clause("lifecycle-27")
 async def test_where_order_is_kept_a_stop_in_one_chunk_stops_the_next(
     connection: NatsConnection, names: str
 ) -> None:
@@ -323,8 +324,8 @@ def _in_turn(turn: int, do: Callable[[], object]) -> None:
         do()
 
 
+@pytest.mark.clause("event-model-19", "publisher-one-attempt")
 @pytest.mark.fault("S06")
-@pytest.mark.clause("publisher: one attempt, the payload is never changed")
 async def test_subscribers_see_the_message_exactly_as_it_was_given(
     connection: NatsConnection, names: str
 ) -> None:

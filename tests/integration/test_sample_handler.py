@@ -43,7 +43,7 @@ def request(payload: bytes, *, number: int = 1, **given: str) -> HandlerRequest:
     return handler_request(f"550e8400-e29b-41d4-a716-{number:012}", payload=payload, **given)
 
 
-@pytest.mark.clause("SDS-047: handler contract")
+@pytest.mark.clause("terms-07", "handler-200")
 async def test_a_message_takes_effect_once_however_often_it_comes(
     url: str, handler: HttpEventHandler
 ) -> None:
@@ -59,6 +59,7 @@ async def test_any_json_is_a_payload(handler: HttpEventHandler, payload: bytes) 
     assert await handler.handle_request(with_ids) == Accepted(200)
 
 
+@pytest.mark.clause("handler-422")
 async def test_poison_is_refused_for_ever(handler: HttpEventHandler) -> None:
     for _ in range(2):
         assert isinstance(await handler.handle_request(request(b'{"poison": true}')), Poison)

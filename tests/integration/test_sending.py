@@ -106,8 +106,7 @@ async def test_the_nats_cli_takes_exported_files_on_a_small_single_server(
     assert outputs[-1] == "as defined\n"
 
 
-@pytest.mark.clause("SDS-047: JetStreamStream")
-@pytest.mark.clause("SDS-047: DurableConsumer")
+@pytest.mark.clause("streams", "durable-consumer")
 async def test_the_nats_cli_takes_every_file_as_it_is(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -87,7 +87,7 @@ async def roles(database: Database, prefix: str) -> Roles:
     return Roles(database, prefix)
 
 
-@pytest.mark.clause("POL-047-005")
+@pytest.mark.clause("terms-04", "POL-047-005", "CMD-050", "CMD-051", "handler-200")
 @pytest.mark.parametrize("mode", ["auto", "atomic"])
 async def test_a_relay_can_run_the_whole_worker(mode: str, roles: Roles, shared: Site) -> None:
     """Both lanes, a failed lease's end, effects, retries and dead letters; nothing is denied on the way."""

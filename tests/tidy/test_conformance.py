@@ -1,65 +1,37 @@
-"""The documents name a test for every clause and every fault, and every test that claims one."""
+"""The catalogues of clauses and faults name the tests that are marked with them, and miss none."""
 
 import re
-from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tools.docs.pages import FAULTS
-from tools.docs.proofs import FAULT_ROW, ROOT, marks_of_tests, proofs_by
+from tools.docs.pages import CONFORMANCE, FAULTS, ROOT
+from tools.docs.proofs import HEAD, PLACE, ROW, proofs_by
 
 GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
-MAP = ROOT / "docs" / "proof" / "conformance.md"
-TEST = re.compile(r"`(tests/[\w/]+\.py::[\w:]+)`")
-PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    id: str
-    clause: str
-    proof: str
+def rows(page: Path) -> list[tuple[list[str], str]]:
+    """Return the ids and the proofs of each row of a catalogue."""
+    found = [row for line in page.read_text().splitlines() if (row := ROW.match(line)) and row[2] != HEAD]
+    return [(row[2].split(", "), row[3].strip()) for row in found]
 
 
-def rows() -> list[Row]:
-    """Read the tables' rows, without their heads."""
-    cells = [line.strip("|").split(" | ") for line in MAP.read_text().splitlines() if line.startswith("| ")]
-    named = [tuple(cell.strip() for cell in row) for row in cells]
-    return [Row(*row) for row in named if row[0] != "id"]
+def ids(page: Path) -> list[str]:
+    return [id_ for row, _ in rows(page) for id_ in row]
 
 
-def test_every_row_names_its_proof() -> None:
-    bare = [row.id for row in rows() if not TEST.search(row.proof) and not PLACE.fullmatch(row.proof)]
-    assert bare == []
+@pytest.mark.parametrize(("page", "mark"), [(CONFORMANCE, "clause"), (FAULTS, "fault")])
+def test_no_row_is_without_a_proof_and_no_mark_without_a_row(page: Path, mark: str) -> None:
+    assert [row for row, proof in rows(page) if not proof] == []
+    assert len(set(ids(page))) == len(ids(page)) > 90
+    assert proofs_by(mark).keys() - set(ids(page)) == set()
 
 
-def test_ids_are_used_once() -> None:
-    ids = [row.id for row in rows()]
-    assert len(ids) > 100
-    assert len(set(ids)) == len(ids)
-
-
-def test_every_named_test_exists() -> None:
-    named = {name for row in rows() for name in TEST.findall(row.proof)}
-    assert named - marks_of_tests().keys() == set()
-
-
-def test_every_named_place_exists() -> None:
-    places = {place for row in rows() for place in PLACE.findall(row.proof)}
+def test_every_named_document_exists() -> None:
+    places = {place[1] for _, proof in rows(CONFORMANCE) if (place := PLACE.fullmatch(proof))}
     assert places
-    assert {place for place in places if not (MAP.parent / place).is_file()} == set()
-
-
-def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
-    named = {name for row in rows() for name in TEST.findall(row.proof)}
-    missing = [
-        f"{name}: {text}"
-        for name, marks in marks_of_tests().items()
-        for text in marks.get("clause", ())
-        if name not in named
-    ]
-    if missing:
-        pytest.fail("add to the row of its clause in docs/proof/conformance.md:\n" + "\n".join(missing))
+    assert {place for place in places if not (CONFORMANCE.parent / place).is_file()} == set()
 
 
 @pytest.mark.parametrize(
@@ -68,23 +40,11 @@ def test_every_test_that_claims_a_clause_is_in_the_map() -> None:
     + ["CMD-050", "CMD-051", "CMD-052", "QRY-050", "QRY-051", "EVT-047-001", "EVT-047-002"],
 )
 def test_each_of_sds_047s_ids_has_its_row(given: str) -> None:
-    assert given in {row.id for row in rows()}
-
-
-# --- the catalogue of faults
-
-
-def documented() -> list[str]:
-    """Return the ids of the catalogue's rows."""
-    return [row[2] for line in FAULTS.read_text().splitlines() if (row := FAULT_ROW.match(line))]
-
-
-def test_no_fault_is_without_a_proof_and_no_proof_without_a_fault() -> None:
-    assert sorted(documented()) == sorted(proofs_by("fault"))
+    assert given in ids(CONFORMANCE)
 
 
 def test_what_is_guaranteed_of_pauses_and_ends_is_proven() -> None:
     text = GUARANTEES.read_text().partition("## What pauses")[2].partition("\n## ")[0]
     named = re.findall(r"\b[A-Z]\d\d\b", text)
     assert len(named) > 20
-    assert set(named) <= set(documented())
+    assert set(named) <= set(ids(FAULTS))

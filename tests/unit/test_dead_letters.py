@@ -14,7 +14,7 @@ def letter(source: InboundMessage | None = None, **given: object) -> DeadLetter:
     return dead_letter(source, **({"message_id": ID, "detail": "answered\r\n422"} | given))
 
 
-@pytest.mark.clause("EVT-047-002")
+@pytest.mark.clause("CMD-052", "EVT-047-002")
 def test_a_dead_letter_names_its_message_reason_and_attempts() -> None:
     message = dead_letter_message(letter(), context="sea")
     assert message.subject == "sea.dlq.vibespro.event.vibe_created.v1"
@@ -27,7 +27,7 @@ def test_a_dead_letter_names_its_message_reason_and_attempts() -> None:
     assert (message.headers["Dlq-Stream"], message.headers["Dlq-Stream-Sequence"]) == ("VIBESPRO_EVENTS", "9")
 
 
-@pytest.mark.clause("CMD-052: key is message_id")
+@pytest.mark.clause("CMD-052-idempotency")
 def test_a_message_has_one_dead_letter_id_per_consumer() -> None:
     first = dead_letter_message(letter(), context="sea")
     again = dead_letter_message(letter(attempts=4, detail="other"), context="sea")

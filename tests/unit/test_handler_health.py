@@ -65,7 +65,7 @@ def failing_world() -> World:
     return world
 
 
-@pytest.mark.clause("POL-047-006")
+@pytest.mark.clause("POL-047-006", "handler-422", "handler-other")
 @in_virtual_time
 async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> None:
     world = tight()

@@ -31,7 +31,7 @@ def looked_through(message: OutboundMessage) -> OutboundMessage:
     return message._replace(headers=dict(message.headers))
 
 
-@pytest.mark.clause("CMD-050: Nats-Msg-Id is the outbox event's UUID")
+@pytest.mark.clause("terms-07", "CorrelationContext", "NatsMsgId")
 def test_the_attributes_of_the_event_are_headers_and_the_body_is_the_payload() -> None:
     message = made(
         id=EVENT_ID,
@@ -90,6 +90,7 @@ def test_the_cloudevents_sdk_reads_a_message() -> None:
     assert (found.get_dataschema(), found.get_data()) == (dataschema, {"order": 7})
 
 
+@pytest.mark.clause("CorrelationContext")
 def test_what_the_event_has_not_is_no_header() -> None:
     names = made().headers.keys()
 
@@ -128,7 +129,7 @@ def test_cloudevents_values_are_percent_encoded_and_decode_to_what_they_were(key
     assert encode(message, 1 << 20) == encode(looked_through(message), 1 << 20)
 
 
-@pytest.mark.clause("event-model: headers are delivered as they are")
+@pytest.mark.clause("event-model-19")
 def test_the_rows_own_headers_are_delivered_as_they_are() -> None:
     own = {"X-Tenant": "größe; a=b: c", "ce-tenant": "7", "x-empty": "", "a!#$%&'*+-.^_`|~z": "1"}
 
@@ -194,6 +195,7 @@ RESERVED = (
 BAD_HEADERS |= {f"reserved {name}": json.dumps({name: "x"}) for name in RESERVED}
 
 
+@pytest.mark.clause("event-model-19")
 @pytest.mark.fault("S06")
 @pytest.mark.parametrize("headers", BAD_HEADERS.values(), ids=BAD_HEADERS.keys())
 def test_headers_that_cannot_be_delivered_unaltered_or_speak_to_the_server_are_refused(headers: str) -> None:
@@ -232,6 +234,7 @@ BAD_PARENTS = (
 )
 
 
+@pytest.mark.clause("event-model-16")
 @pytest.mark.fault("S12")
 @pytest.mark.parametrize(
     ("metadata", "expected"),
@@ -262,7 +265,7 @@ def test_only_a_well_formed_trace_context_travels(metadata: object, expected: di
     assert sent == expected
 
 
-@pytest.mark.clause("event-model: metadata MUST NOT affect delivery and is not for the external system")
+@pytest.mark.clause("event-model-16")
 @pytest.mark.parametrize("metadata", ['{"source": "import", "ordering_key": "k", "Nats-Msg-Id": "x"}', "[1]"])
 def test_metadata_stays_inside(metadata: str) -> None:
     assert made(id=EVENT_ID, metadata=metadata) == made(id=EVENT_ID)

@@ -114,7 +114,7 @@ def test_a_message_that_the_server_makes_or_keeps_for_itself_carries_no_event(
     assert carries_no_event(inbound_message(headers=headers, payload=payload)) is by_the_server
 
 
-@pytest.mark.clause("SDS-047: handler contract")
+@pytest.mark.clause("PORT-047-005", "handler-request")
 def test_the_request_is_made_of_subject_headers_and_body() -> None:
     correlation, causation = str(uuid.uuid4()), str(uuid.uuid4())
     headers = {
@@ -206,6 +206,7 @@ def test_a_body_is_checked_without_building_what_it_says(payload: bytes) -> None
     assert peak_bytes < len(payload) / 10
 
 
+@pytest.mark.clause("EventSubject")
 @pytest.mark.parametrize(
     "subject",
     [
@@ -214,11 +215,11 @@ def test_a_body_is_checked_without_building_what_it_says(payload: bytes) -> None
         "vibespro.event.no\ufffdutf8.v1",
     ],
 )
-@pytest.mark.clause("SDS-047: EventSubject")
 def test_a_subject_outside_the_grammar_is_refused(subject: str) -> None:
     assert refused(subject=subject).reason == "BAD_SUBJECT"
 
 
+@pytest.mark.clause("event-model-16")
 def test_only_a_well_formed_trace_context_is_passed_on() -> None:
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     headers = {"Nats-Msg-Id": ID, "traceparent": parent, "tracestate": "a=1"}

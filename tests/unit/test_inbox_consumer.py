@@ -48,7 +48,7 @@ def losing_the_database(world: World, *, status: int = 200) -> Any:
     return behave
 
 
-@pytest.mark.clause("POL-047-005")
+@pytest.mark.clause("POL-047-005", "CMD-051", "handler-200")
 @in_virtual_time
 async def test_a_message_that_is_handled_is_recorded_and_then_acknowledged() -> None:
     world = World()
@@ -60,7 +60,7 @@ async def test_a_message_that_is_handled_is_recorded_and_then_acknowledged() -> 
     assert world.consumer.acked == [1]
 
 
-@pytest.mark.clause("POL-047-005")
+@pytest.mark.clause("POL-047-005", "handler-200")
 @in_virtual_time
 async def test_a_message_whose_effect_is_there_already_counts_as_handled() -> None:
     world = World()
@@ -73,7 +73,7 @@ async def test_a_message_whose_effect_is_there_already_counts_as_handled() -> No
     assert world.consumer.acked == [1]
 
 
-@pytest.mark.clause("POL-047-006")
+@pytest.mark.clause("POL-047-006", "CMD-052", "EVT-047-002", "handler-422")
 @in_virtual_time
 async def test_a_rejected_message_is_dead_lettered_and_then_acknowledged() -> None:
     world = World()
@@ -90,7 +90,7 @@ async def test_a_rejected_message_is_dead_lettered_and_then_acknowledged() -> No
     assert world.consumer.acked == [1]
 
 
-@pytest.mark.clause("POL-047-007")
+@pytest.mark.clause("POL-047-007", "handler-5xx")
 @pytest.mark.parametrize("status", [500, 503, 400, 418, 201])
 @in_virtual_time
 async def test_any_other_answer_brings_the_message_again(status: int) -> None:
@@ -105,7 +105,7 @@ async def test_any_other_answer_brings_the_message_again(status: int) -> None:
     assert world.consumer.naks == [(1, 0.5)]
 
 
-@pytest.mark.clause("POL-047-007")
+@pytest.mark.clause("POL-047-007", "handler-5xx")
 @pytest.mark.parametrize("status", [429, 503])
 @in_virtual_time
 async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> None:
@@ -121,7 +121,7 @@ async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> 
         assert world.clock() - began >= 90.0
 
 
-@pytest.mark.clause("POL-047-007")
+@pytest.mark.clause("POL-047-007", "handler-5xx")
 @in_virtual_time
 async def test_an_unreachable_handler_pauses_the_loop_and_spends_no_attempt() -> None:
     world = World()
@@ -209,7 +209,7 @@ async def test_a_call_that_breaks_off_does_not_show_that_an_unreachable_handler_
         await world.observer.seen(MessageProcessed, count=len(ids), within=400.0)
 
 
-@pytest.mark.clause("POL-047-003")
+@pytest.mark.clause("POL-047-003", "CMD-051-idempotency")
 @in_virtual_time
 async def test_a_processed_message_that_comes_again_is_acknowledged_without_a_call() -> None:
     world = World()
@@ -222,8 +222,8 @@ async def test_a_processed_message_that_comes_again_is_acknowledged_without_a_ca
     assert world.consumer.acked == [1, 2]
 
 
-@pytest.mark.fault("S14")
 @pytest.mark.clause("POL-047-003")
+@pytest.mark.fault("S14")
 @in_virtual_time
 async def test_a_known_id_with_another_content_is_dead_lettered_under_an_id_of_its_own() -> None:
     world = World()
@@ -287,7 +287,7 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
     assert world.dead_lettered() == [(deadly, "EXHAUSTED")]
 
 
-@pytest.mark.clause("POL-047-006")
+@pytest.mark.clause("POL-047-006", "CMD-052", "handler-422")
 @in_virtual_time
 async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
     world = World()

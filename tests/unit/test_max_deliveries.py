@@ -37,7 +37,7 @@ async def settled(world: World) -> None:
     assert world.consumer.exhausted_deliveries == {}
 
 
-@pytest.mark.clause("SDS-047: max_deliver")
+@pytest.mark.clause("durable-consumer-max-deliver")
 @in_virtual_time
 async def test_a_message_that_was_given_up_with_attempts_left_is_handled() -> None:
     world = World(max_deliver=1)
@@ -50,7 +50,7 @@ async def test_a_message_that_was_given_up_with_attempts_left_is_handled() -> No
     assert world.handler.calls[message_id] == 1
 
 
-@pytest.mark.clause("EVT-047-002")
+@pytest.mark.clause("EVT-047-002", "durable-consumer-max-deliver")
 @in_virtual_time
 async def test_one_that_fails_again_and_again_is_dead_lettered_once_its_attempts_are_spent() -> None:
     world = World(max_deliver=1)
@@ -106,7 +106,7 @@ async def test_a_message_whose_last_delivery_killed_its_worker_waits_for_the_lea
     assert world.row(message_id).attempts == 2
 
 
-@pytest.mark.clause("CMD-052")
+@pytest.mark.clause("CMD-052-idempotency")
 @in_virtual_time
 async def test_a_dead_letter_that_a_dead_worker_had_begun_is_found_and_not_repeated() -> None:
     world = World(max_deliver=1)

@@ -145,8 +145,7 @@ def test_hostile_values_make_no_endless_series(metrics: MetricsObserver) -> None
     assert samples(metrics)["sea_mq_notices_total{event=other}"] == 1000 - (64 - len(NOTICES))
 
 
-@pytest.mark.clause("QRY-050")
-@pytest.mark.clause("QRY-051")
+@pytest.mark.clause("QRY-050", "QRY-051")
 def test_backlogs_are_gauges_with_their_age(metrics: MetricsObserver, clock: Clock) -> None:
     unpublished = Depth(count=14, oldest_at=None, waiting=5, waiting_seconds=60.0, scheduled=7, dead=2)
     unprocessed = Depth(count=1, oldest_at=None, waiting=1, waiting_seconds=3.0, scheduled=0, dead=0)

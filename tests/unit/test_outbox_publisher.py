@@ -127,7 +127,7 @@ class World(LoopWorld):
         return self.faults.get(message.id, Fault.NONE)
 
 
-@pytest.mark.clause("EVT-047-001")
+@pytest.mark.clause("terms-04", "CMD-050", "EVT-047-001")
 @in_virtual_time
 async def test_events_reach_the_stream_and_their_rows_say_where() -> None:
     world = World()
@@ -147,7 +147,7 @@ async def test_events_reach_the_stream_and_their_rows_say_where() -> None:
     assert fact.published_at == recorded_at
 
 
-@pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
+@pytest.mark.clause("outage-spends-nothing")
 @in_virtual_time
 async def test_without_a_connection_nothing_is_claimed() -> None:
     world = World()
@@ -199,7 +199,7 @@ def test_an_outage_ends_for_a_worker_whose_events_others_have_published(fault: F
     run()
 
 
-@pytest.mark.clause("delivery: an outage of the broker uses up no attempts")
+@pytest.mark.clause("outage-spends-nothing")
 @in_virtual_time
 async def test_a_silent_broker_is_probed_with_one_event_at_a_time() -> None:
     world = World(delay=0.001)
@@ -279,7 +279,7 @@ async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
 
 
-@pytest.mark.clause("ordering: later events of a key wait for the earlier ones")
+@pytest.mark.clause("event-model-15")
 @pytest.mark.parametrize("keeps_order", [False, True])
 @in_virtual_time
 async def test_the_first_failure_of_a_key_sends_the_rest_of_it_back(keeps_order: bool) -> None:
@@ -297,7 +297,7 @@ async def test_the_first_failure_of_a_key_sends_the_rest_of_it_back(keeps_order:
     assert [event_id for event_id in world.stored() if event_id != "b1"] == ["a1", "a2", "a3"]
 
 
-@pytest.mark.clause("ordering: what happens to a key whose head is dead is a setting")
+@pytest.mark.clause("dead-head")
 @pytest.mark.parametrize(("hold", "behind"), [(True, "PENDING"), (False, "PUBLISHED")])
 @in_virtual_time
 async def test_a_dead_event_holds_its_key_where_that_is_wanted(*, hold: bool, behind: str) -> None:
@@ -337,7 +337,7 @@ async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     assert world.states() == {"a": "PUBLISHED"}
 
 
-@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
+@pytest.mark.clause("CMD-050-idempotency")
 @in_virtual_time
 async def test_a_possibly_published_event_older_than_the_window_is_looked_up() -> None:
     world = World(window=10.0, delay=60.0)

@@ -105,7 +105,7 @@ async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_
     assert world.stored() == ["a"]
 
 
-@pytest.mark.clause("delivery: no second copy after the duplicate window where that can be told")
+@pytest.mark.clause("CMD-050-idempotency")
 @in_virtual_time
 async def test_a_possibly_published_event_waits_while_the_stream_cannot_be_searched() -> None:
     world = World(window=10.0, delay=60.0)

@@ -16,7 +16,7 @@ from sea_mq_worker.producer import InvalidEventError, enqueue, enqueue_sync, uui
 from tests.support.builders import enqueueable as event
 
 
-@pytest.mark.clause("terminology: the application MUST generate a unique event_id")
+@pytest.mark.clause("event-model-02")
 def test_each_event_has_an_id_of_its_own_that_sorts_by_time() -> None:
     before = time.time_ns() // 1_000_000
     first = [event().id for _ in range(1000)]

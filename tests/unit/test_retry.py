@@ -36,18 +36,19 @@ def test_backoff_has_full_jitter() -> None:
     assert Backoff(base_seconds=1.0, cap_seconds=10.0, random=lambda: 0.0).delay_seconds(9) == 0.0
 
 
-@pytest.mark.clause("lifecycle: publisher reports success -> PUBLISHED")
+@pytest.mark.clause("event-model-30")
 def test_a_stored_event_is_published() -> None:
     event, stored = claimed_event(), Stored("SEA_EVENTS", 7)
     assert policy().judge(event, stored) == Published(event, stored)
 
 
+@pytest.mark.clause("event-model-30")
 def test_a_duplicate_of_the_same_lifecycle_is_published() -> None:
     event, stored = claimed_event(attempts=2), Stored("SEA_EVENTS", 7, duplicate=True)
     assert policy().judge(event, stored) == Published(event, stored)
 
 
-@pytest.mark.clause("operations: a replay is really delivered")
+@pytest.mark.clause("replay-delivered")
 def test_a_replay_that_the_duplicate_window_swallowed_waits_for_its_end() -> None:
     event, swallowed = claimed_event(earlier_stream_seq=7), Stored("SEA_EVENTS", 7, duplicate=True)
     delays = []
@@ -59,25 +60,26 @@ def test_a_replay_that_the_duplicate_window_swallowed_waits_for_its_end() -> Non
     assert delays == [121.0, 121.0, 21.0, 1.0]
 
 
+@pytest.mark.clause("replay-delivered")
 def test_a_replay_that_the_stream_stores_again_is_published() -> None:
     event = claimed_event(earlier_stream_seq=7)
     assert isinstance(policy().judge(event, Stored("SEA_EVENTS", 8, duplicate=True)), Published)
     assert isinstance(policy().judge(event, Stored("SEA_EVENTS", 8)), Published)
 
 
-@pytest.mark.clause("retries: permanent failures are terminal at once")
+@pytest.mark.clause("lifecycle-12", "permanent-failures")
 def test_a_refused_event_is_dead_at_once() -> None:
     event = claimed_event()
     assert policy().judge(event, Rejected("too large")) == Died(event, "too large")
 
 
-@pytest.mark.clause("lifecycle: failed attempts are retried unless termination conditions are met")
+@pytest.mark.clause("lifecycle-08")
 def test_a_failed_event_is_tried_again_with_backoff() -> None:
     event = claimed_event(failures=1)
     assert policy().judge(event, FailedTransiently("no")) == Postponed(event, "no", 2.0, failed=True)
 
 
-@pytest.mark.clause("terminology: termination conditions")
+@pytest.mark.clause("lifecycle-12")
 @pytest.mark.parametrize("given", [{"failures": 2}, {"attempted_seconds_ago": 101.0}])
 def test_limits_by_attempts_and_by_age_end_dead(given: dict[str, float]) -> None:
     verdict = policy().judge(claimed_event(**given), FailedTransiently("no"))
@@ -85,6 +87,7 @@ def test_limits_by_attempts_and_by_age_end_dead(given: dict[str, float]) -> None
     assert verdict.error.startswith("no")
 
 
+@pytest.mark.clause("lifecycle-08")
 @pytest.mark.parametrize("given", [{"failures": 99}, {"attempted_seconds_ago": 1e9}, {"attempts": 999}])
 def test_no_answer_never_makes_an_event_dead(given: dict[str, float]) -> None:
     verdict = policy().judge(claimed_event(**given), Unknown("timeout"))
@@ -105,7 +108,7 @@ def test_what_was_not_sent_is_released() -> None:
     assert policy().judge(event, outcome) == Released(event)
 
 
-@pytest.mark.clause("event-model: events with the same ordering key are processed in order")
+@pytest.mark.clause("event-model-15")
 def test_waves_hold_each_key_once_and_keep_its_order() -> None:
     left = [
         claimed_event(seq=seq, ordering_key=key)

@@ -14,7 +14,7 @@ from sea_mq_worker.domain.subjects import (
 )
 
 
-@pytest.mark.clause("EventSubject: {context}.event.{name}.v{n}")
+@pytest.mark.clause("event-model-05", "EventSubject")
 @pytest.mark.parametrize(
     ("event_type", "version", "expected"),
     [
@@ -32,6 +32,7 @@ def test_a_subject_is_built_and_taken_apart_again(event_type: str, version: int,
     assert parse_subject(expected) == EventSubject(expected, "sea", event_type, version)
 
 
+@pytest.mark.clause("EventSubject")
 @pytest.mark.fault("S07")
 @pytest.mark.parametrize(
     "event_type",
@@ -90,6 +91,7 @@ def test_a_context_is_one_lower_case_token(text: str, good: bool) -> None:
     assert is_context(text) is good
 
 
+@pytest.mark.clause("EventSubject")
 @example(event_type="a\ufffdb", version=1)
 @given(event_type=st.text(max_size=60), version=st.integers(-2, 10**10))
 def test_whatever_is_built_is_taken_apart_to_the_same(event_type: str, version: int) -> None:

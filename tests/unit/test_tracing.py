@@ -100,6 +100,7 @@ def linked_traces(span: ReadableSpan) -> list[str]:
     return [f"{link.context.trace_id:032x}" for link in span.links]
 
 
+@pytest.mark.clause("event-model-16")
 async def test_a_publish_is_linked_to_the_producer_and_carries_its_own_context(traces: Traces) -> None:
     inner = RecordingPublisher([Stored("S", 7)])
     outcome = await traces.publisher(inner).publish("sea.event.t.v1", b"{}", SAMPLED | {"Nats-Msg-Id": "i"})

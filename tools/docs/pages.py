@@ -16,7 +16,7 @@ PAGE, PAGE_SCHEMA = _REFERENCE / "page.md", _REFERENCE / "admin.schema.json"
 DOCTOR = _REFERENCE / "doctor.md"
 TELEMETRY = _REFERENCE / "telemetry.md"
 SCHEMA = _REFERENCE / "schema.md"
-FAULTS = _PROOF / "faults.md"
+CONFORMANCE, FAULTS = _PROOF / "conformance.md", _PROOF / "faults.md"
 BUDGETS = _PROOF / "budgets.md"
 BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
 PIPELINE = _PROOF / "benchmarks-pipeline.md"
@@ -58,6 +58,7 @@ PAGES: Mapping[Path, Text] = {
         events=tables.events,
     ),
     SCHEMA: sections(schema=schema.tables_and_functions),
+    CONFORMANCE: proofs.with_tests_of_clauses,
     FAULTS: proofs.with_tests_of_faults,
     BUDGETS: sections(budgets=tables.table_of_budgets),
     BENCHMARKS: sections(results=results.of_the_worker),

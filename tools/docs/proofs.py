@@ -8,13 +8,16 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FAULT_ROW = re.compile(r"^(\| ([A-Z]\d\d) \|.*\|)(.*)\|$")
-"""A row of the catalogue of faults: all but its last column, its id, and the last column."""
+ROW = re.compile(r"^(\| ([\w-]+(?:, [\w-]+)*) \|.*\|)(.*)\|$")
+"""A row of a catalogue: all but its last column, its ids, and the last column, which names the proofs."""
+HEAD = "id"
+PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
+"""The proof of a clause that a document meets."""
 
 
 @cache
 def marks_of_tests() -> Mapping[str, Mapping[str, list[str]]]:
-    """Return for every test, as ``path::name``, the text of its marks by the mark's name."""
+    """Return for every test, as ``path::name``, the texts of its marks by the mark's name."""
     return {
         f"{path.relative_to(ROOT).as_posix()}::{name}": _marks(function)
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -33,13 +36,24 @@ def proofs_by(mark: str) -> dict[str, list[str]]:
 
 def with_tests_of_faults(page: str) -> str:
     """Return the catalogue of faults with the tests that cause each fault in the row's last column."""
-    tests = proofs_by("fault")
+    return _with_tests(page, proofs_by("fault"))
+
+
+def with_tests_of_clauses(page: str) -> str:
+    """Return the catalogue of clauses with the tests that prove each row in its last column."""
+    return _with_tests(page, proofs_by("clause"))
+
+
+def _with_tests(page: str, tests: Mapping[str, list[str]]) -> str:
     return "".join(_completed(line, tests) for line in page.splitlines(keepends=True))
 
 
 def _completed(line: str, tests: Mapping[str, list[str]]) -> str:
-    row = FAULT_ROW.match(line)
-    return f"{row[1]} {'<br>'.join(f'`{test}`' for test in tests.get(row[2], []))} |\n" if row else line
+    row = ROW.match(line)
+    if not row or row[2] == HEAD or PLACE.search(row[3]):
+        return line
+    found = dict.fromkeys(f"`{test}`" for id_ in row[2].split(", ") for test in tests.get(id_, ()))
+    return f"{row[1]} {'<br>'.join(found)} |\n"
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -52,13 +66,15 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.As
 
 
 def _marks(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, list[str]]:
-    """Read the decorators ``@pytest.mark.name("text")``."""
-    found = defaultdict(list)
+    """Read the decorators ``@pytest.mark.name("text", ...)``."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for decorator in function.decorator_list:
         match decorator:
             case ast.Call(
                 func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="pytest"), attr="mark"), attr=name),
-                args=[ast.Constant(value=str(text)), *_],
+                args=texts,
             ):
-                found[name].append(text)
+                found[name] += [
+                    one.value for one in texts if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                ]
     return dict(found)
