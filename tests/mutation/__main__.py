@@ -35,11 +35,11 @@ class DidNotRunError(Exception):
 def main() -> None:
     """Try the chosen mutants and tell which survive."""
     options = _options()
-    mutants = [mutant for mutant in load(options.list) if options.only in mutant.name]
-    if found := problems(mutants) or ([] if mutants else [f"no mutant's name contains {options.only!r}"]):
+    mutants = [mutant for mutant in load(options.list) if re.search(options.only, mutant.name)]
+    if found := problems(mutants) or ([] if mutants else [f"no mutant's name matches {options.only!r}"]):
         sys.exit("\n".join(found))
     with _copies(options.processes) as copies:
-        if failure := _failure(copies[0], sorted({mutant.killed_by for mutant in mutants})):
+        if failure := _failure(copies[0], sorted({mutant.test() for mutant in mutants})):
             sys.exit(f"a named test fails on the code as it is; mend that first: {failure}")
         survived = _try_all(mutants, copies)
     print(f"{len(mutants)} mutants, {len(mutants) - survived} killed, {survived} survived")
@@ -52,15 +52,17 @@ def _try_all(mutants: list[Mutant], copies: list[Path]) -> int:
     for copy in copies:
         free.put(copy)
 
+    planted = {mutant: mutant.planted() for mutant in mutants}
+
     def attempt(mutant: Mutant) -> bool:
         copy = free.get()
         began = time.monotonic()
         try:
-            with _planted(mutant, copy):
-                failure = _failure(copy, [mutant.killed_by])
+            with _planted(*planted[mutant], copy):
+                failure = _failure(copy, [mutant.test()])
         finally:
             free.put(copy)
-        fate, by = ("killed", failure) if failure else ("SURVIVED", mutant.killed_by)
+        fate, by = ("killed", failure) if failure else ("SURVIVED", mutant.test())
         print(f"{fate:8} {mutant.name}: {by} ({time.monotonic() - began:.0f} s)", flush=True)
         return not failure
 
@@ -69,11 +71,11 @@ def _try_all(mutants: list[Mutant], copies: list[Path]) -> int:
 
 
 @contextmanager
-def _planted(mutant: Mutant, copy: Path) -> Iterator[None]:
+def _planted(name: Path, mistaken: str, copy: Path) -> Iterator[None]:
     """Have the mistake in the copy for the length of a block."""
-    path = copy / mutant.file
+    path = copy / name
     original, written_at = path.read_text(), path.stat().st_mtime
-    path.write_text(mutant.applied_to(copy))
+    path.write_text(mistaken)
     # What Python has compiled is told apart by the second of its source; no two of them share one.
     os.utime(path, (written_at + 1, written_at + 1))
     try:
@@ -120,7 +122,7 @@ def _copies(count: int) -> Iterator[list[Path]]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name contains this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name matches this")
     parser.add_argument("--list", type=Path, default=LIST, help="the mutants (%(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="mutants tried side by side (%(default)s)")
     return parser.parse_args()
