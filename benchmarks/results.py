@@ -11,7 +11,6 @@ from benchmarks.comparison import OURS, STEADY, fastest_first, notes, soonest_fi
 from benchmarks.comparison import PROGRAMS as RELAY_PROGRAMS
 from benchmarks.counters import PROGRAMS
 from benchmarks.figures import (
-    OWN_FILES,
     OWN_PICTURES,
     PEER_FILES,
     PEER_PICTURES,
@@ -31,6 +30,7 @@ from benchmarks.sweep import MEASURES as SWEEP_MEASURES
 from sea_mq_worker.cli import table_format
 
 _LOOKS = "looks"
+_FLOOR = "floor"
 _MANY = {"median, ms": 100, "pages": 1_000}
 """A query with fewer of both has no row of its own."""
 _EMPTY_MB = 0.01
@@ -41,7 +41,7 @@ _SERIES = re.compile(r" after [\d,]+ events|, (?:first|last) fifth|, p[\d.]+(?= 
 
 def of_the_worker() -> str:
     """Return the section of docs/proof/benchmarks.md with the worker's figures."""
-    return _text(_own(reports(OWN_FILES)))
+    return _text(_own(reports(("worker", "inboxes"))))
 
 
 def of_relays() -> str:
@@ -74,15 +74,25 @@ def on_terminal(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _own(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Return the pictures, and a row for each workload that is no condition of another."""
     yield from images(OWN_PICTURES)
-    earlier = None
-    for machine, together in groupby(reports, itemgetter("machine")):
-        if earlier:
-            yield ""
-        yield _measured_on(machine, earlier=earlier)
-        earlier = machine
-        yield ""
-        yield from of_workloads(dict(chain.from_iterable(report["workloads"].items() for report in together)))
+    yield _measured_on(reports[0]["machine"])
+    yield ""
+    yield from _head("workload", "program", "rate/s", f"CPU s: {', '.join(PROGRAMS)}", "peak MB")
+    for name, found in chain.from_iterable(report["workloads"].items() for report in reports):
+        for program, median in found["median"].items():
+            if program.startswith(_FLOOR):
+                continue
+            yield _row(
+                *(name if program == WORKER else "", program),
+                _ranged(median["rate"], *median["rates"], shape=",.0f"),
+                _cpu_seconds(median),
+                f"{median['peak_bytes'] / 1e6:,.0f}" if median["peak_bytes"] else "",
+            )
+
+
+def _cpu_seconds(median: Mapping[str, Any]) -> str:
+    return ", ".join(f"{median['cpu_seconds_per_100000'][program]:.1f}" for program in PROGRAMS)
 
 
 def of_workloads(workloads: Mapping[str, Any]) -> Iterator[str]:
@@ -99,24 +109,12 @@ def of_workloads(workloads: Mapping[str, Any]) -> Iterator[str]:
         yield from lines
 
 
-def _measured_on(
-    machine: Mapping[str, Any], rounds: int = 0, earlier: Mapping[str, Any] | None = None
-) -> str:
-    """Return when, on which machine and in how many rounds; an ``earlier`` text named the same machine."""
-    same = earlier is not None and {**earlier, "date": "", "commit": ""} == {
-        **machine,
-        "date": "",
-        "commit": "",
-    }
+def _measured_on(machine: Mapping[str, Any], rounds: int = 0) -> str:
+    """Return when, on which machine and in how many rounds."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    place = (
-        "the same machine"
-        if same
-        else f"{machine['cpus']} processors ({machine['processor']}), {machine['platform']},"
-        f" Python {machine['python']}, {packages}"
-    )
     return fill(
-        f"Measured on {machine['date']} at commit {machine['commit']}, on {place}{_of_rounds(rounds)}.",
+        f"Measured on {machine['date']} at commit {machine['commit']}, on {machine['cpus']} processors"
+        f" ({machine['processor']}), Python {machine['python']}, {packages}{_of_rounds(rounds)}.",
         width=120,
         break_on_hyphens=False,
     )
@@ -134,12 +132,11 @@ def _medians(workloads: Mapping[str, Any]) -> Iterator[str]:
     for name, found in workloads.items():
         for program, median in found["median"].items():
             ratios = [median["worker_ratio"], *median["worker_ratios"]]
-            cpu = median["cpu_seconds_per_100000"]
             yield _row(
                 *(name, program, str(len(found["rounds"]))) if program == WORKER else ("", program, ""),
                 _ranged(median["rate"], *median["rates"], shape=",.0f"),
                 "" if program == WORKER else _ranged(*ratios, shape=".2f"),
-                ", ".join(f"{cpu[each]:.1f}" for each in PROGRAMS),
+                _cpu_seconds(median),
                 f"{median['statements_per_1000']:.1f}",
                 f"{median['wal_bytes_each']:,.0f}",
                 f"{median['peak_bytes'] / 1e6:,.0f}" if median["peak_bytes"] else "",
@@ -199,14 +196,8 @@ def _swept(workload: Mapping[str, Any]) -> Iterator[str]:
 
 def _peers(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from images(PEER_PICTURES)
-    for number, report in enumerate(reports):
-        relays = report["relays"]
-        rounds = max(len(lane["rounds"]) for lanes in relays.values() for lane in lanes.values())
-        if number:
-            yield ""
-        yield _measured_on(report["machine"], rounds, reports[number - 1]["machine"] if number else None)
-        yield ""
-        yield from _compared(report["relays"])
+    rounds = max(len(lane["rounds"]) for lanes in reports[0]["relays"].values() for lane in lanes.values())
+    yield _measured_on(reports[0]["machine"], rounds)
     yield from _notes(*reports)
 
 

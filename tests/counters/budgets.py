@@ -1,4 +1,4 @@
-"""Budgets of the worker, in figures that no machine changes; docs/proof/budgets.md is generated from them."""
+"""Budgets of the worker, in figures that no machine changes."""
 
 from typing import NamedTuple
 

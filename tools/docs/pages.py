@@ -17,7 +17,6 @@ DOCTOR = _REFERENCE / "doctor.md"
 TELEMETRY = _REFERENCE / "telemetry.md"
 SCHEMA = _REFERENCE / "schema.md"
 CONFORMANCE, FAULTS = _PROOF / "conformance.md", _PROOF / "faults.md"
-BUDGETS = _PROOF / "budgets.md"
 BENCHMARKS, PEERS = _PROOF / "benchmarks.md", _PROOF / "benchmarks-peers.md"
 PIPELINE = _PROOF / "benchmarks-pipeline.md"
 FAILOVER = _PROOF / "failover.md"
@@ -60,7 +59,6 @@ PAGES: Mapping[Path, Text] = {
     SCHEMA: sections(schema=schema.tables_and_functions),
     CONFORMANCE: proofs.with_tests_of_clauses,
     FAULTS: proofs.with_tests_of_faults,
-    BUDGETS: sections(budgets=tables.table_of_budgets),
     BENCHMARKS: sections(results=results.of_the_worker),
     PEERS: sections(results=results.of_relays),
     PIPELINE: sections(results=results.of_the_pipeline),

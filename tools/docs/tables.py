@@ -1,4 +1,4 @@
-"""The tables of settings, findings, metrics, spans, log events and budgets: each follows from the code."""
+"""The tables of settings, findings, metrics, spans and log events: each follows from the code."""
 
 from typing import Literal, get_args, get_origin
 
@@ -11,8 +11,6 @@ from sea_mq_worker.settings.postgres_url import RULES, Rule
 from sea_mq_worker.telemetry.catalog.log_events import FATAL_NOTICES, LOG_EVENTS, NOTICES
 from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
 from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
-from tests.counters import budgets
-from tests.counters.budgets import Budget
 from tools.docs.markdown import code, table
 
 
@@ -132,11 +130,3 @@ def events() -> str:
     )
     second = table(heads, ((f"`{e.key}`", e.meaning) for e in warnings))
     return f"{first}\nWarnings with the one field `text`:\n\n{second}"
-
-
-def table_of_budgets() -> str:
-    """Return a row for each budget, in the order of the module."""
-    every = [value for value in vars(budgets).values() if isinstance(value, Budget)]
-    return table(
-        ("what", "at most", "why"), ((budget.what, f"{budget.most:.4g}", budget.why) for budget in every)
-    )
