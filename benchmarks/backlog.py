@@ -2,9 +2,9 @@
 
 import asyncpg
 
-from sea_mq_worker.domain.events import OutboxEvent
-from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.event import OutboxEvent
+from sea_mq_worker.outbox.message import outbound_message
 
 _ORDERED_AT_ONCE = 10
 _BACKLOG = """

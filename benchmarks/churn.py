@@ -8,7 +8,7 @@ from statistics import median
 from benchmarks.counters import Cost, Figure
 from benchmarks.drain import OUTBOX_ALONE, STREAM, drain_with
 from benchmarks.stage import Run, Stage
-from sea_mq_worker.operations.database import operations
+from sea_mq_worker.operators.database import operations
 
 _SIZES = """
 SELECT 'table' AS name, pg_table_size('outbox_events') AS bytes

@@ -9,8 +9,8 @@ from benchmarks.counters import Cost, Figure
 from benchmarks.floors.broker import frames_to_acknowledge, publish_acknowledged
 from benchmarks.floors.handler import ask, encode_requests
 from benchmarks.stage import Run, Stage
-from sea_mq_worker.domain.headers import MSG_ID
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.producer import uuid7
 
 CONSUMER = ("VIBESPRO_EVENTS", "sea__from_vibespro")

@@ -20,7 +20,7 @@ from kit.ledger import SUBJECT, TYPE, Event, positional
 from kit.process import KeptProcess
 from kit.provision import STREAM, create_database, prepared_relays, put_stream
 from kit.streams import Message
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from tests.support.servers import database_connection
 
 _POSTGRES = {"wal_level": "logical"}

@@ -19,7 +19,7 @@ from benchmarks.pipeline_figures import LAND, NEW_MESSAGES, SECOND_BATCH, Round,
 from benchmarks.pipeline_job import Job
 from benchmarks.report import Progress, machine, say, write
 from benchmarks.stage import Run, open_stage
-from sea_mq_worker.cli import table_format
+from sea_mq_worker.cli import support as table_format
 from sea_mq_worker.pipeline.class_archive import write_archive
 from sea_mq_worker.pipeline.session import ARCHIVE
 

@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
-from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.bootstrap.worker.operator_api import WorkerOperatorApi
-from sea_mq_worker.bootstrap.worker.sampling import DEPTH_MAX
 from sea_mq_worker.cli import app
-from sea_mq_worker.connections.postgres import open_pool
+from sea_mq_worker.connections import open_pool
+from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOverview
+from sea_mq_worker.wiring.operator_api import WorkerOperatorApi
+from sea_mq_worker.wiring.watch import DEPTH_MAX
 
 Question: TypeAlias = Callable[[], Awaitable[object]]
 

@@ -27,7 +27,7 @@ from benchmarks.looks import MEASURES, PROCESSED, PUBLISHED
 from benchmarks.pipeline_figures import table
 from benchmarks.report import WORKER, by_subject
 from benchmarks.sweep import MEASURES as SWEEP_MEASURES
-from sea_mq_worker.cli import table_format
+from sea_mq_worker.cli import support as table_format
 
 _LOOKS = "looks"
 _FLOOR = "floor"

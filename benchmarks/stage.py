@@ -15,10 +15,10 @@ import nats
 from nats.js import JetStreamContext
 
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
-from sea_mq_worker.cli.demo.children import SampleHandler, WorkerProcess
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
-from sea_mq_worker.operations.broker import apply_topology, defined_streams
-from sea_mq_worker.operations.database import migrate_schema
+from sea_mq_worker.dev.demo import SampleHandler, WorkerProcess
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.operators.database import migrate_schema
+from sea_mq_worker.operators.streams import apply_topology, defined_streams
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 from tests.support.nats_cluster import nats_cluster

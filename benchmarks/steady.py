@@ -13,7 +13,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from benchmarks.counters import Cost, Figure
 from benchmarks.drain import STREAM
 from benchmarks.stage import Run, Stage, Worker
-from sea_mq_worker.domain.headers import MSG_ID
+from sea_mq_worker.nats.headers import MSG_ID
 from sea_mq_worker.producer import Event, enqueue
 from tests.support.servers import database_connection
 

@@ -5,8 +5,8 @@ Run it with ``uvicorn handler:app --port 8000`` and point the worker at http://1
 The contract in four lines:
 
 - 200: the effect has taken place. A real service writes the message ID and the effect in one database
-  transaction (``sea_mq_worker.idempotency.once``), so that a crash leaves both or neither. This example uses
-  a dictionary instead of a table.
+  transaction (``sea_mq_worker.producer.once.once``), so that a crash leaves both or neither. This example
+  uses a dictionary instead of a table.
 - 409: this message ID was handled before. The worker delivers at least once, so repeated deliveries happen.
 - 422: this message can never be handled. The worker moves it to the dead-letter stream.
 - 5xx, or no response in time: the message cannot be handled now. The worker retries later.

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from kit.description import Description, filled
 from kit.ledger import SUBJECTS
 from kit.process import KeptProcess, run_command
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.nats.connection import api
 from tests.support.jetstream import connected
 from tests.support.servers import database_connection
 

@@ -8,7 +8,7 @@ from kit.audit import Finding
 from kit.description import Description
 from kit.faults import FAULTS
 from kit.guarantees import Guarantee
-from sea_mq_worker.cli import table_format
+from sea_mq_worker.cli import support as table_format
 
 _COUNTED = ("lost", "given_up", "stuck", "copies", "disordered", "altered", "phantoms")
 

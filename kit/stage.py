@@ -15,7 +15,7 @@ from kit.ledger import Ledger
 from kit.process import KeptProcess
 from kit.provision import STREAM, create_database, prepared_relays, put_stream
 from kit.streams import Message, stored
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from tests.support.jetstream import connected
 from tests.support.proxy import TcpProxy, proxied
 from tests.support.servers import database_connection

@@ -5,8 +5,8 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.errors import ApiRefusedError
 
 _AT_ONCE = 100
 _NOT_FOUND = 404

@@ -21,11 +21,11 @@ import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
-from sea_mq_worker.operations.broker import apply_topology, defined_streams
-from sea_mq_worker.operations.database import migrate_schema
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.operators.database import migrate_schema
+from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.postgres.pool import quoted_schema
+from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.worker import running_worker
 

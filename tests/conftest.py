@@ -96,7 +96,7 @@ async def nats_url(pytestconfig: pytest.Config) -> AsyncIterator[str]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def template_database(postgres_server: PostgresAddress) -> AsyncIterator[Database]:
     """A migrated database to copy; nobody may stay connected to it."""
-    from sea_mq_worker.adapters.postgres.schema.migrations import migrate  # noqa: PLC0415 - only these tests need it
+    from sea_mq_worker.postgres.migrations import migrate  # noqa: PLC0415 - only these tests need it
 
     async with servers.scratch_database(postgres_server, prefix="template_") as template:
         await migrate(template.dsn)

@@ -8,7 +8,7 @@ Parameters are psql variables. One that ``-v`` does not set is NULL, which as a 
 import argparse
 import sys
 
-from sea_mq_worker.adapters.postgres.queries import load_named
+from sea_mq_worker.postgres.queries import load_named
 
 
 def script(file: str, name: str) -> str:

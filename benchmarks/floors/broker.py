@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Self
 from urllib.parse import urlsplit
 
-from sea_mq_worker.adapters.nats.publish.hpub import frame
-from sea_mq_worker.domain.encoding import EncodedMessage, encode
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.headers import EncodedMessage, encode
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.nats.wire import frame
 
 _INBOX = "_INBOX.floor"
 _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'

@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.queries import load_named
-from sea_mq_worker.domain.events import NO_BYTES_MAX
+from sea_mq_worker.outbox.event import NO_BYTES_MAX
+from sea_mq_worker.postgres.pool import connect_pool
+from sea_mq_worker.postgres.queries import load_named
 from sea_mq_worker.settings import Settings
 
 _START = datetime(2000, 1, 1, tzinfo=UTC), 0

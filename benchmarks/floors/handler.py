@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from sea_mq_worker.adapters.http.wire_format import request_body
-from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
+from sea_mq_worker.inbox.http import request_body
+from sea_mq_worker.inbox.message import HandlerRequest
+from sea_mq_worker.nats.message import OutboundMessage
 
 _OK = b"HTTP/1.1 200 "
 _HEAD_END = b"\r\n\r\n"

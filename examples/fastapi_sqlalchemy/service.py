@@ -16,8 +16,8 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sea_mq_worker.idempotency import once
 from sea_mq_worker.producer import Event, enqueue
+from sea_mq_worker.producer.once import once
 
 URL = make_url(os.environ["SEA_MQ_DATABASE_URL"]).set(drivername="postgresql+asyncpg")
 engine = create_async_engine(URL)

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import asyncpg
 from fastapi import Body, FastAPI, HTTPException
 
-from sea_mq_worker.idempotency import once
 from sea_mq_worker.producer import Event, enqueue
+from sea_mq_worker.producer.once import once
 
 
 @asynccontextmanager

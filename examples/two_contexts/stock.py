@@ -14,8 +14,8 @@ from uuid import UUID
 import asyncpg
 from fastapi import Body, FastAPI, HTTPException
 
-from sea_mq_worker.idempotency import once
 from sea_mq_worker.producer import Event, enqueue
+from sea_mq_worker.producer.once import once
 
 
 @asynccontextmanager

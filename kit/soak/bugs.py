@@ -11,7 +11,7 @@ def plant(name: str) -> None:
 
 def _ack_before_handling() -> None:
     """Acknowledge on receipt: a killed worker's messages are lost."""
-    from sea_mq_worker.application.inbox.consumer import InboxConsumer  # noqa: PLC0415 - only in a worker
+    from sea_mq_worker.inbox.consumer import InboxConsumer  # noqa: PLC0415 - only in a worker
 
     honest = InboxConsumer._work
 
@@ -24,8 +24,9 @@ def _ack_before_handling() -> None:
 
 def _mark_before_publish() -> None:
     """Settle before publishing: events that cannot be published are lost."""
-    from sea_mq_worker.application.outbox.publisher import OutboxPublisher  # noqa: PLC0415
-    from sea_mq_worker.domain.outcomes import Published, Stored  # noqa: PLC0415
+    from sea_mq_worker.nats.message import Stored  # noqa: PLC0415
+    from sea_mq_worker.outbox.event import Published  # noqa: PLC0415
+    from sea_mq_worker.outbox.publisher import OutboxPublisher  # noqa: PLC0415
 
     async def publish(self: Any, claim: Any, claimed_at: float, stop: Any) -> bool:
         verdicts = [Published(event, Stored("SEA_EVENTS", 1)) for event in claim.events]

@@ -18,8 +18,8 @@ from kit.soak.deployment import CONTEXT, STOP_SECONDS, Stage
 from kit.soak.schedule import Fault
 from kit.soak.workers import Worker
 from kit.streams import stored
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.nats.connection import api
 from tests.support.worker import running
 
 _COMMAND_SECONDS = 25.0

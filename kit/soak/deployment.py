@@ -19,9 +19,9 @@ from kit.soak import change_log
 from kit.soak.schedule import SIDES, WORKERS
 from kit.soak.service import Service
 from kit.soak.workers import Worker
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.postgres.migrations import migrate
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import SECOND, connected
 from tests.support.proxy import TcpProxy, proxied

@@ -19,8 +19,8 @@ from kit.soak.traffic import Producer, Sender
 from kit.soak.transactions import Ledger
 from kit.soak.watch import Watch
 from kit.streams import stored
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.nats.connection import api
 from tests.support.jetstream import consumer_info
 
 DRAIN_SECONDS = 60.0

@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import TypeAlias
 from uuid import UUID
 
+from sea_mq_worker.admin.http import AdminResponse, Request, json_response, refusal
 from sea_mq_worker.admin.operator_api import (
     ActionResult,
     DeadLetterCount,
@@ -18,11 +19,8 @@ from sea_mq_worker.admin.operator_api import (
     OperatorTimeoutError,
     RecordDetail,
 )
-from sea_mq_worker.admin.requests import Request
-from sea_mq_worker.admin.responses import AdminResponse, json_response, refusal
-from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
-from sea_mq_worker.domain.errors import ContractError, UnavailableError
-from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction
+from sea_mq_worker.errors import ContractError, UnavailableError
+from sea_mq_worker.operators.records import DeadEvent, DeadLetterSummary, OperatorAction
 
 _Route: TypeAlias = Callable[[OperatorApi, Request, str], Awaitable[object]]
 

@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
-from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
-from sea_mq_worker.domain.read_models import DeadEvent, OperatorAction
+from sea_mq_worker.operators.records import DeadEvent, DeadLetterSummary, OperatorAction
 
 _ItemT_co = TypeVar("_ItemT_co", covariant=True)
 

@@ -12,8 +12,6 @@ import typer
 from typer.core import TyperGroup
 
 from sea_mq_worker.cli import (
-    audit,
-    contracts,
     database,
     dev,
     dlq,
@@ -21,12 +19,20 @@ from sea_mq_worker.cli import (
     inbox,
     init,
     outbox,
-    partitions,
     pipeline,
     prune,
     run,
     streams,
     where,
+)
+from sea_mq_worker.cli import (
+    database as partitions,
+)
+from sea_mq_worker.cli import (
+    streams as contracts,
+)
+from sea_mq_worker.cli import (
+    where as audit,
 )
 
 

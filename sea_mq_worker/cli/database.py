@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, print_table, run_command
-from sea_mq_worker.domain.read_models import Depth
-from sea_mq_worker.domain.stored_messages import ConsumerState
+from sea_mq_worker.cli.support import (
+    EXIT_USAGE,
+    ActorOption,
+    JsonOption,
+    ReasonOption,
+    abort,
+    print_json,
+    print_page,
+    print_table,
+    run_command,
+)
+from sea_mq_worker.operators.records import ConsumerState, Depth
+from sea_mq_worker.postgres.migrations import Partition
 
 if TYPE_CHECKING:
-    from sea_mq_worker.domain.schema_records import MigrationPlan
+    from sea_mq_worker.postgres.migrations import MigrationPlan
     from sea_mq_worker.settings import Settings
+
 
 _AHEAD_MAX = 100_000
 _ADOPTION_ROW_SECONDS = 10e-6
@@ -70,7 +81,7 @@ def migrate(
 
 
 async def _migrate(settings: "Settings") -> None:
-    from sea_mq_worker.operations.database import migrate_schema, plan_migration
+    from sea_mq_worker.operators.database import migrate_schema, plan_migration
 
     plan = await plan_migration(settings)
     if plan.adopted:
@@ -81,7 +92,7 @@ async def _migrate(settings: "Settings") -> None:
 
 
 async def _set_old_worker(settings: "Settings", *, beside: bool) -> None:
-    from sea_mq_worker.operations.database import set_old_worker_beside
+    from sea_mq_worker.operators.database import set_old_worker_beside
 
     await set_old_worker_beside(settings, beside=beside)
     if beside:
@@ -97,7 +108,7 @@ def _adoption(plan: "MigrationPlan", verb: str) -> str:
 
 
 async def _print_plan(settings: "Settings") -> None:
-    from sea_mq_worker.operations.database import plan_migration
+    from sea_mq_worker.operators.database import plan_migration
 
     plan = await plan_migration(settings)
     if plan.adopted:
@@ -156,7 +167,7 @@ def depth(
 
 
 async def _depths(settings: "Settings", context: str) -> Depths:
-    from sea_mq_worker.operations.database import operations
+    from sea_mq_worker.operators.database import operations
 
     if context not in {"", settings.context}:
         abort(
@@ -179,6 +190,50 @@ async def _consumers(settings: "Settings") -> tuple[Sequence[ConsumerState], Seq
         return (), ()
     if not settings.nats_url.get_secret_value():
         return (), ("streams: SEA_MQ_NATS_URL is not set",)
-    from sea_mq_worker.operations.consumed_streams import consumer_states
+    from sea_mq_worker.operators.streams import consumer_states
 
     return await consumer_states(settings)
+
+
+# --- ``partitions enable`` and ``partitions list``: daily partitions of the outbox.
+
+_COLUMNS = ("partition", "from_at", "until_at", "bytes")
+
+app = typer.Typer(help="Divide the outbox into daily partitions, and list them.", no_args_is_help=True)
+
+
+@app.command("enable")
+def enable(
+    *,
+    reason: ReasonOption,
+    actor: ActorOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and change nothing.")] = False,
+) -> None:
+    """Divide the outbox into daily partitions; this cannot be undone.
+
+    The command reads the table once and locks it meanwhile. Workers wait and continue without a restart.
+    """
+    from sea_mq_worker.operators.database import enable_partitions, partitioning_sql
+
+    async def enable(settings: "Settings") -> None:
+        if dry_run:
+            typer.echo(partitioning_sql())
+        elif await enable_partitions(settings, actor=actor, reason=reason):
+            typer.echo("the outbox is in partitions now; `partitions list` shows them")
+        else:
+            typer.echo("the outbox is in partitions already")
+
+    run_command(enable, needs=("database_url",))
+
+
+@app.command("list")
+def list_(json: JsonOption = False) -> None:
+    """List the partitions of the outbox with their times and sizes; one row if it is a single table."""
+    print_page(run_command(_list, needs=("database_url",)), _COLUMNS, json=json, empty="")
+
+
+async def _list(settings: "Settings") -> Sequence[Partition]:
+    from sea_mq_worker.operators.database import partitions
+
+    async with partitions(settings) as outbox:
+        return await outbox.all()

@@ -64,10 +64,9 @@ def _run(command: list[str], folder: Path, *, events: int | None, leave: bool) -
     """Return the exit code; without ``events`` the context is the user's own."""
     import asyncio
 
-    from sea_mq_worker.cli.demo.command import CommandStartError, check_command
-    from sea_mq_worker.cli.demo.run import run_demo
-    from sea_mq_worker.domain.errors import ContractError
-    from sea_mq_worker.embedded import ServerStartError
+    from sea_mq_worker.dev.demo import CommandStartError, check_command, run_demo
+    from sea_mq_worker.dev.servers import ServerStartError
+    from sea_mq_worker.errors import ContractError
     from sea_mq_worker.settings import SettingsError
 
     try:

@@ -9,7 +9,7 @@ import typer
 from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
 
 if TYPE_CHECKING:
-    from sea_mq_worker.doctor import Examination, Finding
+    from sea_mq_worker.doctor.findings import Examination, Finding
 
 
 def doctor(

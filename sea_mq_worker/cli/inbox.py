@@ -7,30 +7,31 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import (
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
     ActorOption,
+    AfterOption,
+    ErrorOption,
+    GroupsOption,
+    JsonOption,
     LimitOption,
+    ReadOption,
     ReasonOption,
     SinceOption,
     UntilOption,
-    filled,
-)
-from sea_mq_worker.cli.filter_options import ErrorOption
-from sea_mq_worker.cli.listings import AfterOption, GroupsOption, ReadOption, print_groups, print_list
-from sea_mq_worker.cli.support import (
-    EXIT_FAILED,
-    JsonOption,
     abort,
     change_rows,
     echo_safe,
+    filled,
     print_fields,
+    print_groups,
     print_json,
+    print_list,
     print_result,
     query_database,
 )
-from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.filters import InboxFilter
-from sea_mq_worker.domain.read_models import READ_MAX, InboxState
+from sea_mq_worker.inbox.dead_letter import Reason
+from sea_mq_worker.operators.records import READ_MAX, InboxFilter, InboxState
 
 app = typer.Typer(
     help="List, count, show or close messages of the inbox; end the slow pace of an event type.",

@@ -1,5 +1,7 @@
 """``init``: write the files that a service begins with."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -7,8 +9,58 @@ from typing import Annotated
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, abort, echo_safe
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.subjects import is_context
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.subjects import durable_consumer, is_context
+from sea_mq_worker.resources import resource_folder
+
+# --- Write the files that a service needs to begin with.
+
+_EXAMPLE = "fastapi_sqlalchemy"
+_SETTINGS = ".env"
+_FILES = ("docker-compose.yml", "service.py", "test_service.py")
+
+
+def settings_text(context: str, upstreams: Sequence[str]) -> str:
+    """Return the settings of a worker for the servers of the example's docker-compose.yml."""
+    consumers = ",".join("/".join(durable_consumer(context, upstream)) for upstream in upstreams)
+    return f"""\
+# Settings of the worker. For a shell: set -a; . ./.env; set +a
+SEA_MQ_CONTEXT={context}
+SEA_MQ_CONSUMERS={consumers}
+SEA_MQ_HANDLER_URL=http://127.0.0.1:8000/handle
+SEA_MQ_LOG_FORMAT=text
+
+# The servers of docker-compose.yml; `dev --own` starts servers of its own.
+SEA_MQ_DATABASE_URL=postgresql://postgres:postgres@127.0.0.1:5432/postgres
+SEA_MQ_NATS_URL=nats://127.0.0.1:4222
+
+# One small server, instead of three with 10 GiB for each stream.
+SEA_MQ_STREAM_REPLICAS=1
+SEA_MQ_STREAM_MAX_BYTES=268435456
+"""
+
+
+def write_project(folder: Path, context: str, upstreams: Sequence[str], *, replace: bool) -> list[Path]:
+    """Write settings, a compose file, a service and its test, and return the files.
+
+    Raises:
+        ContractError: a file exists and ``replace`` is false, so that nothing was written, or the folder
+            cannot be written.
+    """
+    files = [folder / name for name in (_SETTINGS, *_FILES)]
+    if existing := [str(file) for file in files if file.exists() and not replace]:
+        raise ContractError(
+            f"exists already: {', '.join(existing)}; name another folder, or repeat with --force"
+        )
+    source = resource_folder("examples") / _EXAMPLE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files[0].write_text(settings_text(context, upstreams))
+        for name in _FILES:
+            shutil.copyfile(source / name, folder / name)
+    except OSError as error:
+        raise ContractError(f"{folder}: cannot be written ({error.strerror})") from error
+    return files
 
 
 def _contexts(names: list[str]) -> list[str]:
@@ -38,8 +90,6 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write settings, servers for Docker, a FastAPI service with a handler, and a test of it."""
-    from sea_mq_worker.operations.project import write_project
-
     try:
         files = write_project(folder, context, consume or [], replace=force)
     except ContractError as error:

@@ -6,21 +6,24 @@ from types import MappingProxyType
 from typing import Literal
 
 from sea_mq_worker.cli.database import Depths
-from sea_mq_worker.cli.discard import DiscardOutput
+from sea_mq_worker.cli.dlq import Counted
 from sea_mq_worker.cli.inbox import Closed, Resumed
-from sea_mq_worker.cli.listings import Summary
-from sea_mq_worker.cli.outbox import MarkedDead
+from sea_mq_worker.cli.outbox import DiscardOutput, MarkedDead, Replayed
 from sea_mq_worker.cli.prune import Pruned, WouldPrune
-from sea_mq_worker.cli.redrive import Counted
-from sea_mq_worker.cli.replay import Replayed
-from sea_mq_worker.doctor import Finding
-from sea_mq_worker.domain.dead_letter_records import DeadLetterSummary
-from sea_mq_worker.domain.read_models import InboxRecord, OperatorAction, OutboxDetail, OutboxSummary
-from sea_mq_worker.domain.schema_records import Partition
-from sea_mq_worker.domain.topology import Difference
-from sea_mq_worker.operations.broker import Applied
-from sea_mq_worker.operations.dead_letters import DeadLetterOutcome
-from sea_mq_worker.operations.lookup_report import LookupReport
+from sea_mq_worker.cli.support import Summary
+from sea_mq_worker.doctor.findings import Finding
+from sea_mq_worker.operators.dead_letters import DeadLetterOutcome
+from sea_mq_worker.operators.definitions import Difference
+from sea_mq_worker.operators.lookup_report import LookupReport
+from sea_mq_worker.operators.records import (
+    DeadLetterSummary,
+    InboxRecord,
+    OperatorAction,
+    OutboxDetail,
+    OutboxSummary,
+)
+from sea_mq_worker.operators.streams import Applied
+from sea_mq_worker.postgres.migrations import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
-from sea_mq_worker.cli.option_groups import with_options
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json, run_command
-from sea_mq_worker.domain.read_models import (
-    DroppedPartition,
-    KeptPartition,
-    Prunable,
-    PruneResult,
-    Referenced,
+from sea_mq_worker.cli.support import (
+    EXIT_USAGE,
+    ActorOption,
+    JsonOption,
+    ReasonOption,
+    abort,
+    moment,
+    print_json,
+    run_command,
+    with_options,
 )
+from sea_mq_worker.operators.records import DroppedPartition, KeptPartition, Prunable, PruneResult, Referenced
 
 if TYPE_CHECKING:
-    from sea_mq_worker.domain.read_models import OnProgress
-    from sea_mq_worker.operations.database import Tables
+    from sea_mq_worker.operators.database import Tables
+    from sea_mq_worker.operators.records import OnProgress
     from sea_mq_worker.settings import Settings
+
 
 _COUNT_SECONDS_MAX = 30.0
 """Cap on a dry run for each table: somebody waits at the terminal."""
@@ -109,8 +112,8 @@ def prune(*, request: PruneRequest, json: JsonOption = False) -> None:
 
 async def _prune(settings: "Settings", request: PruneRequest, results: dict[PrunedTable, Any]) -> None:
     """Add the result of each table to ``results``: of a dry run a ``Prunable``, else a ``PruneResult``."""
-    from sea_mq_worker.domain.errors import ContractError
-    from sea_mq_worker.operations.database import operations
+    from sea_mq_worker.errors import ContractError
+    from sea_mq_worker.operators.database import operations
 
     sides = [request.side] if request.side else list(PrunedTable)
     keeps_deliverable = PrunedTable.INBOX in sides and settings.consumers and not request.deliverable
@@ -200,7 +203,7 @@ def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
 
 async def _undeliverable_until(settings: "Settings", before: datetime) -> datetime:
     """Return ``before``, or the earlier time since when a consumed stream holds messages."""
-    from sea_mq_worker.operations.consumed_streams import oldest_deliverable
+    from sea_mq_worker.operators.streams import oldest_deliverable
 
     kept = await oldest_deliverable(settings)
     if kept is None or before <= kept.since:

@@ -69,10 +69,10 @@ def run(*, until_empty: UntilEmptyOption = False) -> None:
 
     import uvloop
 
-    from sea_mq_worker.bootstrap.worker.run import run_worker
-    from sea_mq_worker.cli.signals import stop_on_signals
-    from sea_mq_worker.domain.errors import WorkerError
+    from sea_mq_worker.cli.support import stop_on_signals
+    from sea_mq_worker.errors import WorkerError
     from sea_mq_worker.settings import SettingsError
+    from sea_mq_worker.worker import run_worker
 
     async def main() -> None:
         stop = asyncio.Event()

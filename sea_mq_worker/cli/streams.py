@@ -3,16 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli.support import EXIT_FAILED, JsonOption, echo_safe, print_json, run_command
-from sea_mq_worker.domain.topology import AWAITED, Change, Difference
+from sea_mq_worker.cli.support import (
+    EXIT_CONTRACT,
+    EXIT_FAILED,
+    JsonOption,
+    abort,
+    echo_safe,
+    print_json,
+    run_command,
+)
+from sea_mq_worker.operators.definitions import AWAITED, Change, Difference
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operations.broker import Applied
+    from sea_mq_worker.operators.streams import Applied
     from sea_mq_worker.settings import Settings
+
 
 app = typer.Typer(
     help="Check and apply the definitions of this context's streams and durable consumers.",
@@ -33,7 +42,7 @@ StreamsOption = Annotated[
 @app.command("check")
 def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
     """List every field that differs from the definitions; exit 1 if any does."""
-    from sea_mq_worker.operations.broker import check_topology
+    from sea_mq_worker.operators.streams import check_topology
 
     differences = run_command(
         lambda settings: check_topology(settings, streams=streams or ()), needs=("nats_url",)
@@ -44,28 +53,6 @@ def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
         _print_differences(differences, fix="`python -m sea_mq_worker streams apply` fixes them")
     if differences:
         raise typer.Exit(EXIT_FAILED)
-
-
-@app.command("show")
-def show(
-    *,
-    streams: StreamsOption = None,
-    form: Annotated[
-        Literal["nack", "terraform"],
-        typer.Option(
-            "--format",
-            help="Form of the resources: nack for `kubectl apply -f`, terraform for a file *.tf.json.",
-        ),
-    ],
-) -> None:
-    """Print the definitions as resources of another tool, as JSON; use it if that tool owns the streams."""
-    print_json(run_command(lambda settings: _show(settings, streams or (), form), needs=()))
-
-
-async def _show(settings: "Settings", streams: Sequence[str], form: Literal["nack", "terraform"]) -> object:
-    from sea_mq_worker.operations.broker import exported_topology
-
-    return exported_topology(settings, form, streams=streams)
 
 
 @app.command("apply")
@@ -87,7 +74,7 @@ def apply(
 
 
 async def _apply(settings: "Settings", streams: Sequence[str], *, dry_run: bool, json: bool) -> None:
-    from sea_mq_worker.operations.broker import Applied, apply_topology
+    from sea_mq_worker.operators.streams import Applied, apply_topology
 
     made: list[Change] = []
 
@@ -115,7 +102,7 @@ def export(
     """Write the definitions as files, for the nats CLI, or to change them and set SEA_MQ_STREAMS_FOLDER."""
 
     async def write(settings: "Settings") -> Sequence[Path]:
-        from sea_mq_worker.operations.broker import export_topology
+        from sea_mq_worker.operators.streams import export_topology
 
         return export_topology(settings, folder)
 
@@ -154,3 +141,62 @@ def _print_differences(differences: Sequence[Difference], *, fix: str) -> None:
         typer.echo("apply again when what is waited for is there")
     if fields - {AWAITED}:
         typer.echo(fix)
+
+
+# --- ``asyncapi`` and ``schemas check``: the contracts of a context with others.
+
+schemas_app = typer.Typer(help="Check the JSON Schemas of events.", no_args_is_help=True)
+
+SchemasOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--schemas",
+        metavar="FOLDER",
+        help="Folder of JSON Schemas, one file TYPE.vVERSION.json for each event (default: none).",
+    ),
+]
+_FOLDER = "Folder of JSON Schemas, one file TYPE.vVERSION.json for each event"
+
+
+def asyncapi(*, schemas: SchemasOption = None) -> None:
+    """Print an AsyncAPI 3 document of the events that this context sends and receives, as JSON.
+
+    It has every type in its streams and every type with a schema.
+    """
+    documents = _read(schemas) if schemas else {}
+    print_json(run_command(lambda settings: _asyncapi(settings, documents), needs=("nats_url",)))
+
+
+async def _asyncapi(settings: "Settings", schemas: Any) -> dict[str, Any]:
+    from sea_mq_worker.operators.streams import stored_subjects
+    from sea_mq_worker.producer.asyncapi import asyncapi_document
+
+    sent, received = await stored_subjects(settings)
+    return asyncapi_document(settings.context, sent=sent, received=received, schemas=schemas)
+
+
+@schemas_app.command("check")
+def check_schemas(
+    old: Annotated[Path, typer.Argument(help=f"{_FOLDER}, as released.")],
+    new: Annotated[Path, typer.Argument(help=f"{_FOLDER}, as changed.")],
+) -> None:
+    """Compare two versions of a folder of schemas; exit 1 if a change needs another version of an event.
+
+    Within a version, optional properties may be added and annotations may change.
+    """
+    from sea_mq_worker.producer.schemas import incompatible_changes
+
+    problems = incompatible_changes(_read(old), _read(new))
+    echo_safe(*problems or ["compatible"])
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _read(folder: Path) -> Any:
+    from sea_mq_worker.errors import ContractError
+    from sea_mq_worker.producer.schemas import read_event_schemas
+
+    try:
+        return read_event_schemas(folder)
+    except ContractError as error:
+        abort(str(error), EXIT_CONTRACT)

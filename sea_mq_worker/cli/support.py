@@ -1,23 +1,229 @@
 """Shared by commands: settings, errors as exit codes, output for people and for programs."""
 
+import asyncio
+import getpass
+import inspect
 import json as json_
+import os
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime, timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import CONFIRM_ABOVE
-from sea_mq_worker.cli.table_format import cell, plain, table
+from sea_mq_worker.inbox.dead_letter import Reason
+from sea_mq_worker.operators.records import DeadLetterFilter, Group, OutboxFilter, Page
+from sea_mq_worker.outbox.event import EventState
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operations.database import Tables
-    from sea_mq_worker.ports.operations import DeadLetterStore
+    from sea_mq_worker.operators.database import Tables
+    from sea_mq_worker.operators.ports import DeadLetterStore
     from sea_mq_worker.settings import Settings
+
+
+# --- Tables that fit the terminal: the first column stays whole, the others shrink or move below it.
+
+_GAP = "  "
+_CUT = "\u2026"
+_NARROW = 12
+"""Characters: no column is cut below this width, so that its text stays useful."""
+
+
+def cell(value: object) -> str:
+    """Format a value for people, on one line."""
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return plain("" if value is None else str(value))
+
+
+def plain(text: str) -> str:
+    """Escape control characters that a terminal would interpret."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, width: int | None) -> Iterator[str]:
+    """Yield the lines of a table that is at most ``width`` wide; None: no limit.
+
+    The first column is never cut: it identifies the row, often by an ID to copy.
+    """
+    cells = [tuple(map(cell, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    if width is not None:
+        room = width - len(_GAP) * (len(widths) - 1)
+        shrunk = _shrunk(widths, room)
+        if shrunk is None:
+            for row in cells:
+                yield from _block(columns, row, width)
+            return
+        widths = shrunk
+    for row in [tuple(columns), *cells]:
+        parts = (f"{_cut(text, wide):<{wide}}" for text, wide in zip(row, widths, strict=True))
+        yield _GAP.join(parts).rstrip()
+
+
+def _shrunk(widths: Sequence[int], room: int) -> list[int] | None:
+    """Shrink the widest columns except the first; None: the room is too small."""
+    found = list(widths)
+    while sum(found) > room:
+        widest = max(range(1, len(found)), key=lambda place: found[place], default=0)
+        if found[widest] <= _NARROW or not widest:
+            return None
+        found[widest] -= 1
+    return found
+
+
+def _block(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+    """Yield the first column, and the other columns on lines below it."""
+    yield row[0]
+    line = ""
+    for column, text in zip(columns[1:], row[1:], strict=True):
+        if not text:
+            continue
+        part = _cut(f"{column} {text}", width - len(_GAP))
+        if line and len(line) + len(_GAP) + len(part) > width:
+            yield line
+            line = ""
+        line += f"{_GAP}{part}"
+    if line:
+        yield line
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + _CUT
+
+
+# --- Lets a command take dataclasses whose fields are its options.
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a dataclass type by the fields of the dataclass, as typer needs them.
+
+    With
+
+        @dataclass(frozen=True, slots=True, kw_only=True)
+        class Limits:
+            rows: Annotated[int, typer.Option("--rows")] = 100
+            seconds: Annotated[float, typer.Option("--seconds")] = 1.0
+
+        @with_options
+        def count(*, limits: Limits, json: JsonOption = False) -> None: ...
+
+    ``count --rows 7`` calls ``count(limits=Limits(rows=7, seconds=1.0), json=False)``. A field may have a
+    dataclass type, too.
+    """
+    options = list(_options(command))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        _call(command, given)
+
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+def _options(taker: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    for parameter, made in _parameters(taker):
+        if made:
+            yield from _options(made)
+        else:
+            yield parameter
+
+
+def _call(taker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Call ``taker`` with its part of ``given``; make the dataclasses among its parameters first."""
+    parameters = _parameters(taker)
+    return taker(**{one.name: _call(made, given) if made else given[one.name] for one, made in parameters})
+
+
+def _parameters(taker: Callable[..., object]) -> Iterator[tuple[inspect.Parameter, type | None]]:
+    """Yield the parameters, each with its type if that is a dataclass."""
+    for parameter in inspect.signature(taker, eval_str=True).parameters.values():
+        type_ = parameter.annotation
+        yield parameter, type_ if isinstance(type_, type) and is_dataclass(type_) else None
+
+
+# --- Arguments and options that several operators' commands take.
+
+_AGE = re.compile(r"(\d{1,6})([smhd])")
+CONFIRM_ABOVE = 10
+"""Cap on items that a command changes without a confirmation and reports one by one."""
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_TIME = "ISO 8601 (UTC), or an age such as 15m, 12h or 30d"
+
+
+def moment(text: str) -> datetime:
+    """Parse a time: ISO 8601, UTC unless it names an offset, or an age such as 90s, 15m, 12h or 30d.
+
+    Raises:
+        typer.BadParameter: ``text`` is neither, or the time is outside the years 1 to 9999 in UTC.
+    """
+    try:
+        if age := _AGE.fullmatch(text):
+            return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+        given = datetime.fromisoformat(text)
+        return (given if given.tzinfo else given.replace(tzinfo=UTC)).astimezone(UTC)
+    except ValueError:
+        problem = "is neither an ISO 8601 time nor an age such as 15m, 12h or 30d"
+    except OverflowError:
+        problem = "is outside the years 1 to 9999"
+    raise typer.BadParameter(f"{text!r} {problem}")
+
+
+def system_user() -> str:
+    """Return the name of the OS user, or the uid: in a container the user may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def filled(text: str | None) -> str | None:
+    """Return the value of an option that does not allow a blank one, as of an unset variable of a shell.
+
+    Raises:
+        typer.BadParameter: ``text`` is blank.
+    """
+    if text is not None and not text.strip():
+        raise typer.BadParameter("must not be blank")
+    return text
+
+
+ReasonOption = Annotated[
+    str, typer.Option("--reason", help="Reason of the change; kept for the audit.", callback=filled)
+]
+ActorOption = Annotated[
+    str,
+    typer.Option(
+        "--actor",
+        help="Person who makes the change; kept for the audit.",
+        default_factory=system_user,
+        show_default="the OS user",
+        callback=filled,
+    ),
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Show at most N rows.", metavar="N")]
+SinceOption = Annotated[
+    datetime | None,
+    typer.Option("--since", parser=moment, metavar="TIME", help=f"Choose items from this time on: {_TIME}."),
+]
+UntilOption = Annotated[
+    datetime | None,
+    typer.Option("--until", parser=moment, metavar="TIME", help=f"Choose items before this time: {_TIME}."),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches and change nothing.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", help=f"Skip the confirmation for more than {CONFIRM_ABOVE} items.")
+]
+
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -66,12 +272,7 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
     """Run an operator's command and translate its errors into exit codes."""
     import asyncio
 
-    from sea_mq_worker.domain.errors import (
-        ContractError,
-        UnavailableError,
-        UnstorableValueError,
-        WorkerError,
-    )
+    from sea_mq_worker.errors import ContractError, UnavailableError, UnstorableValueError, WorkerError
     from sea_mq_worker.settings import SettingsError
 
     settings = settings_for(*needs)
@@ -95,7 +296,7 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
 
 def query_database(query: "Callable[[Tables], Awaitable[_T]]", *, too_long: str = "") -> _T:
     """Run a query and translate its errors into exit codes; ``too_long`` names a faster query."""
-    from sea_mq_worker.domain.errors import StatementTooLongError
+    from sea_mq_worker.errors import StatementTooLongError
 
     async def run(tables: "Tables") -> _T:
         try:
@@ -110,7 +311,7 @@ def read_dead_letters(read: "Callable[[DeadLetterStore], Awaitable[_T]]") -> _T:
     """Read the dead-letter stream and translate errors into exit codes."""
 
     async def run(settings: "Settings") -> _T:
-        from sea_mq_worker.operations.broker import dead_letters
+        from sea_mq_worker.operators.streams import dead_letters
 
         async with dead_letters(settings) as stream:
             return await read(stream)
@@ -124,7 +325,7 @@ def change_rows(change: "Callable[[Tables], Awaitable[_T]]") -> _T:
 
 
 async def _with_tables(settings: "Settings", use: "Callable[[Tables], Awaitable[_T]]") -> _T:
-    from sea_mq_worker.operations.database import operations
+    from sea_mq_worker.operators.database import operations
 
     async with operations(settings) as tables:
         return await use(tables)
@@ -197,3 +398,149 @@ def print_fields(fields: Mapping[str, Any]) -> None:
     width = max(map(len, fields))
     for name, value in fields.items():
         typer.echo(f"{name:<{width}}  {cell(value)}".rstrip())
+
+
+# --- Options that filter events or dead letters, for all commands that take them.
+#
+# A field has the name of the filter's field that it sets. A new filter of events needs a field here and one
+# of ``OutboxFilter``, and a condition in ``sql/queries/lists.sql``, ``replay.sql`` and
+# ``testing/outbox.py``.
+
+NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
+IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")]
+ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.", callback=filled)]
+
+
+def _aggregate(text: str | None) -> str | None:
+    if text is not None and not all(map(str.strip, text.split("/", 1))):
+        raise typer.BadParameter("expected TYPE or TYPE/ID, neither of them blank")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventOptions:
+    event_type: Annotated[str | None, typer.Option("--type", help="Event type.")] = None
+    ordering_key: Annotated[str | None, typer.Option("--key", help="Ordering key.")] = None
+    aggregate: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.", callback=_aggregate),
+    ] = None
+    correlation_id: Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")] = None
+    since: SinceOption = None
+    until: UntilOption = None
+    error_like: ErrorOption = None
+
+    @property
+    def given(self) -> bool:
+        return self != EventOptions()
+
+    def filter(self, states: tuple[EventState, ...], ids: Sequence[UUID] | None = None) -> OutboxFilter:
+        """Return the filter; no ``ids``: any."""
+        fields = asdict(self)
+        aggregate_type, _, aggregate_id = (fields.pop("aggregate") or "").partition("/")
+        return OutboxFilter(
+            states=states,
+            ids=tuple(ids) if ids else None,
+            aggregate_type=aggregate_type or None,
+            aggregate_id=aggregate_id or None,
+            **fields,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterOptions:
+    """Filters of dead letters, besides the reason."""
+
+    event_type: Annotated[str | None, typer.Option("--type", help="Original event type.")] = None
+    subject: Annotated[str | None, typer.Option(help="Exact original subject.")] = None
+    consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None
+    since: SinceOption = None
+    until: UntilOption = None
+    error: Annotated[str | None, typer.Option(help="Part of the dead letter's detail.", callback=filled)] = (
+        None
+    )
+
+    def filter(self, reason: Reason | None, *, after_seq: int = 0) -> DeadLetterFilter:
+        """Return the filter."""
+        return DeadLetterFilter(reason=reason, after_seq=after_seq, **asdict(self))
+
+
+# --- Pages of `outbox list` and `inbox list`, and `summary`: the largest groups.
+
+READ_MAX = 50_000
+"""Cap on rows that a summary reads: the oldest show why a queue grows, and take about a second."""
+
+AfterOption = Annotated[
+    UUID | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
+]
+ReadOption = Annotated[
+    int, typer.Option("--read", min=0, metavar="N", help="Read at most N rows, newest first (0: no limit).")
+]
+GroupsOption = Annotated[
+    int, typer.Option("--groups", min=1, help="Show at most N groups of each kind.", metavar="N")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Output; ``read``: rows that were read, oldest first, at most ``read_max``."""
+
+    read: int
+    read_max: int
+    groups: Sequence[Group]
+
+
+def print_groups(
+    query: "Callable[[Tables, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
+) -> None:
+    groups = query_database(lambda tables: query(tables, READ_MAX))
+    print_summary(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
+
+
+def print_summary(
+    groups: Sequence[Group], read: int, *, what: str, json: bool, read_max: int = READ_MAX
+) -> None:
+    """Print groups, and a note if rows were left unread."""
+    if json:
+        print_json(Summary(read=read, read_max=read_max, groups=groups))
+        return
+    rows = [(group.name, group.kind, group.count, group.oldest_at) for group in groups]
+    print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")
+    if read >= read_max:
+        typer.echo(f"of the oldest {read_max} {what}", err=True)
+
+
+def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool) -> None:
+    """Print a page, the start of the next one, and how many of ``what`` were read if not all."""
+    if page.read is None or page.next_after is None:
+        print_page(page.rows, columns, json=json, empty=f"no {what}", more=page.next_after)
+        return
+    print_page(page.rows, columns, json=json, empty=f"none of {page.read} {what}")
+    echo_safe(
+        f"read {page.read} {what}, back to {cell(page.reached)}: continue with --after {page.next_after}, "
+        "or read more with --read",
+        err=True,
+    )
+
+
+# --- Signals: the first starts a graceful stop, the second ends the process at once.
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at the second one exit with 128 + its number.
+
+    SIGHUP stays ignored under nohup.
+    """
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
+        loop.add_signal_handler(number, receive, number)

@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import moment
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
     JsonOption,
+    LimitOption,
+    SinceOption,
+    UntilOption,
     abort,
+    cell,
     echo_safe,
+    moment,
     print_json,
     print_page,
+    query_database,
     run_command,
 )
-from sea_mq_worker.cli.table_format import cell
+from sea_mq_worker.operators.records import ActionName, AuditFilter
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operations.lookup_report import LookupReport
+    from sea_mq_worker.operators.lookup_report import LookupReport
     from sea_mq_worker.settings import Settings
+
 
 _MATCHES = ("id", "side", "state", "name", "at")
 
@@ -56,8 +62,8 @@ def where(
 
 
 async def _look_up(settings: "Settings", wanted: str, since: datetime | None) -> "LookupReport":
-    from sea_mq_worker.operations.lookup import NoIdError, message_lookup
-    from sea_mq_worker.operations.lookup_report import lookup_report
+    from sea_mq_worker.operators.lookup import NoIdError, message_lookup
+    from sea_mq_worker.operators.lookup_report import lookup_report
 
     async with message_lookup(settings) as lookup:
         try:
@@ -75,3 +81,32 @@ def _print_report(found: "LookupReport") -> None:
     next_steps = [f"  -> {command}" for command in found.next_steps]
     for lines in filter(None, (steps, not_checked, next_steps)):
         echo_safe("", *lines)
+
+
+# --- ``audit``: list operators' changes.
+
+_COLUMNS = ("id", "at", "actor", "login", "action", "outcome", "affected", "reason", "selection")
+
+
+def audit(
+    *,
+    actor: Annotated[str | None, typer.Option("--actor", help="Part of the actor's name.")] = None,
+    action: Annotated[ActionName | None, typer.Option("--action", help="Kind of change.")] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    after: Annotated[
+        int | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
+    ] = None,
+    limit: LimitOption = 100,
+    json: JsonOption = False,
+) -> None:
+    """List operators' changes, newest first: time, actor, login, outcome, number of items, and reason.
+
+    An outcome is done, refused, failed or open. A change is open while it runs, and stays open if it was
+    interrupted.
+    """
+    which = AuditFilter(actor_like=actor, action=action, since=since, until=until, before_id=after)
+    found = query_database(lambda tables: tables.audit(which, limit=limit))
+    print_page(
+        found, _COLUMNS, json=json, empty="no actions", more=found[-1].id if len(found) == limit else None
+    )

@@ -6,22 +6,42 @@ system by itself, and PostgreSQL and NATS together.
 
 from collections.abc import Iterator, Sequence
 
-from sea_mq_worker.adapters.postgres.schema.diagnostics import DatabaseFacts, RowFacts
-from sea_mq_worker.doctor.backlog import backlog_findings
-from sea_mq_worker.doctor.broker import BrokerFacts, broker_facts
-from sea_mq_worker.doctor.broker_catalog import BrokerKind, PairKind
-from sea_mq_worker.doctor.consumer import consumer_findings
-from sea_mq_worker.doctor.cross_checks import clock_findings, fit_findings, lost_findings, pair_findings
-from sea_mq_worker.doctor.database import constraint_findings, database_findings, publication_findings
-from sea_mq_worker.doctor.database_catalog import DatabaseKind
-from sea_mq_worker.doctor.database_facts import read_database
-from sea_mq_worker.doctor.finding import Examination, Finding, Kind, Severity
-from sea_mq_worker.doctor.handler import HandlerKind, handler_findings
-from sea_mq_worker.doctor.security import ExposureKind, exposure_findings
-from sea_mq_worker.doctor.stream import stream_findings
-from sea_mq_worker.doctor.worker import WorkerKind, WorkerReadiness, read_readiness, worker_findings
-from sea_mq_worker.domain.errors import ContractError, UnavailableError
-from sea_mq_worker.operations.broker import broker
+from sea_mq_worker.doctor.broker import (
+    BrokerFacts,
+    BrokerKind,
+    PairKind,
+    broker_facts,
+    consumer_findings,
+    stream_findings,
+)
+from sea_mq_worker.doctor.cross_checks import (
+    backlog_findings,
+    clock_findings,
+    fit_findings,
+    lost_findings,
+    pair_findings,
+)
+from sea_mq_worker.doctor.database import (
+    DatabaseKind,
+    constraint_findings,
+    database_findings,
+    publication_findings,
+    read_database,
+)
+from sea_mq_worker.doctor.findings import Examination, Finding, Kind, Severity
+from sea_mq_worker.doctor.others import (
+    ExposureKind,
+    HandlerKind,
+    WorkerKind,
+    WorkerReadiness,
+    exposure_findings,
+    handler_findings,
+    read_readiness,
+    worker_findings,
+)
+from sea_mq_worker.doctor.postgres_facts import DatabaseFacts, RowFacts
+from sea_mq_worker.errors import ContractError, UnavailableError
+from sea_mq_worker.operators.streams import broker
 from sea_mq_worker.settings import Settings
 
 __all__ = ["KINDS", "Examination", "Finding", "Severity", "examine"]

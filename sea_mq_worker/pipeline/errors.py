@@ -7,12 +7,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from sea_mq_worker.domain.errors import (
-    BrokerUnavailableError,
-    ContractError,
-    StoreUnavailableError,
-    WorkerError,
-)
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.settings import SettingsError
 
 

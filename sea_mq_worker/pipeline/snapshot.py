@@ -8,18 +8,12 @@ from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import (
-    LEAVES,
-    LeafPartition,
-    PageRange,
-    leaf_of,
-    ranges,
-)
-from sea_mq_worker.adapters.postgres.schema.schema_owner import require_owner
 from sea_mq_worker.pipeline.dataframes import read_all
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, Cursor, connected
 from sea_mq_worker.pipeline.sources.tables.source import InboxSource, OutboxSource, TableReader, literal
+from sea_mq_worker.postgres.migrations import require_owner
+from sea_mq_worker.postgres.partitions import LEAVES, LeafPartition, PageRange, leaf_of, ranges
+from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings, config_file
 
 Condition: TypeAlias = tuple[str, Literal["=", "<", "<=", ">", ">=", "in"], Any]

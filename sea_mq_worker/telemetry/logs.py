@@ -13,15 +13,21 @@ The worker never waits for the reader of the log: lines that a full pipe does no
 import contextlib
 import json
 import logging
+import os
+import select
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.ports import Observer
+from sea_mq_worker.telemetry.events import (
+    FACTS,
+    FATAL_NOTICES,
+    LEVELS,
     CircuitOpened,
     EventDied,
     EventPublished,
@@ -31,8 +37,70 @@ from sea_mq_worker.domain.facts import (
     Noticed,
     Progressed,
 )
-from sea_mq_worker.telemetry.catalog.log_events import FACTS, FATAL_NOTICES, LEVELS
-from sea_mq_worker.telemetry.nonblocking_writer import NonblockingWriter
+
+# --- Write lines without waiting for a slow or stopped reader.
+
+_PIECE_BYTES = select.PIPE_BUF
+"""Largest write that a ready pipe takes whole, in bytes."""
+
+
+class NonblockingWriter:
+    """Writes lines that the descriptor takes at once; a file always does.
+
+    A write to a full pipe, or to a halted terminal, would block the whole worker.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to the file descriptor of ``stream``.
+
+        Raises:
+            OSError: ``stream`` has no file descriptor.
+        """
+        self._descriptor = stream.fileno()
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLOUT)
+        self._cut = False
+
+    def try_write(self, line: str) -> bool:
+        """Write a line and its end; False: it was not written, or not as a whole.
+
+        Raises:
+            OSError: there is no reader, or no space.
+        """
+        data = f"{line}\n".encode(errors="backslashreplace")
+        if self._cut:
+            data = b"\n" + data
+        while data and self._poll.poll(0):
+            data = data[os.write(self._descriptor, data[:_PIECE_BYTES]) :]
+            self._cut = bool(data)
+        return not data
+
+
+# --- An observer that passes facts to several observers.
+
+_log = logging.getLogger("sea_mq_worker")
+
+
+class FanOut:
+    """Passes every fact to each observer; logs the first exception of each, and continues."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._logged: set[int] = set()
+
+    def observe(self, fact: Fact) -> None:
+        for number, observer in enumerate(self._observers):
+            try:
+                observer.observe(fact)
+            except Exception:  # noqa: BLE001  (no fact is worth a stopped loop)
+                self._log_once(number, observer)
+
+    def _log_once(self, number: int, observer: Observer) -> None:
+        if number not in self._logged:
+            self._logged.add(number)
+            name = type(observer).__name__
+            _log.exception("%s raised on a fact", name, extra={"event": "observer_failed"})
+
 
 LOGGER = "sea_mq_worker"
 LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")

@@ -18,20 +18,109 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, T
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from sea_mq_worker.domain.headers import MSG_ID
-from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
-from sea_mq_worker.domain.outcomes import (
-    Accepted,
-    HandlerResult,
-    NotDelivered,
-    Poison,
-    PublishOutcome,
-    Stored,
+from sea_mq_worker.inbox.message import Accepted, HandlerRequest, HandlerResult, NotDelivered, Poison
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import OutboundMessage, PublishOutcome, SearchedId, SearchResult, Stored
+from sea_mq_worker.ports import EventHandler, JetStreamPublisher
+
+# --- Catalog of the worker's spans; attributes follow OpenTelemetry's semantic conventions where one
+# exists.
+
+SYSTEM = "messaging.system"
+OPERATION = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+DESTINATION = "messaging.destination.name"
+GROUP = "messaging.consumer.group.name"
+MESSAGE_ID = "messaging.message.id"
+BODY_SIZE = "messaging.message.body.size"
+ERROR_TYPE = "error.type"
+METHOD = "http.request.method"
+STATUS = "http.response.status_code"
+SERVER = "server.address"
+PORT = "server.port"
+URL = "url.full"
+OUTCOME = "sea_mq.outcome"
+REPEATED = "sea_mq.repeated"
+STREAM = "sea_mq.stream"
+STREAM_SEQ = "sea_mq.stream_seq"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSpec:
+    """One kind of span.
+
+    Attributes:
+        name: the span's name; `{subject}` is replaced by the message's.
+        kind: span kind of OpenTelemetry.
+        parent: name of the parent span; empty: the span begins a trace.
+        linked: whether the span links to the trace context of the event or message.
+        meaning: the measured interval.
+        attributes: attributes of every such span.
+        sometimes: attributes that are set when known.
+    """
+
+    name: str
+    kind: str
+    parent: str
+    linked: bool
+    meaning: str
+    attributes: tuple[str, ...]
+    sometimes: tuple[str, ...] = ()
+
+
+OUTBOX_WAIT = SpanSpec(
+    "outbox wait",
+    "INTERNAL",
+    "",
+    True,
+    "Time in the outbox, from the event's creation to its publish.",
+    (SYSTEM, DESTINATION, MESSAGE_ID),
 )
-from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
-from sea_mq_worker.ports.handler import EventHandler
-from sea_mq_worker.ports.jetstream import JetStreamPublisher
-from sea_mq_worker.telemetry.catalog import spans as v
+PUBLISH = SpanSpec(
+    "publish {subject}",
+    "PRODUCER",
+    "outbox wait",
+    True,
+    "Time from sending to the stream's acknowledgement; the message carries this span's context.",
+    (SYSTEM, OPERATION, OPERATION_TYPE, DESTINATION, MESSAGE_ID, BODY_SIZE, REPEATED, OUTCOME),
+    (STREAM, STREAM_SEQ, ERROR_TYPE),
+)
+STREAM_WAIT = SpanSpec(
+    "stream wait",
+    "INTERNAL",
+    "",
+    True,
+    "Time in the stream, by the server's clock, from storing to the handler call; "
+    "it includes waits between attempts.",
+    (SYSTEM, DESTINATION, MESSAGE_ID),
+)
+PROCESS = SpanSpec(
+    "process {subject}",
+    "CONSUMER",
+    "stream wait",
+    True,
+    "One handling attempt of a message.",
+    (SYSTEM, OPERATION, OPERATION_TYPE, DESTINATION, GROUP, MESSAGE_ID, BODY_SIZE, OUTCOME),
+    (ERROR_TYPE,),
+)
+POST = SpanSpec(
+    "POST",
+    "CLIENT",
+    "process {subject}",
+    False,
+    "The call of the handler; the request carries this span's context.",
+    (METHOD, SERVER, PORT, URL, OUTCOME),
+    (STATUS, ERROR_TYPE),
+)
+SPANS = (OUTBOX_WAIT, PUBLISH, STREAM_WAIT, PROCESS, POST)
+
+RESOURCE = {
+    "service.name": "`sea_mq_worker {context}`, unless `OTEL_SERVICE_NAME` is set",
+    "service.version": "the worker's version",
+    "service.instance.id": "the worker's name, as in leases, logs and `sea_mq_worker_info`",
+}
+"""Resource attributes beyond those of `OTEL_RESOURCE_ATTRIBUTES` and of the SDK."""
+
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
@@ -105,21 +194,21 @@ class TracedPublisher:
             return trace.INVALID_SPAN, message
         origin = _span_context(message.headers)
         about = _about(message.subject, message.id)
-        parent = _waited(self.tracer, v.OUTBOX_WAIT, message.waited_seconds, origin, about)
+        parent = _waited(self.tracer, OUTBOX_WAIT, message.waited_seconds, origin, about)
         about |= {
-            v.OPERATION: "publish",
-            v.OPERATION_TYPE: "send",
-            v.BODY_SIZE: len(message.payload),
-            v.REPEATED: message.repeated,
+            OPERATION: "publish",
+            OPERATION_TYPE: "send",
+            BODY_SIZE: len(message.payload),
+            REPEATED: message.repeated,
         }
-        name = v.PUBLISH.name.format(subject=message.subject)
+        name = PUBLISH.name.format(subject=message.subject)
         span = self.tracer.start_span(name, parent, SpanKind.PRODUCER, about, _links(origin))
         headers = _carrying(span, message.headers)
         return span, message if headers is message.headers else message._replace(headers=headers)
 
     def _note(self, span: Span, outcome: PublishOutcome) -> None:
         if isinstance(outcome, Stored):
-            span.set_attributes({v.STREAM: outcome.stream, v.STREAM_SEQ: outcome.seq})
+            span.set_attributes({STREAM: outcome.stream, STREAM_SEQ: outcome.seq})
         _judge(span, outcome, good=isinstance(outcome, Stored))
 
 
@@ -140,7 +229,7 @@ class TracedHandler(EventHandler):
             return await self.inner.handle_request(request)
         consumer = self._consumer_span(request, _span_context(request.trace_headers))
         inside = trace.set_span_in_context(consumer, Context())
-        client = self.tracer.start_span(v.POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
+        client = self.tracer.start_span(POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
         headers = _carrying(client, request.trace_headers)
         try:
             result = await self.inner.handle_request(request._replace(trace_headers=headers))
@@ -156,27 +245,27 @@ class TracedHandler(EventHandler):
     def _consumer_span(self, request: HandlerRequest, origin: SpanContext) -> Span:
         about = _about(request.subject, request.message_id)
         waited_seconds = time.time() - request.stored_at.timestamp() if request.stored_at else 0.0
-        parent = _waited(self.tracer, v.STREAM_WAIT, waited_seconds, origin, about)
+        parent = _waited(self.tracer, STREAM_WAIT, waited_seconds, origin, about)
         about |= {
-            v.OPERATION: "process",
-            v.OPERATION_TYPE: "process",
-            v.GROUP: request.consumer,
-            v.BODY_SIZE: len(request.payload),
+            OPERATION: "process",
+            OPERATION_TYPE: "process",
+            GROUP: request.consumer,
+            BODY_SIZE: len(request.payload),
         }
-        name = v.PROCESS.name.format(subject=request.subject)
+        name = PROCESS.name.format(subject=request.subject)
         return self.tracer.start_span(name, parent, SpanKind.CONSUMER, about, _links(origin))
 
     def _note(self, consumer: Span, client: Span, result: HandlerResult) -> None:
         if isinstance(result, Accepted):
-            client.set_attribute(v.STATUS, result.status)
+            client.set_attribute(STATUS, result.status)
         elif isinstance(result, Poison):
-            client.set_attribute(v.STATUS, _REJECTED)
+            client.set_attribute(STATUS, _REJECTED)
         for span in (consumer, client):
             _judge(span, result, good=isinstance(result, Accepted))
 
 
 def _waited(
-    tracer: Tracer, kind: v.SpanKind, seconds: float, origin: SpanContext, about: Mapping[str, AttributeValue]
+    tracer: Tracer, kind: SpanSpec, seconds: float, origin: SpanContext, about: Mapping[str, AttributeValue]
 ) -> Context:
     """Begin a trace with the finished wait; without a wait the next span begins the trace."""
     if seconds <= 0.0:
@@ -189,7 +278,7 @@ def _waited(
 
 
 def _about(subject: str, message_id: str) -> dict[str, AttributeValue]:
-    return {v.SYSTEM: "nats", v.DESTINATION: subject, v.MESSAGE_ID: message_id}
+    return {SYSTEM: "nats", DESTINATION: subject, MESSAGE_ID: message_id}
 
 
 def _about_call(url: str) -> dict[str, AttributeValue]:
@@ -198,10 +287,10 @@ def _about_call(url: str) -> dict[str, AttributeValue]:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     address = f"[{host}]" if ":" in host else host
     return {
-        v.METHOD: "POST",
-        v.SERVER: host,
-        v.PORT: port,
-        v.URL: f"{parts.scheme}://{address}:{port}{parts.path}",
+        METHOD: "POST",
+        SERVER: host,
+        PORT: port,
+        URL: f"{parts.scheme}://{address}:{port}{parts.path}",
     }
 
 
@@ -232,7 +321,7 @@ def _carrying(span: Span, headers: Mapping[str, str]) -> Mapping[str, str]:
 
 def _judge(span: Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:
     name = type(outcome).__name__
-    span.set_attribute(v.OUTCOME, name)
+    span.set_attribute(OUTCOME, name)
     if not good:
-        span.set_attribute(v.ERROR_TYPE, name)
+        span.set_attribute(ERROR_TYPE, name)
         span.set_status(StatusCode.ERROR)

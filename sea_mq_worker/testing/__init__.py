@@ -6,11 +6,11 @@ the message, and handles it::
     import time
     from uuid import uuid4
 
-    from sea_mq_worker.domain.inbound import parse_message
-    from sea_mq_worker.domain.outcomes import Accepted
+    from sea_mq_worker.inbox.message import parse_message
+    from sea_mq_worker.inbox.message import Accepted
     from sea_mq_worker.testing.consumer import InMemoryConsumer
     from sea_mq_worker.testing.handler import InMemoryHandler
-    from sea_mq_worker.testing.publisher import InMemoryPublisher
+    from sea_mq_worker.testing.stream import InMemoryPublisher
     from sea_mq_worker.testing.stream import InMemoryStream
 
     clock = time.monotonic

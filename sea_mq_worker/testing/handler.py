@@ -6,10 +6,16 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, assert_never
 
-from sea_mq_worker.domain.handler_status import ACCEPT_STATUSES, result_for_status
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import BatchFailed, HandlerResult, NotDelivered, Retry
-from sea_mq_worker.ports.handler import EventHandler
+from sea_mq_worker.inbox.message import (
+    ACCEPT_STATUSES,
+    BatchFailed,
+    HandlerRequest,
+    HandlerResult,
+    NotDelivered,
+    Retry,
+    result_for_status,
+)
+from sea_mq_worker.ports import EventHandler
 
 _ALREADY = 409
 _NOT_REACHED = "the handler cannot be reached"

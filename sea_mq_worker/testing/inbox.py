@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sea_mq_worker.domain.inbox_results import (
+from sea_mq_worker.inbox.message import (
     LEASE_SECONDS,
     AbandonedDelivery,
     AlreadySettled,
@@ -224,3 +224,23 @@ def _age(row: InboxRow) -> tuple[float, str]:
 
 def _ids(rows: Iterable[InboxRow]) -> frozenset[str]:
     return frozenset(row.entry.message_id for row in rows)
+
+
+# --- In-memory fake of what operators resume.
+
+
+@dataclass(slots=True)
+class InMemoryResumptions:
+    """The types that were resumed, and when by the clock."""
+
+    clock: Callable[[], float]
+    _asked: list[tuple[str, float]] = field(default_factory=list)
+
+    def resume(self, event_type: str) -> None:
+        """Note it."""
+        self._asked.append((event_type, self.clock()))
+
+    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
+        """Return what was resumed so lately."""
+        now = self.clock()
+        return [(name, now - at) for name, at in self._asked if now - at <= within_seconds]

@@ -7,16 +7,22 @@ from datetime import datetime, timedelta
 from typing import assert_never
 from uuid import UUID
 
-from sea_mq_worker.domain.events import (
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.outbox.event import (
     BATCH_MAX,
     NO_BYTES_MAX,
     NOTHING_CLAIMED,
     Claim,
+    Died,
     EventState,
     OutboxEvent,
+    Postponed,
+    Published,
+    Reaped,
+    Released,
+    Verdict,
 )
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Reaped, Released, Stored, Verdict
 from sea_mq_worker.testing import EPOCH
 
 _ERROR_CHARS_MAX = 2000

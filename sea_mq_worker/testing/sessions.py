@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.ports.sessions import OtherSession
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.ports import OtherSession
 
 
 @dataclass(slots=True)
@@ -70,3 +71,51 @@ class InMemorySessions:
             async with asyncio.timeout(timeout_seconds):
                 await self._change.wait()
         self._change.clear()
+
+
+# --- In-memory fake of the turn of a lane: the first worker that asks serves it until it leaves.
+
+
+@dataclass(slots=True)
+class InMemoryLane:
+    """A lane that several workers share."""
+
+    holder: object = None
+
+
+class InMemoryLaneTurn:
+    """One worker's turn in an ``InMemoryLane``; see ``ports.lane_turn.LaneTurn``."""
+
+    def __init__(self, lane: InMemoryLane) -> None:
+        self._lane = lane
+
+    async def take(self) -> bool:
+        """Take the lane if it is free."""
+        if self._lane.holder is None:
+            self._lane.holder = self
+        return self._lane.holder is self
+
+    async def leave(self) -> None:
+        """Free the lane, if this worker has it."""
+        if self._lane.holder is self:
+            self._lane.holder = None
+
+
+# --- Port Partitions in memory: which days of an outbox are made.
+
+
+@dataclass(slots=True)
+class InMemoryPartitions:
+    """The days of an outbox in partitions; None: it is a single table."""
+
+    today: Callable[[], date]
+    days: set[date] | None = field(default_factory=set)
+
+    async def make(self, *, days_ahead: int) -> Sequence[str]:
+        """Make the missing ones; see ``ports.partitions.Partitions``."""
+        if self.days is None:
+            return []
+        wanted = [self.today() + timedelta(days=ahead) for ahead in range(days_ahead + 1)]
+        missing = [day for day in wanted if day not in self.days]
+        self.days.update(missing)
+        return [f"outbox_events_{day:%Y%m%d}" for day in missing]

@@ -211,7 +211,7 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
 -- name: failing
 -- The five most frequent last errors of open events and of open messages: number, begin and an example. It reads at
 -- most 5000 events of each lane, and the 10000 oldest messages.
--- Indexes: idx_outbox_retry, idx_outbox_retry_ordered, idx_inbox_unprocessed. $1 and $2 as in domain/error_fingerprint.py.
+-- Indexes: idx_outbox_retry, idx_outbox_retry_ordered, idx_inbox_unprocessed. $1 and $2 as in operators/records.py.
 WITH failed AS MATERIALIZED (
     (SELECT 'outbox' AS side, id, publish_error AS error, coalesce(first_attempt_at, occurred_at) AS since
        FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NOT NULL

@@ -100,7 +100,7 @@ SELECT kind, name, count, oldest_at
 -- Unfinished events grouped by state, by type, by ordering key and by error, the largest groups first, with the time of
 -- the oldest. Errors that differ only in numbers count as one, except for error codes.
 -- Index: idx_outbox_unpublished; reads only the oldest events, up to a limit.
--- $1 limit of events, $2 limit of groups of a kind, $3 and $4 as in domain/error_fingerprint.py.
+-- $1 limit of events, $2 limit of groups of a kind, $3 and $4 as in operators/records.py.
 WITH seen AS MATERIALIZED (
     SELECT o.state, o.event_type, o.ordering_key, o.occurred_at AS at,
            regexp_replace(regexp_replace(o.publish_error, $3::text, '\1#', 'g'), $4::text, '\1', 'g') AS error
@@ -122,7 +122,7 @@ WITH seen AS MATERIALIZED (
 -- name: inbox_summary
 -- The same for unprocessed messages: by state, subject, consumer and error.
 -- Index: idx_inbox_unprocessed; reads only the oldest messages, up to a limit.
--- $1 limit of messages, $2 limit of groups of a kind, $3 and $4 as in domain/error_fingerprint.py.
+-- $1 limit of messages, $2 limit of groups of a kind, $3 and $4 as in operators/records.py.
 WITH seen AS MATERIALIZED (
     SELECT i.subject, i.consumer, i.received_at AS at,
            CASE WHEN i.dead_lettered_at IS NOT NULL THEN 'DEAD_LETTERED'

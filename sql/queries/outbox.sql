@@ -6,7 +6,7 @@
 -- the rows of a partition might read the partition's whole index, because that was free when the partition was empty.
 
 -- fragment: event_columns
--- The columns of an event that a claim returns: the fields of OutboxEvent (domain/events.py), in their order. An event
+-- The columns of an event that a claim returns: the fields of OutboxEvent (outbox/event.py), in their order. An event
 -- above :event_bytes_max comes without its large columns, and with its size in withheld_bytes; one that occurred in no
 -- year from 1 to 9999, which no message can say, comes without the time.
 o.id::text AS id, o.seq,

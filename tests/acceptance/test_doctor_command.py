@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.doctor import summary
-from sea_mq_worker.doctor import Examination, Finding
+from sea_mq_worker.doctor.findings import Examination, Finding
 from tests.support.checkups import Patient
 
 

@@ -22,10 +22,10 @@ from sqlalchemy import MetaData, create_engine, make_url
 from typer.testing import CliRunner
 
 from kit.description import Description
-from sea_mq_worker.adapters.http.wire_format import read_statuses
-from sea_mq_worker.application.supervisor import ExitCode
 from sea_mq_worker.cli import app
+from sea_mq_worker.inbox.http import read_statuses
 from sea_mq_worker.producer import enqueue
+from sea_mq_worker.runtime.supervisor import ExitCode
 from sea_mq_worker.settings import load_settings
 from tests.integration.test_migrations import psql
 from tests.support import servers

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.filters import OutboxFilter
+from sea_mq_worker.nats.connection import api
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.tables import PostgresReplays
 from tests.support.checkups import OF_TEST_SERVERS, Patient
 from tests.support.documents import commands
 from tests.support.operators import Answer, World

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.nats.connection import api
 from tests.support.documents import commands
 from tests.support.jetstream import consumer_info, create_stream, shipped_files
 from tests.support.operators import World

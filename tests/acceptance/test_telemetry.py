@@ -11,10 +11,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from prometheus_client.parser import text_string_to_metric_families
 
-from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
-from sea_mq_worker.telemetry.catalog.metrics import METRICS
-from sea_mq_worker.telemetry.catalog.spans import OUTCOME, RESOURCE, SPANS
+from sea_mq_worker.telemetry.events import LOG_EVENTS
+from sea_mq_worker.telemetry.metrics import METRICS
 from sea_mq_worker.telemetry.otlp import otlp_name
+from sea_mq_worker.telemetry.tracing import OUTCOME, RESOURCE, SPANS
 from tests.support.handlers import HandlerServer, answer, handler_server, hang, in_turn
 from tests.support.jetstream import store
 from tests.support.rows import add_event

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.dev.servers import free_port
 from tests.support.documents import ROOT, blocks
 from tests.support.waiting import answered, eventually
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.domain.inbox_results import AlreadySettled, Leased
-from sea_mq_worker.domain.read_models import Redrive
-from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.ports.operations import DeadLetterRecords
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords
+from sea_mq_worker.inbox.message import AlreadySettled, Leased
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.operators.ports import DeadLetterRecords
+from sea_mq_worker.operators.records import Redrive
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.ports import InboxRepository
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.testing.inbox import InboxTable, InMemoryInbox
+from sea_mq_worker.testing.operators import InMemoryDeadLetterRecords
 from tests.support.inboxes import entry, insert, lease
 from tests.support.rows import opened
 from tests.support.servers import Database

@@ -8,14 +8,14 @@ from typing import TypeAlias
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.manage.dead_letters import NatsDeadLetters
-from sea_mq_worker.domain.dead_letter_records import DeadLetterEntry, DeadLetterFilter
-from sea_mq_worker.domain.dead_letters import Reason, dead_letter_message, headers_only
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
-from sea_mq_worker.ports.operations import DeadLetterStore
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.inbox.dead_letter import Reason, dead_letter_message, headers_only
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.message import InboundMessage, OutboundMessage
+from sea_mq_worker.operators.inspection import NatsDeadLetters
+from sea_mq_worker.operators.ports import DeadLetterStore
+from sea_mq_worker.operators.records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.testing.operators import InMemoryDeadLetters
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.builders import dead_letter, inbound_message
 from tests.support.jetstream import connected, create_stream, store

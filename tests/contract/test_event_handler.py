@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import pytest
 
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.domain.outcomes import Accepted, NotDelivered, Poison, Retry
+from sea_mq_worker.inbox.http import HttpEventHandler
+from sea_mq_worker.inbox.message import Accepted, NotDelivered, Poison, Retry
 from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, LoseResponse, Respond, Unreachable
 from tests.support.clocks import pass_time
 from tests.support.handlers import HandlerServer, answer, handler_request, handler_server, hang, raw

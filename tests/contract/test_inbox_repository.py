@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.inbox_results import (
+from sea_mq_worker.inbox.message import (
     AlreadySettled,
     ContentConflict,
     FailedHandling,
@@ -15,7 +15,7 @@ from sea_mq_worker.domain.inbox_results import (
     LeasedElsewhere,
     Receipt,
 )
-from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.ports import InboxRepository
 from tests.support import inboxes
 from tests.support.inboxes import LEASE, Row, World, entry, insert, lease
 

@@ -1,6 +1,6 @@
 """The InboxRepository contract: what a worker that ended had leased."""
 
-from sea_mq_worker.domain.inbox_results import AbandonedDelivery, LeasedElsewhere
+from sea_mq_worker.inbox.message import AbandonedDelivery, LeasedElsewhere
 from tests.support import inboxes
 from tests.support.inboxes import World, entry, insert, lease
 

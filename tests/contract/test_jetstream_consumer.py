@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
-from sea_mq_worker.domain.messages import InboundMessage
-from sea_mq_worker.ports.jetstream import ExhaustedMessages, JetStreamConsumer
-from sea_mq_worker.testing.consumer import InMemoryConsumer
-from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
+from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.ports import ExhaustedMessages, JetStreamConsumer
+from sea_mq_worker.testing.consumer import InMemoryConsumer, InMemoryExhaustedMessages
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import SECOND, connected, create_consumer, create_stream, store
 from tests.support.waiting import eventually

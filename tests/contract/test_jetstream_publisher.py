@@ -9,15 +9,22 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.domain.headers import MSG_ID
-from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored, Unknown, Unsent
-from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
-from sea_mq_worker.testing.publisher import InMemoryPublisher
-from sea_mq_worker.testing.stream import InMemoryStream
+from sea_mq_worker.errors import BrokerUnavailableError
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import (
+    OutboundMessage,
+    PublishOutcome,
+    Rejected,
+    SearchedId,
+    SearchProgress,
+    SearchResult,
+    Stored,
+    Unknown,
+    Unsent,
+)
+from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
+from sea_mq_worker.testing.stream import InMemoryPublisher, InMemoryStream
 from tests.support.jetstream import connected, create_stream, stored_messages
 from tests.support.proxy import TcpProxy, proxied
 from tests.support.servers import unique

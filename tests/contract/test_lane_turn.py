@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.lane_turn import PostgresLaneTurn
-from sea_mq_worker.ports.lane_turn import LaneTurn
-from sea_mq_worker.testing.lane_turn import InMemoryLane, InMemoryLaneTurn
+from sea_mq_worker.ports import LaneTurn
+from sea_mq_worker.postgres.sessions import PostgresLaneTurn
+from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
 from tests.support.rows import as_worker, opened
 from tests.support.servers import Database
 

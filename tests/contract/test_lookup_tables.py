@@ -11,16 +11,15 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
-from sea_mq_worker.domain.dead_letters import conflict_detail
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.read_models import Discarded
+from sea_mq_worker.inbox.dead_letter import conflict_detail
+from sea_mq_worker.operators.records import Discarded, OutboxFilter
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
+from sea_mq_worker.postgres.sessions import PostgresWorkerSession
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable
-from sea_mq_worker.testing.lookup import InMemoryLookupTables
+from sea_mq_worker.testing.operators import InMemoryLookupTables
 from sea_mq_worker.testing.outbox import OutboxTable
 from tests.support.inboxes import entry
 from tests.support.rows import add_event, add_message, opened

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.ports import OutboxRepository
 from tests.support.outboxes import World, ids, postponed, published
 
 LARGE = b'"' + b"x" * 100_000 + b'"'

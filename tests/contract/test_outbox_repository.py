@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.domain.events import combined
-from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.outbox.event import combined
+from sea_mq_worker.ports import OutboxRepository
 from tests.support.outboxes import SHORT_SECONDS, Row, World, died, ids, postponed, published, released
 
 HOUR_SECONDS = 3600.0

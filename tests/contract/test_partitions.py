@@ -5,8 +5,8 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from sea_mq_worker.ports.partitions import Partitions
-from sea_mq_worker.testing.partitions import InMemoryPartitions
+from sea_mq_worker.ports import Partitions
+from sea_mq_worker.testing.sessions import InMemoryPartitions
 
 
 def today() -> date:

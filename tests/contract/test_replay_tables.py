@@ -11,16 +11,15 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.replay_records import Chosen
-from sea_mq_worker.ports.operations import ReplayTables
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.operators.ports import Chosen, ReplayTables
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.tables import PostgresReplays
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.testing import EPOCH
+from sea_mq_worker.testing.operators import InMemoryReplays
 from sea_mq_worker.testing.outbox import OutboxTable
-from sea_mq_worker.testing.replays import InMemoryReplays
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 

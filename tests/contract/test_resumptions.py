@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresResumptions
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.ports.inbox import Resumptions
-from sea_mq_worker.testing.resumptions import InMemoryResumptions
+from sea_mq_worker.inbox.postgres import PostgresResumptions
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.ports import Resumptions
+from sea_mq_worker.testing.inbox import InMemoryResumptions
 from tests.support.rows import opened
 from tests.support.servers import Database
 

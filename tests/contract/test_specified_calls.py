@@ -5,17 +5,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.domain.headers import NatsMsgId
-from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxMessage, Leased, LeasedElsewhere
-from sea_mq_worker.domain.outcomes import Accepted, Stored
-from sea_mq_worker.ports.jetstream import JetStreamConsumer, JetStreamPublisher
+from sea_mq_worker.inbox.http import HttpEventHandler
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.inbox.message import Accepted, AlreadySettled, InboxMessage, Leased, LeasedElsewhere
+from sea_mq_worker.nats.headers import NatsMsgId
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
+from sea_mq_worker.ports import JetStreamConsumer, JetStreamPublisher
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 from sea_mq_worker.testing.handler import InMemoryHandler
-from sea_mq_worker.testing.publisher import InMemoryPublisher
-from sea_mq_worker.testing.stream import InMemoryStream
+from sea_mq_worker.testing.stream import InMemoryPublisher, InMemoryStream
 from tests.support import inboxes
 from tests.support.handlers import answer, handler_server
 from tests.support.jetstream import SECOND, connected, create_consumer, create_stream

@@ -11,15 +11,14 @@ from typing import Any, TypeAlias
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stored_messages import ConsumerDelivery, DeliveryState, PublishedRow, StoredMessage
-from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress
-from sea_mq_worker.ports.operations import StreamInspection
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.message import SearchedId, SearchProgress, Stored
+from sea_mq_worker.operators.inspection import NatsStreamInspection
+from sea_mq_worker.operators.ports import StreamInspection
+from sea_mq_worker.operators.records import ConsumerDelivery, DeliveryState, PublishedRow, StoredMessage
 from sea_mq_worker.testing.consumer import InMemoryConsumer
-from sea_mq_worker.testing.lookup import InMemoryStreamInspection
+from sea_mq_worker.testing.operators import InMemoryStreamInspection
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import connected, create_consumer, create_stream, store
 

@@ -8,9 +8,9 @@ from itertools import count
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.ports.sessions import OtherSession, WorkerSessions
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.ports import OtherSession, WorkerSessions
+from sea_mq_worker.postgres.sessions import PostgresWorkerSession
 from sea_mq_worker.testing.sessions import InMemorySessions, SessionTable
 from tests.support.servers import Database
 from tests.support.waiting import eventually

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.postgres.migrations import migrate
 from tests.counters.meters import Meters, Servers
 from tests.support.handlers import handler_server
 from tests.support.jetstream import connected

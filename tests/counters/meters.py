@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import asyncpg
 import httpx2
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.nats.connection import NatsConnection, api
 from tests.support.handlers import HandlerServer
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment

@@ -11,17 +11,18 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists
-from sea_mq_worker.adapters.postgres.operator.overview import PostgresOverview
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
-from sea_mq_worker.domain.read_models import READ_MAX, InboxState
-from sea_mq_worker.operations.lookup import MessageLookup
-from sea_mq_worker.operations.lookup_report import lookup_report
+from sea_mq_worker.operators.lookup import MessageLookup
+from sea_mq_worker.operators.lookup_report import lookup_report
+from sea_mq_worker.operators.records import READ_MAX, InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.operators.tables import (
+    PostgresInspection,
+    PostgresLists,
+    PostgresOverview,
+    PostgresReplays,
+)
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.migrations import migrate
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.support.rows import opened

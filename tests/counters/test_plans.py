@@ -15,16 +15,13 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.claim_cursor import START
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS, WORKER_HINTS
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.queries import load_named
-from sea_mq_worker.adapters.postgres.refusals import Refusals
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.domain.inbox_results import FailedHandling, InboxMessage, Leased
+from sea_mq_worker.inbox.message import FailedHandling, InboxMessage, Leased
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.operators.tables import BY_INDEX, PostgresOperations
+from sea_mq_worker.outbox.postgres import START, PostgresOutboxAdapter, Refusals
+from sea_mq_worker.postgres.migrations import migrate
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS, WORKER_HINTS
+from sea_mq_worker.postgres.queries import load_named
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.counters.test_operator_queries import PAGES

@@ -3,9 +3,9 @@
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
+from sea_mq_worker.postgres.migrations import migrate
+from sea_mq_worker.postgres.pool import WORKER_HINTS
 from tests.counters import budgets
 from tests.counters.meters import Servers
 from tests.counters.test_operator_queries import pages

@@ -20,10 +20,10 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.domain.subjects import durable_consumer
-from sea_mq_worker.embedded.process import free_port
-from sea_mq_worker.operations.broker import apply_topology, defined_streams
+from sea_mq_worker.dev.servers import free_port
+from sea_mq_worker.nats.connection import api
+from sea_mq_worker.nats.subjects import durable_consumer
+from sea_mq_worker.operators.streams import apply_topology, defined_streams
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import run_psql

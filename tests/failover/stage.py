@@ -19,8 +19,8 @@ import asyncpg
 import nats.errors
 
 from kit.audit import out_of_order
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.domain.errors import BrokerUnavailableError, WorkerError
+from sea_mq_worker.errors import BrokerUnavailableError, WorkerError
+from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.producer import Event, enqueue
 from tests.support.handlers import Call, answer, handler_server
 from tests.support.jetstream import SECOND, connected, consumer_info, read_stream, store

@@ -17,10 +17,10 @@ import asyncpg
 import nats.errors
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.errors import BrokerUnavailableError
+from sea_mq_worker.nats.connection import api
+from sea_mq_worker.postgres.migrations import migrate
 from tests.failover.stage import QUIET_SECONDS, Cost, Stage, cost_of, stage
 from tests.support.jetstream import connected, create_stream, store
 from tests.support.nats_cluster import NODES, NatsCluster, nats_cluster

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.postgres.migrations import migrate
 from tests.support.servers import QUICK
 
 

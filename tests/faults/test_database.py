@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
 from tests.support.processes import frozen
 from tests.support.servers import database_connection
 from tests.support.site import Site, SiteWith

@@ -7,7 +7,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, migrate, migrations
+from sea_mq_worker.postgres.migrations import altered_migrations, migrate, migrations
 from sea_mq_worker.resources import resource_folder
 from tests.releases import DUMPS
 from tests.support.servers import PostgresAddress, database_connection, scratch_database

@@ -8,11 +8,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.postgres.migrations import claim_schema, migrate
+from sea_mq_worker.postgres.pool import fetch
 from tests.support.pooler import transaction_pooler
 from tests.support.processes import frozen
 from tests.support.rows import opened

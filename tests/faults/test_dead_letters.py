@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.nats.connection import api
 from tests.support.handlers import answer
 from tests.support.hold import held
 from tests.support.jetstream import SECOND

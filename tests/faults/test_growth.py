@@ -6,9 +6,10 @@ import statistics
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.domain.outcomes import Published, Stored
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.outbox.event import Published
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
+from sea_mq_worker.postgres.pool import WORKER_HINTS
 from tests.support.processes import open_files, resident_bytes
 from tests.support.rows import opened
 from tests.support.servers import Database, database_connection

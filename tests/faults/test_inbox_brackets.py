@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.nats.connection import api
 from tests.support.handlers import answer
 from tests.support.jetstream import SECOND
 from tests.support.operators import WHY

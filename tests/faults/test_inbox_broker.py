@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.nats.connection import api
 from tests.support.handlers import hang
 from tests.support.jetstream import SECOND, create_consumer, store
 from tests.support.site import Site, SiteWith

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.dev.servers import free_port
 from tests.support.handlers import Behaviour, Call, answer, drip, hang, in_turn, raw
 from tests.support.jetstream import SECOND, create_consumer
 from tests.support.site import Site, SiteWith

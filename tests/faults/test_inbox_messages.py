@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pydantic
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.nats.connection import api
 from tests.support.handlers import Call, answer
 from tests.support.jetstream import SECOND, store, stored_messages
 from tests.support.site import Site, SiteWith

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.nats.connection import api
 from tests.faults.test_outbox_broker import configured
 from tests.faults.test_outbox_sick_worker import ROOM, account_without_jetstream, accounts, leading
 from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, hang, raw

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.postgres.migrations import migrate
 from tests.support.jetstream import store
 from tests.support.operators import WHY, Answer, World, world_of
 from tests.support.partitions import id_of_day, partition_outbox, past_partition

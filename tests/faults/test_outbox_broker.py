@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.nats.connection import api
 from tests.support.jetstream import SECOND, create_stream
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually

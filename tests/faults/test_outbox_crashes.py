@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
 from tests.support.hold import held
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.domain.headers import MSG_ID
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
 from tests.support.jetstream import stored_messages

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 from nats.aio.msg import Msg
 
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
 from tests.faults.test_outbox_broker import configured
 from tests.support.jetstream import connected
 from tests.support.nats_cluster import nats_cluster

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
 from sea_mq_worker.producer import enqueue
 from tests.support.builders import enqueueable
 from tests.support.jetstream import SECOND

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from tests.faults.test_database import reconnected
 from tests.faults.test_outbox_crashes import SESSIONS_ENDED, has_come_to_claimed
 from tests.support.jetstream import SECOND

@@ -6,9 +6,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import connected
 from tests.support.partitions import partition_outbox

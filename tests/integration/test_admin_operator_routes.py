@@ -9,11 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.http import Request, TokenAuth
 from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError, OperatorTimeoutError
-from sea_mq_worker.admin.requests import Request
 from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.errors import ContractError, StoreUnavailableError
 from tests.integration.test_admin_server import Parts, send
 
 ID = "0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10"

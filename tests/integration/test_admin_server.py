@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.admin.auth import TokenAuth
+from sea_mq_worker.admin.http import TokenAuth
 from sea_mq_worker.admin.operator_api import OperatorApi
-from sea_mq_worker.admin.routes import Routes
-from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.domain.errors import WorkerError
+from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.errors import WorkerError
 
 PAGE = Path(inspect.getfile(Routes)).with_name("page")
 
@@ -174,7 +173,7 @@ async def test_a_head_without_end_is_refused(server: AdminServer) -> None:
 async def test_a_head_that_never_comes_is_given_up(
     server: AdminServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sea_mq_worker.admin.requests._SECONDS_MAX", 0.05)
+    monkeypatch.setattr("sea_mq_worker.admin.http._SECONDS_MAX", 0.05)
     assert (await send(server, b"GET / HT")).status == 408
 
 

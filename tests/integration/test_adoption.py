@@ -14,10 +14,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate, plan
-from sea_mq_worker.adapters.postgres.schema.old_worker import set_old_worker
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.nats.connection import api
+from sea_mq_worker.postgres.migrations import migrate, plan, set_old_worker
 from tests.acceptance.test_documents import typed
 from tests.integration.test_migrations import NAMES, dumped, run_psql
 from tests.support import servers

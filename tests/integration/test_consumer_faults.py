@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.pull import PullEnd, PullSubscription
-from sea_mq_worker.adapters.nats.manage import sync_definitions
-from sea_mq_worker.adapters.nats.manage.definitions import ConsumerDefinition
-from sea_mq_worker.adapters.nats.server_info import ConsumerInfo
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError, LimitsError
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, LimitsError
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer, PullEnd, PullSubscription
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.info import ConsumerInfo
+from sea_mq_worker.operators import definitions as sync_definitions
+from sea_mq_worker.operators.definitions import ConsumerDefinition
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
 from tests.support.proxy import proxied
 from tests.support.traffic import Traffic

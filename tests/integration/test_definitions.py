@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.manage.definitions import (
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.subjects import durable_consumer, events_stream
+from sea_mq_worker.operators.definitions import (
     MAX_DELIVERIES,
     Definition,
     StreamDefinition,
+    apply,
+    check,
     definitions,
+    derived_definitions,
 )
-from sea_mq_worker.adapters.nats.manage.derived_definitions import derived_definitions
-from sea_mq_worker.adapters.nats.manage.sync_definitions import apply, check
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.subjects import durable_consumer, events_stream
 from sea_mq_worker.resources import resource_folder
 from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer, create_stream, shipped_files
 from tests.support.worker import change_json

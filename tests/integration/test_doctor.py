@@ -12,22 +12,21 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.schema.expected_schema import (
+from sea_mq_worker.admin.http import TokenAuth
+from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.dev.servers import EmbeddedPostgres, free_port
+from sea_mq_worker.doctor import KINDS, examine
+from sea_mq_worker.doctor.findings import Severity
+from sea_mq_worker.doctor.others import read_readiness
+from sea_mq_worker.operators.inspection import RECONCILE
+from sea_mq_worker.postgres.migrations import (
     canonical,
     expected_constraints,
     expected_functions,
     expected_objects,
+    migrate,
 )
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.admin.auth import TokenAuth
-from sea_mq_worker.admin.routes import Routes
-from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.doctor import KINDS, Severity, examine
-from sea_mq_worker.doctor.worker import read_readiness
-from sea_mq_worker.embedded import EmbeddedPostgres
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.postgres.pool import WORKER_HINTS
 from sea_mq_worker.settings import Settings
 from tests.integration.doctor_cases import CASES, CASES_OF_TABLES, VARIANT, Provoke
 from tests.security.test_sql import STATEMENTS

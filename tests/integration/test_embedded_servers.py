@@ -14,10 +14,16 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres, ServerStartError
-from sea_mq_worker.embedded.accounts import can_pass, open_way_to
-from sea_mq_worker.embedded.process import Account, exit_code
-from sea_mq_worker.operations.database import migrate_schema
+from sea_mq_worker.dev.servers import (
+    Account,
+    EmbeddedNats,
+    EmbeddedPostgres,
+    ServerStartError,
+    can_pass,
+    exit_code,
+    open_way_to,
+)
+from sea_mq_worker.operators.database import migrate_schema
 from sea_mq_worker.settings import Settings
 from tests.support.waiting import eventually
 
@@ -140,7 +146,7 @@ async def test_without_the_extra_the_error_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(importlib.metadata, "files", not_installed)
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr("sea_mq_worker.embedded.postgres._OF_DEBIAN", folder)
+    monkeypatch.setattr("sea_mq_worker.dev.servers._OF_DEBIAN", folder)
     for server in (EmbeddedPostgres(folder), EmbeddedNats(folder)):
         with pytest.raises(ServerStartError, match=r"pip install .*embedded"):
             await server.start()
@@ -209,7 +215,7 @@ async def test_without_the_wheel_a_server_on_path_is_used_and_none_is_named(
     monkeypatch.setenv("PATH", str(wheels))
     assert EmbeddedPostgres(folder).programs == wheels
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("sea_mq_worker.embedded.postgres._OF_DEBIAN", tmp_path)
+    monkeypatch.setattr("sea_mq_worker.dev.servers._OF_DEBIAN", tmp_path)
     with pytest.raises(ServerStartError, match="on PATH, or their folder into PGBIN"):
         await EmbeddedPostgres(folder).start()
     monkeypatch.setenv("PGBIN", str(tmp_path))

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.consume.max_deliveries import NatsExhaustedMessages
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
+from sea_mq_worker.nats.connection import NatsConnection, api
 from tests.support.jetstream import connected, consumer_info, create_consumer, create_stream, store
 
 WAIT = 0.2

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import Accepted, BatchFailed, HandlerResult, NotDelivered, Poison, Retry
+from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
+from sea_mq_worker.inbox.message import (
+    Accepted,
+    BatchFailed,
+    HandlerRequest,
+    HandlerResult,
+    NotDelivered,
+    Poison,
+    Retry,
+)
 from tests.support.clocks import pass_time
 from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_request, hang, raw
 

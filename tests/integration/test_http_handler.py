@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, NotDelivered, Poison, Retry
+from sea_mq_worker.inbox.http import HttpEventHandler
+from sea_mq_worker.inbox.message import Accepted, HandlerResult, NotDelivered, Poison, Retry
 from tests.support.clocks import pass_time
 from tests.support.handlers import (
     Behaviour,

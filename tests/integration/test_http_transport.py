@@ -10,9 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from sea_mq_worker.adapters.http.client.connection import Connection
-from sea_mq_worker.adapters.http.client.pool import ConnectionPool
-from sea_mq_worker.adapters.http.client.transport import HandlerTransport
+from sea_mq_worker.inbox.http_client import Connection, ConnectionPool, HandlerTransport
 from tests.support.clocks import pass_time
 from tests.support.handlers import Call, HandlerServer, answer, hang, in_turn
 from tests.support.waiting import eventually

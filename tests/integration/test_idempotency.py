@@ -8,7 +8,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from sea_mq_worker.idempotency import once
+from sea_mq_worker.producer.once import once
 from tests.support.documents import blocks
 from tests.support.servers import Database
 from tests.support.service_libraries import ASYNCHRONOUS, SYNCHRONOUS, Transaction, asyncpg_connection

@@ -6,10 +6,9 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.domain.filters import InboxFilter
-from sea_mq_worker.domain.read_models import InboxState
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.operators.records import InboxFilter, InboxState
+from sea_mq_worker.operators.tables import PostgresOperations
 from tests.support.inboxes import entry
 from tests.support.rows import add_message
 

@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.inbox_results import FailedHandling, Lease, Leased, LeasedElsewhere
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.inbox.message import FailedHandling, Lease, Leased, LeasedElsewhere
+from sea_mq_worker.postgres.pool import WORKER_HINTS
 from tests.integration.test_partitioning import generic_plan
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
 from tests.support.proxy import proxied

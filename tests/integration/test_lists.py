@@ -9,12 +9,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operator import listings
-from sea_mq_worker.adapters.postgres.operator.listings import PostgresLists, RowGoneError
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
-from sea_mq_worker.domain.read_models import InboxState
-from sea_mq_worker.domain.uuid7 import min_id_at
+from sea_mq_worker.operators import tables as listings
+from sea_mq_worker.operators.records import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.operators.tables import PostgresLists, RowGoneError
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.partitions import min_id_at
 from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event, add_message
 from tests.support.servers import Database

@@ -7,10 +7,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.nats.manage.stream_inspection import lost_since
-from sea_mq_worker.adapters.postgres.checks import Acknowledged, acknowledged
-from sea_mq_worker.domain.stored_messages import PublishedRow
+from sea_mq_worker.nats.connection import api
+from sea_mq_worker.operators.checks import Acknowledged, acknowledged
+from sea_mq_worker.operators.inspection import lost_since
+from sea_mq_worker.operators.records import PublishedRow
 from tests.support.jetstream import SECOND, connected, create_stream, store
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database

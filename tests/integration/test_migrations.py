@@ -10,17 +10,17 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres import connection as postgres_connection
-from sea_mq_worker.adapters.postgres.schema.migrations import (
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.postgres import pool as postgres_connection
+from sea_mq_worker.postgres.migrations import (
+    MigrationPlan,
     check_version,
+    claim_schema,
     migrate,
     migrations,
     plan,
 )
-from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.schema_records import MigrationPlan
-from sea_mq_worker.embedded import EmbeddedPostgres
 from sea_mq_worker.resources import resource_folder
 from tests.support import servers
 from tests.support.rows import add_event, add_message, opened

@@ -14,12 +14,12 @@ import pytest_asyncio
 from nats.aio.client import Server
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
-from sea_mq_worker.adapters.nats.consume.undelivered import read_back
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.server_info import consumer_info, stream_info
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.nats.errors import ApiRefusedError
+from sea_mq_worker.nats.info import consumer_info, stream_info
+from sea_mq_worker.nats.stored import read_back
 from tests.faults.test_outbox_broker import configured
 from tests.support.certificates import Authority
 from tests.support.jetstream import connected

@@ -11,17 +11,15 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.publish.search import find_messages
-from sea_mq_worker.adapters.nats.server_info import stream_info
+from sea_mq_worker.dev.servers import EmbeddedNats, free_port
 from sea_mq_worker.doctor import examine
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
-from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import SearchedId
-from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.embedded.process import free_port
-from sea_mq_worker.operations.broker import apply_topology, check_topology
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.nats.connection import api
+from sea_mq_worker.nats.info import stream_info
+from sea_mq_worker.nats.message import SearchedId, Stored
+from sea_mq_worker.nats.search import find_messages
+from sea_mq_worker.operators.streams import apply_topology, check_topology
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings

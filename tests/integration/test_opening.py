@@ -12,10 +12,9 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.opening import opening
-from sea_mq_worker.domain.addresses import with_password_file
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.postgres.pool import fetch, opening
+from sea_mq_worker.runtime.addresses import with_password_file
 from sea_mq_worker.settings import Settings
 from tests.support.proxy import proxied
 from tests.support.rows import opened

@@ -12,13 +12,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.read_models import Depth
-from sea_mq_worker.domain.replay_records import ReplayResult
-from sea_mq_worker.operations.replay import feed_replay, replay_matching
+from sea_mq_worker.operators.ports import ReplayResult
+from sea_mq_worker.operators.records import Depth, OutboxFilter
+from sea_mq_worker.operators.replay import feed_replay, replay_matching
+from sea_mq_worker.operators.tables import PostgresOperations, PostgresReplays
+from sea_mq_worker.outbox.event import EventState
 from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event, add_message
 

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.ports import OutboxRepository
 from tests.support.documents import ROOT
 from tests.support.outboxes import PostgresWorld, published
 from tests.support.rows import add_event, opened

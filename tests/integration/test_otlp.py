@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.domain.facts import CircuitOpened, EventsPublished, MessageProcessed
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.telemetry.events import CircuitOpened, EventsPublished, MessageProcessed
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 from sea_mq_worker.telemetry.otlp import described, export_spans, metrics_data, metrics_exporter
 

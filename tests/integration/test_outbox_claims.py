@@ -10,13 +10,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.claim_cursor import START
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.domain.errors import RowsRefusedError
-from sea_mq_worker.domain.events import OutboxEvent
-from sea_mq_worker.domain.outcomes import Postponed, Published, Released, Stored
-from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.errors import RowsRefusedError
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.outbox.event import OutboxEvent, Postponed, Published, Released
+from sea_mq_worker.outbox.postgres import START
+from sea_mq_worker.ports import OutboxRepository
+from sea_mq_worker.postgres.migrations import migrate
+from sea_mq_worker.postgres.queries import load_queries
 from tests.support.outboxes import PostgresWorld, published
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database

@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operator.inspection import PostgresInspection
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.overview import BY_INDEX, PostgresOverview
-from sea_mq_worker.domain.read_models import DeadReason
+from sea_mq_worker.operators.records import DeadReason
+from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOperations, PostgresOverview
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

@@ -8,11 +8,11 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.adapters.postgres.schema.partitions import partition_outbox as divide_outbox
-from sea_mq_worker.application.supervisor import ExitCode
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.postgres.migrations import migrate
+from sea_mq_worker.postgres.partitions import partition_outbox as divide_outbox
+from sea_mq_worker.postgres.pool import WORKER_HINTS
+from sea_mq_worker.runtime.supervisor import ExitCode
 from tests.integration.test_migrations import run_psql
 from tests.security.test_sql import STATEMENTS
 from tests.support.documents import commands

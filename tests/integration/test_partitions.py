@@ -6,9 +6,9 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.operators.tables import PostgresReplays
 from tests.support.partitions import (
     DAY,
     INSERT,

@@ -6,11 +6,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.connections import open_pool
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.postgres.pool import fetch
+from sea_mq_worker.postgres.url import RULES
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
-from sea_mq_worker.settings.postgres_url import RULES
 from tests.support.certificates import Authority
 from tests.support.postgres_tls import postgres_tls
 from tests.support.servers import Database

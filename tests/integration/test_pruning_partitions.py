@@ -11,9 +11,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition, PruneResult
+from sea_mq_worker.operators.records import DroppedPartition, KeptPartition, PruneResult
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.partitions import drop, id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database

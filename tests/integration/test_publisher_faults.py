@@ -11,11 +11,11 @@ import pytest
 import uvloop
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.outcomes import PublishOutcome, Rejected, Stored, Unknown, Unsent
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.message import PublishOutcome, Rejected, Stored, Unknown, Unsent
+from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.support.jetstream import connected, create_stream, stored_messages
 from tests.support.proxy import TcpProxy, proxied

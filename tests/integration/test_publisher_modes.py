@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.domain.encoding import encode
-from sea_mq_worker.domain.headers import MSG_ID
-from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.headers import MSG_ID, encode
+from sea_mq_worker.nats.message import OutboundMessage, SearchedId, SearchProgress, Stored
+from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from tests.contract.test_jetstream_publisher import again, message, stored
 from tests.integration.test_publisher_faults import BATCHES, Mode, created, every_mode, started, update
 from tests.support.jetstream import connected, create_stream, store, stored_messages

@@ -11,7 +11,7 @@ from tests.support.documents import blocks
 SHOP = """
 import flask
 import psycopg
-from sea_mq_worker.idempotency import once
+from sea_mq_worker.producer.once import once
 from sea_mq_worker.producer import Event, enqueue_sync
 
 ORDERS = "CREATE TABLE IF NOT EXISTS paid (id int)"

@@ -10,10 +10,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.operations.replay import feed_replay
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import feed_replay
+from sea_mq_worker.operators.tables import PostgresReplays
+from sea_mq_worker.outbox.event import EventState
 from tests.support.jetstream import SECOND, stored_messages
 from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event

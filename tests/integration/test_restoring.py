@@ -8,9 +8,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.postgres.schema.expected_schema import TABLES
-from sea_mq_worker.adapters.postgres.schema.migrations import altered_migrations, migrate
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.postgres.migrations import TABLES, altered_migrations, migrate
 from sea_mq_worker.producer import enqueue
 from tests.integration.test_migrations import psql
 from tests.integration.test_sending import shell

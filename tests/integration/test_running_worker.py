@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.bootstrap.worker import sampling
+from sea_mq_worker.nats.connection import api
 from sea_mq_worker.producer import enqueue
-from sea_mq_worker.settings import SettingsError
-from sea_mq_worker.worker import RunningWorker, Settings, WorkerEndedError, running_worker
+from sea_mq_worker.settings import Settings, SettingsError
+from sea_mq_worker.wiring import watch as sampling
+from sea_mq_worker.worker import RunningWorker, WorkerEndedError, running_worker
 from tests.support.builders import enqueueable
 from tests.support.documents import blocks
 from tests.support.jetstream import connected, consumer_info

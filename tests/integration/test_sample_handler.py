@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from sea_mq_worker.adapters.http.batch_handler import HttpBatchHandler
-from sea_mq_worker.adapters.http.handler import HttpEventHandler
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import Accepted, Poison, Retry
+from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
+from sea_mq_worker.inbox.message import Accepted, HandlerRequest, Poison, Retry
 from tests.support.handlers import handler_request
 from tests.support.waiting import eventually
 

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.nats.consume.decoding import stored
-from sea_mq_worker.adapters.nats.manage.definitions import definitions
-from sea_mq_worker.adapters.nats.manage.sync_definitions import check
-from sea_mq_worker.domain.inbound import parse_message
-from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.inbox.message import HandlerRequest, parse_message
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.stored import stored
+from sea_mq_worker.operators.definitions import check, definitions
 from sea_mq_worker.producer import uuid7
 from sea_mq_worker.resources import resource_folder
 from tests.support.documents import blocks, commands

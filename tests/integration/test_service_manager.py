@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.application.supervisor import ExitCode
+from sea_mq_worker.runtime.supervisor import ExitCode
 from tests.support.servers import Database, unique
 from tests.support.worker import Deployment, apply_streams, deployment, running
 

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.errors import ReplicaIdentityError, TableMissingError
-from sea_mq_worker.domain.errors import (
+from sea_mq_worker.errors import (
     ContractError,
     RowsRefusedError,
     StatementTooLongError,
     StoreTooSlowError,
     StoreUnavailableError,
 )
+from sea_mq_worker.postgres.errors import ReplicaIdentityError, TableMissingError
+from sea_mq_worker.postgres.pool import fetch
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database
 

@@ -18,21 +18,18 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.overview import PostgresOverview
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.schema.diagnostics import row_facts
-from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
-from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.domain.inbox_results import InboxMessage, Leased
-from sea_mq_worker.domain.outcomes import Died, Published, Stored
-from sea_mq_worker.domain.read_models import InboxState
-from sea_mq_worker.operations.lookup import MessageLookup
-from sea_mq_worker.operations.lookup_report import lookup_report
+from sea_mq_worker.doctor.postgres_facts import row_facts
+from sea_mq_worker.errors import InvalidEventError
+from sea_mq_worker.inbox.message import InboxMessage, Leased
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.operators.lookup import MessageLookup
+from sea_mq_worker.operators.lookup_report import lookup_report
+from sea_mq_worker.operators.records import InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.operators.tables import PostgresOperations, PostgresOverview, PostgresReplays
+from sea_mq_worker.outbox.event import Died, EventState, Published
+from sea_mq_worker.outbox.message import outbound_message
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 

@@ -11,8 +11,8 @@ from functools import partial
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres import wakeup as module
-from sea_mq_worker.adapters.postgres.wakeup import PostgresWakeup
+from sea_mq_worker.outbox import wakeup as module
+from sea_mq_worker.outbox.wakeup import PostgresWakeup
 from tests.support.rows import add_event
 from tests.support.servers import Database
 from tests.support.waiting import eventually

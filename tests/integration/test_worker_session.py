@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.worker_session import PostgresWorkerSession
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.ports.sessions import OtherSession
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.ports import OtherSession
+from sea_mq_worker.postgres.sessions import PostgresWorkerSession
 from tests.support.proxy import proxied
 from tests.support.rows import opened
 from tests.support.servers import Database

@@ -14,7 +14,7 @@ from kit.soak.evidence import Evidence
 from kit.soak.run import Soaked, soak
 from kit.soak.schedule import KINDS, draw
 from kit.soak.summary import data, page
-from sea_mq_worker.telemetry.catalog.metrics import METRICS
+from sea_mq_worker.telemetry.metrics import METRICS
 
 SEED = 47
 SECONDS = 25.0

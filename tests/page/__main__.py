@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
+from sea_mq_worker.postgres.migrations import migrate
 from tests.page.stage import TOKEN, add_dead_event, staged, url_of
 from tests.support import servers
 from tests.support.browser import Browser, Page, chromium

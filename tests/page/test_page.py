@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
+from sea_mq_worker.nats.connection import api
 from tests.page.stage import AMOUNT, HOSTILE, TOKEN, add_dead_event, staged, url_of
 from tests.support.browser import PROGRAM, Browser, Page, chromium
 from tests.support.handlers import answer

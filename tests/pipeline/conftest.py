@@ -7,9 +7,9 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.pipeline.session import spark_session
 from sea_mq_worker.pipeline.sources import register
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import Settings
 from tests.pipeline.archiving import Desk
 from tests.pipeline.jetstream_support import Stream

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
 from tests.support.jetstream import create_stream, store

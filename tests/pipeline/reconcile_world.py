@@ -8,9 +8,9 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Published, Stream
 from tests.support.builders import claimed_event

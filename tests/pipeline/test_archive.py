@@ -16,12 +16,12 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.errors import ContractError
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.archive import outbox
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult, count
 from sea_mq_worker.pipeline.lake.table import Files, LakeTable
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.pipeline.archiving import Desk
 from tests.pipeline.landing import DiedError
 from tests.support.outboxes import PostgresWorld

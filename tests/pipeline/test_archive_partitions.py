@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.domain.read_models import DroppedPartition, KeptPartition
+from sea_mq_worker.operators.records import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.pipeline.archiving import Desk
 from tests.pipeline.landing import DiedError
 from tests.support.partitions import id_of_day, partition_outbox, past_name, past_partition

@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import api
 from sea_mq_worker.pipeline.errors import translated
 from sea_mq_worker.pipeline.jobs.drain import drain
 from tests.support.jetstream import connected

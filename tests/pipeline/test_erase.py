@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import api
 from sea_mq_worker.cli import app
-from sea_mq_worker.domain.errors import ContractError
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import api
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.job import archive
 from sea_mq_worker.pipeline.jobs.erase.job import EraseResult, erase, find

@@ -11,10 +11,10 @@ import pyarrow as pa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.headers import outbound_message
-from sea_mq_worker.domain.inbound import content_hash, storage_id
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.errors import InvalidEventError
+from sea_mq_worker.inbox.message import content_hash, storage_id
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EventFingerprints, MessageFingerprints
 from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
 from tests.support.builders import claimed_event, inbound_message

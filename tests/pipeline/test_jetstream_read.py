@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
-from sea_mq_worker.domain.errors import ContractError, UnavailableError
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.errors import ContractError, UnavailableError
+from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.sources.jetstream import reader as reading
 from sea_mq_worker.pipeline.sources.jetstream import state

@@ -24,16 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.dev.servers import free_port
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER
-from sea_mq_worker.pipeline.lake.table import (
-    NO_FILES,
-    ConflictError,
-    Files,
-    LakeTable,
-    Watermark,
-)
+from sea_mq_worker.pipeline.lake.table import NO_FILES, ConflictError, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import groups_to_merge, write_files
 from tests.support.waiting import answered
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.dev.servers import EmbeddedNats, free_port
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land.loss_checks import check_after_read
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, incarnations, progress_of

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
 from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest, Verdict
 from sea_mq_worker.settings import Settings

@@ -20,14 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.manage.stream_inspection import RECONCILE
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
 from sea_mq_worker.cli import app
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.operators.inspection import RECONCILE
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.operators.tables import PostgresOperations, PostgresReplays
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
@@ -44,6 +42,7 @@ from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
 from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import Settings, config_file
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world
 from tests.support.jetstream import connected, store

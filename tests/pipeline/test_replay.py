@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection

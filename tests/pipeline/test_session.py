@@ -16,7 +16,7 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.domain.errors import BrokerUnavailableError
+from sea_mq_worker.errors import BrokerUnavailableError
 from sea_mq_worker.pipeline.errors import cause, translated
 from sea_mq_worker.pipeline.session import described, job_session, temporary_folder
 from sea_mq_worker.pipeline.stage_progress import stage_progress
@@ -201,7 +201,7 @@ def test_the_cause_of_sparks_error_is_shown_without_stacks(text: str, name: str,
 
 
 def test_an_outage_that_a_task_has_met_is_one_here() -> None:
-    text = "By it:\nsea_mq_worker.domain.errors.BrokerUnavailableError: no server answers\n SQLSTATE: 38000"
+    text = "By it:\nsea_mq_worker.errors.BrokerUnavailableError: no server answers\n SQLSTATE: 38000"
     with pytest.raises(BrokerUnavailableError, match=r"^no server answers$"), translated():
         raise PythonException(text)
 

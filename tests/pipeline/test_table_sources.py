@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.errors import ContractError, StoreUnavailableError, WorkerError
+from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.snapshot import Condition, read_inbox, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.connection import connected, libpq_uri
 from sea_mq_worker.pipeline.sources.tables.source import TableReader

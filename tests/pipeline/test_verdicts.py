@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
+from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile import job, sources

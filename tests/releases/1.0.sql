@@ -384,7 +384,7 @@ CREATE TABLE public.handled_messages (
 -- Name: TABLE handled_messages; Type: COMMENT; Schema: public; Owner: -
 --
 
-COMMENT ON TABLE public.handled_messages IS 'Messages whose effect the service has committed (sea_mq_worker.idempotency).';
+COMMENT ON TABLE public.handled_messages IS 'Messages whose effect the service has committed (sea_mq_worker.producer.once).';
 
 
 --

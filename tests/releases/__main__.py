@@ -9,8 +9,8 @@ from pathlib import Path
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.postgres.migrations import migrate
 from tests.releases import FOLDER
 
 # psql's own commands, and a setting that servers before 17 do not know

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from sea_mq_worker.admin.auth import TokenAuth
-from sea_mq_worker.admin.routes import Routes
-from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.connections.secret_files import read_secret
-from sea_mq_worker.connections.security_warnings import exposures
+from sea_mq_worker.admin.http import TokenAuth
+from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.connections import exposures, read_secret
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
 from tests.support.servers import Database
 from tests.support.waiting import eventually

@@ -13,16 +13,15 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.manage.stream_inspection import NatsStreamInspection
-from sea_mq_worker.adapters.nats.publish.publisher import NatsJetStreamPublisher
-from sea_mq_worker.adapters.nats.server_info import consumer_info
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.outcomes import Stored
-from sea_mq_worker.domain.stream_search import SearchedId
-from sea_mq_worker.domain.topology import AWAITED
-from sea_mq_worker.operations.broker import Applied, apply_topology, check_topology, dead_letters
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.nats.info import consumer_info
+from sea_mq_worker.nats.message import SearchedId, Stored
+from sea_mq_worker.operators.definitions import AWAITED
+from sea_mq_worker.operators.inspection import NatsStreamInspection
+from sea_mq_worker.operators.streams import Applied, apply_topology, check_topology, dead_letters
+from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.pipeline.jobs.land.job import land
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.connection import api
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import api
 from tests.support.jetstream import connected
 from tests.support.nats_jwt import Account, user_key
 from tests.support.waiting import eventually

@@ -18,13 +18,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.adapters.postgres.schema.migrations import check_version
-from sea_mq_worker.adapters.postgres.schema.schema_owner import claim_schema
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.operators.tables import PostgresOperations, PostgresReplays
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.migrations import check_version, claim_schema
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from tests.integration.test_migrations import run_psql

@@ -15,10 +15,10 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, fetch
 from sea_mq_worker.cli import app
-from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.postgres.pool import WORKER_HINTS, fetch
 from tests.support.handlers import Behaviour, HandlerServer, answer, handler_server, in_turn, raw
 from tests.support.jetstream import store, stored_messages
 from tests.support.rows import opened

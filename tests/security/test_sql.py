@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 import sea_mq_worker
-from sea_mq_worker.adapters.postgres.connection import connect_pool
-from sea_mq_worker.adapters.postgres.queries import load_named
-from sea_mq_worker.adapters.postgres.schema.migrations import check_version, migrate
+from sea_mq_worker.postgres.migrations import check_version, migrate
+from sea_mq_worker.postgres.pool import connect_pool
+from sea_mq_worker.postgres.queries import load_named
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import SettingsError, load_settings
@@ -60,10 +60,10 @@ def statements() -> dict[str, str]:
 
 
 def in_modules() -> Iterator[tuple[str, str]]:
-    """Return the texts of modules that are SQL, read without importing what they need; not the demo's."""
+    """Return the texts of modules that are SQL, read without importing what they need; not those of `dev`."""
     package = Path(sea_mq_worker.__path__[0])
     for file in sorted(package.rglob("*.py")):
-        if "demo" not in file.parts:
+        if "dev" not in file.parts:
             tree = ast.parse(file.read_text())
             pieces = [
                 piece for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values

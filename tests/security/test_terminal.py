@@ -3,8 +3,8 @@
 import pytest
 import typer
 
-from sea_mq_worker.adapters.nats.errors import plain
 from sea_mq_worker.cli.support import abort, echo_safe, print_fields, print_table
+from sea_mq_worker.nats.errors import plain
 
 HOSTILE = "x\x1b[2J\x1b]0;title\x07\r\x9bforged\u202e\u2028y"
 

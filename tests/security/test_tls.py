@@ -14,17 +14,13 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from sea_mq_worker.adapters.postgres.errors import translated
-from sea_mq_worker.connections.handler import open_handler
-from sea_mq_worker.connections.nats import nats_tls as demanded
-from sea_mq_worker.connections.nats import open_nats
-from sea_mq_worker.connections.postgres import open_pool
-from sea_mq_worker.doctor.handler import handler_findings
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.domain.inbound import parse_message
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import Accepted, NotDelivered
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.connections import nats_tls as demanded
+from sea_mq_worker.connections import open_handler, open_nats, open_pool
+from sea_mq_worker.dev.servers import EmbeddedNats
+from sea_mq_worker.doctor.others import handler_findings
+from sea_mq_worker.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.inbox.message import Accepted, HandlerRequest, NotDelivered, parse_message
+from sea_mq_worker.postgres.errors import translated
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings, SettingsError
 from tests.support.builders import enqueueable, inbound_message

@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sea_mq_worker.domain.errors import BrokerUnavailableError
-from sea_mq_worker.domain.headers import MSG_ID
-from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
-from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
-from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
-from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
-from sea_mq_worker.testing.publisher import InMemoryPublisher
+from sea_mq_worker.errors import BrokerUnavailableError
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import (
+    FailedTransiently,
+    InboundMessage,
+    OutboundMessage,
+    PublishOutcome,
+    Rejected,
+    SearchedId,
+    SearchResult,
+    Stored,
+    Unknown,
+    Unsent,
+)
+from sea_mq_worker.testing.consumer import InMemoryExhaustedMessages
+from sea_mq_worker.testing.stream import InMemoryPublisher
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.servers import ACK_WAIT, MAX_ACK_PENDING, run_now

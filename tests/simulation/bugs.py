@@ -13,35 +13,33 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from sea_mq_worker.application.inbox import dead_letter_publisher
-from sea_mq_worker.application.inbox.completion import CompletionBatcher
-from sea_mq_worker.application.inbox.dead_letter_publisher import DeadLetterPublisher
-from sea_mq_worker.application.inbox.handler_call import HandlerCaller
-from sea_mq_worker.application.outbox import batch_publisher
-from sea_mq_worker.application.outbox.batch_publisher import BatchPublisher
-from sea_mq_worker.application.outbox.publisher import OutboxPublisher
-from sea_mq_worker.application.outbox.settlement import Settlement
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.errors import InvalidEventError, UnavailableError
-from sea_mq_worker.domain.events import Claim, EventState, OutboxEvent
-from sea_mq_worker.domain.headers import MSG_ID, outbound_message
-from sea_mq_worker.domain.inbox_results import AlreadySettled, InboxMessage, Leased, Receipt
-from sea_mq_worker.domain.messages import DeadLetter, OutboundMessage
-from sea_mq_worker.domain.outcomes import (
+from sea_mq_worker.errors import InvalidEventError, UnavailableError
+from sea_mq_worker.inbox import dead_letter as dead_letter_publisher
+from sea_mq_worker.inbox.completion import CompletionBatcher
+from sea_mq_worker.inbox.consumer import HandlerCaller
+from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher, dead_letter_message
+from sea_mq_worker.inbox.message import (
+    AlreadySettled,
+    DeadLetter,
     HandlerResult,
+    InboxMessage,
+    Leased,
     Poison,
     Processed,
-    Published,
-    Released,
-    Stored,
-    Verdict,
+    Receipt,
 )
-from sea_mq_worker.domain.retry import RetryPolicy
-from sea_mq_worker.ports.sessions import OtherSession
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import OutboundMessage, Stored
+from sea_mq_worker.outbox import publisher as batch_publisher
+from sea_mq_worker.outbox.event import Claim, EventState, OutboxEvent, Published, Released, Verdict
+from sea_mq_worker.outbox.message import outbound_message
+from sea_mq_worker.outbox.publisher import BatchPublisher, OutboxPublisher, Settlement
+from sea_mq_worker.outbox.retry import RetryPolicy
+from sea_mq_worker.ports import OtherSession
 from sea_mq_worker.testing import handler
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow
+from sea_mq_worker.wiring.context import WorkerContext
 from tests.simulation.sessions import SessionWire
 
 Plant = Callable[[], AbstractContextManager[Any]]

@@ -5,11 +5,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.inbound import InvalidMessage, content_hash, parse_message, storage_id
-from sea_mq_worker.domain.inbox_results import Lease, Leased, Receipt
-from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
-from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, Poison, Retry
+from sea_mq_worker.inbox.dead_letter import Reason
+from sea_mq_worker.inbox.message import (
+    Accepted,
+    HandlerRequest,
+    HandlerResult,
+    InvalidMessage,
+    Lease,
+    Leased,
+    Poison,
+    Receipt,
+    Retry,
+    content_hash,
+    parse_message,
+    storage_id,
+)
+from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.testing.inbox import InboxRow
 from tests.simulation.life import Life
 from tests.simulation.servers import MAX_ACK_PENDING, Servers

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sea_mq_worker.application.supervisor import ExitCode
+from sea_mq_worker.runtime.supervisor import ExitCode
 
 if TYPE_CHECKING:
     from tests.simulation.sessions import SessionWire

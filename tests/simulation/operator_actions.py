@@ -1,9 +1,9 @@
 """Operators' actions: replay events, redrive dead letters with the redriver of the command line."""
 
-from sea_mq_worker.domain.errors import UnavailableError
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.operations.redrive import Redriver
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
+from sea_mq_worker.errors import UnavailableError
+from sea_mq_worker.operators.dead_letters import Redriver
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.testing.operators import InMemoryDeadLetters
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.postgres_wires import inbox_wire, records_wire
 from tests.simulation.wires import HandlerWire, Line

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from sea_mq_worker.domain.events import Claim, EventState
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.event import Claim, EventState
 from sea_mq_worker.testing.outbox import OutboxRow
 from tests.simulation.life import Life
 from tests.simulation.servers import Servers

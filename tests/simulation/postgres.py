@@ -16,12 +16,12 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import WORKER_HINTS, session_settings
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.inbox_results import InboxMessage
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.inbox.message import InboxMessage
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.operators.tables import PostgresReplays
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.pool import WORKER_HINTS, session_settings
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.inbox import InboxRow

@@ -6,15 +6,15 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.inbox_results import Lease
-from sea_mq_worker.ports.inbox import InboxRepository
-from sea_mq_worker.ports.operations import DeadLetterRecords
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords
+from sea_mq_worker.inbox.message import Lease
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.operators.ports import DeadLetterRecords
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.outbox.event import Claim
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
+from sea_mq_worker.ports import InboxRepository
 from sea_mq_worker.testing.inbox import InMemoryInbox
+from sea_mq_worker.testing.operators import InMemoryDeadLetterRecords
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.postgres import PostgresServers, Table

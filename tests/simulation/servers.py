@@ -6,21 +6,13 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage, OutboundMessage
-from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.inbox.message import HandlerRequest
+from sea_mq_worker.nats.message import InboundMessage, OutboundMessage, Stored
 from sea_mq_worker.testing.consumer import InMemoryConsumer, _Pending
-from sea_mq_worker.testing.handler import (
-    Behaviour,
-    Hang,
-    InMemoryHandler,
-    LoseResponse,
-    Respond,
-    Unreachable,
-)
+from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, LoseResponse, Respond, Unreachable
 from sea_mq_worker.testing.inbox import InboxTable
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable
-from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
-from sea_mq_worker.testing.stream import InMemoryStream, StreamEntry
+from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream, StreamEntry
 from tests.simulation.plan import Message, Plan, Row
 from tests.simulation.report import Report
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from sea_mq_worker.ports.sessions import OtherSession
+from sea_mq_worker.ports import OtherSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sea_mq_worker.application.supervisor import ExitCode
-from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.inbound import InvalidMessage, parse_message
+from sea_mq_worker.inbox.dead_letter import Reason
+from sea_mq_worker.inbox.message import InvalidMessage, parse_message
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.runtime.supervisor import ExitCode
 from tests.simulation.plan import HANDLER_TROUBLES
 
 if TYPE_CHECKING:

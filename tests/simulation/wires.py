@@ -9,19 +9,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.inbox_results import FailedHandling, Lease
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.domain.outcomes import (
-    Died,
-    HandlerResult,
-    NotDelivered,
-    Postponed,
-    Published,
-    Reaped,
-    Released,
-)
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.inbox.message import FailedHandling, HandlerRequest, HandlerResult, Lease, NotDelivered
+from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Reaped, Released
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.fault_schedule import FaultSchedule
 from tests.simulation.inbox_audit import InboxAudit

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
-from sea_mq_worker.application.claim_size import MemoryBudget
-from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
-from sea_mq_worker.application.maintenance import LeaseReaper, PeriodicTask
-from sea_mq_worker.application.supervisor import Loop, Supervisor
-from sea_mq_worker.application.takeover import AbandonedDeliveries, Takeover
-from sea_mq_worker.application.waiting import PollingWakeup
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.inbox.consumer import MaxDeliveriesLoop
+from sea_mq_worker.outbox.maintenance import LeaseReaper, PeriodicTask
+from sea_mq_worker.outbox.pace import MemoryBudget
+from sea_mq_worker.runtime.breaker import Backoff
+from sea_mq_worker.runtime.supervisor import Loop, Supervisor
+from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
+from sea_mq_worker.runtime.waiting import PollingWakeup
+from sea_mq_worker.settings import Settings
+from sea_mq_worker.telemetry.events import (
     CircuitClosed,
     CircuitOpened,
     Fact,
@@ -26,9 +26,9 @@ from sea_mq_worker.domain.facts import (
     TypeResumed,
     TypeSlowed,
 )
-from sea_mq_worker.domain.retry import Backoff
-from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.outbox import InMemoryOutbox
+from sea_mq_worker.wiring.context import WorkerContext
+from sea_mq_worker.wiring.outbound import _lane, _publishing
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sea_mq_worker.application.supervisor import ExitCode
-from sea_mq_worker.application.waiting import PollingWakeup
+from sea_mq_worker.runtime.supervisor import ExitCode
+from sea_mq_worker.runtime.waiting import PollingWakeup
 from tests.simulation import settle_check
 from tests.simulation.fault_schedule import FaultSchedule
 from tests.simulation.inbox_audit import InboxAudit

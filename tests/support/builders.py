@@ -5,9 +5,10 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sea_mq_worker.domain.dead_letters import Reason
-from sea_mq_worker.domain.events import OutboxEvent
-from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
+from sea_mq_worker.inbox.dead_letter import Reason
+from sea_mq_worker.inbox.message import DeadLetter
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.outbox.event import OutboxEvent
 from sea_mq_worker.producer import Event
 
 OCCURRED_AT = datetime(2025, 12, 28, 22, 0, tzinfo=UTC)

@@ -12,11 +12,12 @@ from typing import Any
 import asyncpg
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
 from sea_mq_worker.cli import app
-from sea_mq_worker.doctor import Finding, examine
-from sea_mq_worker.operations.broker import apply_topology, defined_streams
+from sea_mq_worker.doctor import examine
+from sea_mq_worker.doctor.findings import Finding
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.integration.test_migrations import psql
 from tests.integration.test_sending import nats_cli, shell

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from sea_mq_worker.embedded import EmbeddedNats
+from sea_mq_worker.dev.servers import EmbeddedNats
 
 
 class ConfiguredNats(EmbeddedNats):

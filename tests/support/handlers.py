@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
-from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.inbox.message import HandlerRequest
 
 _WHOLE = re.compile(rb"(?:HTTP/1\.1 1\d\d[^\n]*\r\n\r\n)?HTTP/1\.1 ([2-9]\d\d) (.*?)\r\n\r\n(.*)", re.DOTALL)
 _LENGTH = re.compile(rb"content-length: (\d+)")

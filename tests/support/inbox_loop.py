@@ -6,22 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker
-from sea_mq_worker.application.inbox.consumer import InboxConsumer
-from sea_mq_worker.application.inbox.in_flight import InFlightMessage
-from sea_mq_worker.application.inbox.leases import InboxLeases
-from sea_mq_worker.application.inbox.max_deliveries import MaxDeliveriesLoop
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.bootstrap.worker.inbound import _handler_caller, _inbox_loop, _leases
-from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
-from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
+from sea_mq_worker.inbox.consumer import InboxConsumer, MaxDeliveriesLoop
+from sea_mq_worker.inbox.leases import InboxLeases, InFlightMessage
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.runtime.breaker import CircuitBreaker
 from sea_mq_worker.settings import ConsumerSettings
-from sea_mq_worker.testing.consumer import InMemoryConsumer
-from sea_mq_worker.testing.exhausted_messages import InMemoryExhaustedMessages
+from sea_mq_worker.testing.consumer import InMemoryConsumer, InMemoryExhaustedMessages
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
-from sea_mq_worker.testing.publisher import InMemoryPublisher
-from sea_mq_worker.testing.stream import InMemoryStream
+from sea_mq_worker.testing.stream import InMemoryPublisher, InMemoryStream
+from sea_mq_worker.wiring.context import WorkerContext
+from sea_mq_worker.wiring.inbound import _handler_caller, _inbox_loop, _leases
 from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
 from tests.support.simulation import Interrupted
 

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.inbox import PostgresInboxAdapter
-from sea_mq_worker.domain.inbox_results import InboxMessage, Leased, Receipt
-from sea_mq_worker.ports.inbox import InboxRepository
+from sea_mq_worker.inbox.message import InboxMessage, Leased, Receipt
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.ports import InboxRepository
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 from tests.support.outboxes import lock_held
 from tests.support.rows import opened

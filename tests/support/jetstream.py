@@ -9,7 +9,7 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api, connect
+from sea_mq_worker.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.resources import resource_folder
 
 SECOND = 10**9

@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
-from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.runtime.breaker import Backoff
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.wiring.context import WorkerContext
 
 PROBE_MAX_SECONDS = 2.0
 

@@ -9,10 +9,9 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
-from sea_mq_worker.domain.errors import WorkerError
-from sea_mq_worker.embedded import EmbeddedNats
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.dev.servers import EmbeddedNats, free_port
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.nats.connection import NatsConnection, api
 from tests.support.jetstream import connected, create_stream
 from tests.support.proxy import TcpProxy, proxied
 from tests.support.waiting import eventually

@@ -12,12 +12,12 @@ import asyncpg
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.postgres.connection import OPERATOR_HINTS
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
-from sea_mq_worker.domain.dead_letters import dead_letter_message
+from sea_mq_worker.inbox.dead_letter import dead_letter_message
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.builders import dead_letter, inbound_message
 from tests.support.jetstream import SECOND, connected, create_stream, store
 from tests.support.rows import opened

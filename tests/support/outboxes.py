@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.outbox import PostgresOutboxAdapter
-from sea_mq_worker.adapters.postgres.schema.partitions import PostgresPartitions
-from sea_mq_worker.domain.events import Claim
-from sea_mq_worker.domain.outcomes import Died, Postponed, Published, Released, Stored
-from sea_mq_worker.ports.outbox import OutboxRepository
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Released
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
+from sea_mq_worker.ports import OutboxRepository
+from sea_mq_worker.postgres.partitions import PostgresPartitions
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxTable
 
 SHORT_SECONDS = 0.1

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
 
 _TRACKED = frozenset({"user", "database", "client_encoding", "application_name", "options"})
 _SSL_REQUEST = 80877103

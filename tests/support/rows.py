@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.connection import connect_pool
+from sea_mq_worker.postgres.pool import connect_pool
 from tests.support.servers import Database
 
 WORKER_SESSION = 1

@@ -11,7 +11,7 @@ import httpx2
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
+from sea_mq_worker.nats.connection import NatsConnection
 from tests.support.jetstream import connected
 from tests.support.servers import database_connection
 from tests.support.worker import Deployment

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from sea_mq_worker.embedded import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from tests.support.waiting import eventually
 
 POSTGRES_VARIABLE = "SEA_MQ_TEST_POSTGRES"

@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable

@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.consume.consumer import NatsJetStreamConsumer
-from sea_mq_worker.adapters.nats.server_info import consumer_info
-from sea_mq_worker.domain.messages import InboundMessage
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.info import consumer_info
+from sea_mq_worker.nats.message import InboundMessage
 from tests.support.waiting import eventually
 
 _BATCHES = (5, 25, 50)

@@ -9,20 +9,20 @@ ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"\b71[78]\d\b|(?<=lock\()\d+|(?<=lock_shared\()\d+")
 _NOTIFY = {"sql/migrations/0001_schema.sql", "sql/migrations/0002_foreign_hands.sql"}
 PURPOSES = {
-    "7177": {*_NOTIFY, "sea_mq_worker/adapters/postgres/wakeup.py"},
-    "7179": {*_NOTIFY, "sea_mq_worker/adapters/postgres/wakeup.py"},
+    "7177": {*_NOTIFY, "sea_mq_worker/outbox/wakeup.py"},
+    "7179": {*_NOTIFY, "sea_mq_worker/outbox/wakeup.py"},
     "7178": {"sql/queries/outbox.sql"},
     "7180": {"sql/migrations/0001_schema.sql"},
     "7181": {"sql/queries/pipeline_archive.sql"},
     "7182": {
-        "sea_mq_worker/adapters/postgres/lane_turn.py",
+        "sea_mq_worker/postgres/sessions.py",
         "sea_mq_worker/doctor/database.py",
         "sql/queries/doctor.sql",
         "sql/queries/lane.sql",
     },
-    "7183": {"sea_mq_worker/adapters/postgres/schema/migrations.py"},
+    "7183": {"sea_mq_worker/postgres/migrations.py"},
     "7184": {
-        "sea_mq_worker/adapters/postgres/worker_session.py",
+        "sea_mq_worker/postgres/sessions.py",
         "sql/migrations/0001_schema.sql",
         "sql/queries/doctor.sql",
         "sql/queries/inbox.sql",

@@ -14,8 +14,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sea_mq_worker.cli import app
-from sea_mq_worker.telemetry.catalog.log_events import NOTICES
-from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
+from sea_mq_worker.telemetry.events import NOTICES
+from sea_mq_worker.telemetry.metrics import METRICS, PIPELINE_METRICS
 from tools.docs.pages import ALERTS as ALERTS_FILE
 from tools.docs.pages import PROMETHEUS_RULE
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import FOLDER
-from sea_mq_worker.doctor import KINDS, Finding
+from sea_mq_worker.doctor import KINDS
+from sea_mq_worker.doctor.findings import Finding
 from sea_mq_worker.settings import Settings
 from tools.docs.cli import PRINTED, commands
 from tools.docs.markdown import sections

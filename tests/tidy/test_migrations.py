@@ -2,7 +2,7 @@
 
 import re
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrations
+from sea_mq_worker.postgres.migrations import migrations
 from sea_mq_worker.resources import resource_folder
 from tests.releases import DUMPS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx2
 
-from sea_mq_worker.embedded.process import free_port
+from sea_mq_worker.dev.servers import free_port
 from tests.support.documents import ROOT
 from tests.support.waiting import eventually
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.application.supervisor import ExitCode
+from sea_mq_worker.runtime.supervisor import ExitCode
 from tests.support.documents import ROOT, commands
 from tests.support.programs import own_programs, refused
 

@@ -6,16 +6,26 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from sea_mq_worker.domain.facts import EventPublished, EventsPublished, Fact, Noticed, Progressed
-from sea_mq_worker.telemetry.catalog.log_events import FACTS, LOG_EVENTS, NOTICES, PROGRESS, RECORDS
-from sea_mq_worker.telemetry.catalog.metrics import METRICS
-from sea_mq_worker.telemetry.catalog.spans import SPANS
+from sea_mq_worker.telemetry.events import (
+    FACTS,
+    LOG_EVENTS,
+    NOTICES,
+    PROGRESS,
+    RECORDS,
+    EventPublished,
+    EventsPublished,
+    Fact,
+    Noticed,
+    Progressed,
+)
+from sea_mq_worker.telemetry.metrics import METRICS
+from sea_mq_worker.telemetry.tracing import SPANS
 from tools.docs.pages import ROOT, TELEMETRY
 
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
 NATS = "nats_"
-NOTICER = (("application",), "_notice")
+NOTICER = "_notice"
 
 
 def examples() -> list[dict[str, object]]:
@@ -41,11 +51,10 @@ def told_by_the_code() -> set[str]:
     """Collect the keys of notices and of progress that stand in the worker's sources."""
     found = set()
     for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
-        folder = path.relative_to(ROOT / "sea_mq_worker").parts[:-1]
         for function, name in called(ast.parse(path.read_text())):
-            if function in {"Noticed", "Progressed", "self.on_event"} or (folder[:1], function) == NOTICER:
+            if function in {"Noticed", "Progressed", "self.on_event"} or function == NOTICER:
                 found.add(name)
-            elif "nats" in folder and function in {"emit", "on_event"}:
+            elif function == "emit" or (path.parent.name == "nats" and function == "on_event"):
                 found.add(NATS + name)
     return found
 

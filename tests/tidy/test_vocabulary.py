@@ -10,9 +10,9 @@ import pytest
 
 from sea_mq_worker.doctor import KINDS
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.telemetry.catalog.log_events import LOG_EVENTS
-from sea_mq_worker.telemetry.catalog.metrics import METRICS
-from sea_mq_worker.telemetry.catalog.spans import SPANS
+from sea_mq_worker.telemetry.events import LOG_EVENTS
+from sea_mq_worker.telemetry.metrics import METRICS
+from sea_mq_worker.telemetry.tracing import SPANS
 from tests.support.documents import ROOT
 from tools.docs.cli import commands
 

@@ -1,8 +1,8 @@
 """Redelivery of the messages of a worker that has ended."""
 
-from sea_mq_worker.application.takeover import AbandonedDeliveries
-from sea_mq_worker.domain.inbox_results import InboxMessage
-from sea_mq_worker.domain.retry import Backoff
+from sea_mq_worker.inbox.message import InboxMessage
+from sea_mq_worker.runtime.breaker import Backoff
+from sea_mq_worker.runtime.takeover import AbandonedDeliveries
 from sea_mq_worker.testing.consumer import InMemoryConsumer
 from sea_mq_worker.testing.inbox import InboxTable, InMemoryInbox
 from sea_mq_worker.testing.stream import InMemoryStream

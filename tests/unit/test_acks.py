@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.publish.acks import AckReader
-from sea_mq_worker.domain.outcomes import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
+from sea_mq_worker.nats.errors import AckReader, ApiRefusedError
+from sea_mq_worker.nats.message import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
 
 STREAM = "SEA_EVENTS"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.domain.addresses import (
+from sea_mq_worker.runtime.addresses import (
     NatsAddress,
     has_password,
     nats_addresses,

@@ -2,17 +2,16 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import CircuitBreaker, Permit, call_when_available
-from sea_mq_worker.domain.errors import (
+from sea_mq_worker.errors import (
     BrokerUnavailableError,
     ContractError,
     DependencyError,
     FinalError,
     RowsRefusedError,
 )
-from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened
-from sea_mq_worker.domain.retry import Backoff
-from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, Permit, call_when_available
+from sea_mq_worker.telemetry.events import CircuitClosed, CircuitOpened
+from sea_mq_worker.testing.events import RecordingObserver
 from tests.support.loop_world import LoopWorld
 from tests.support.simulation import in_virtual_time
 from tests.support.waiting import eventually

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.adapters.postgres.claim_cursor import START, ClaimCursor, Position, Scan
+from sea_mq_worker.outbox.postgres import START, ClaimCursor, Position, Scan
 from tests.support.simulation import Clock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from sea_mq_worker.application.claim_size import ClaimSize, MemoryBudget
-from sea_mq_worker.domain.events import NOTHING_CLAIMED, Claim
+from sea_mq_worker.outbox.event import NOTHING_CLAIMED, Claim
+from sea_mq_worker.outbox.pace import ClaimSize, MemoryBudget
 from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time
 

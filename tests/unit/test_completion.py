@@ -1,7 +1,7 @@
 """Outcomes gather before they are recorded, in virtual time."""
 
-from sea_mq_worker.domain.facts import MessageProcessed
-from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.inbox.message import HandlerRequest
+from sea_mq_worker.telemetry.events import MessageProcessed
 from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
 from tests.support.inbox_loop import World
 from tests.support.simulation import in_virtual_time

@@ -11,10 +11,9 @@ import jsonschema
 import pydantic
 import pytest
 
-from sea_mq_worker.domain.asyncapi import asyncapi_document
-from sea_mq_worker.domain.errors import ContractError, InvalidEventError
-from sea_mq_worker.domain.schema_compatibility import incompatible_changes
-from sea_mq_worker.event_schemas import EventSchemas
+from sea_mq_worker.errors import ContractError, InvalidEventError
+from sea_mq_worker.producer.asyncapi import asyncapi_document
+from sea_mq_worker.producer.schemas import EventSchemas, incompatible_changes
 from tests.support.builders import enqueueable as event
 from tests.support.documents import ROOT
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sea_mq_worker.domain.facts import CircuitOpened, LeasesLost, MessageDeadLettered
+from sea_mq_worker.telemetry.events import CircuitOpened, LeasesLost, MessageDeadLettered
 from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import LEASE, World, always
 from tests.support.simulation import in_virtual_time

@@ -1,8 +1,9 @@
 import pytest
 
-from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only, original_headers
-from sea_mq_worker.domain.encoding import validation_error
-from sea_mq_worker.domain.messages import DeadLetter, InboundMessage
+from sea_mq_worker.inbox.dead_letter import dead_letter_message, headers_only, original_headers
+from sea_mq_worker.inbox.message import DeadLetter
+from sea_mq_worker.nats.headers import validation_error
+from sea_mq_worker.nats.message import InboundMessage
 from tests.support.builders import dead_letter, inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"

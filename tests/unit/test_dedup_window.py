@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.dedup_window import StreamSearches, may_be_outside_window
-from sea_mq_worker.domain.stream_search import SearchedId, SearchProgress, SearchResult
-from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.nats.message import SearchedId, SearchProgress, SearchResult, may_be_outside_window
+from sea_mq_worker.outbox.search import StreamSearches
+from sea_mq_worker.testing.events import RecordingObserver
 from tests.support.builders import claimed_event
 
 END = 9

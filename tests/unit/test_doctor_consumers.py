@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.doctor.broker import BrokerFacts
-from sea_mq_worker.doctor.consumer import consumer_findings
+from sea_mq_worker.doctor.broker import BrokerFacts, consumer_findings
 from sea_mq_worker.settings import ConsumerSettings, Settings
 from tests.unit.test_server_info import consumer, stream
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.domain.error_fingerprint import mask_ids
+from sea_mq_worker.operators.records import mask_ids
 
 
 @pytest.mark.parametrize(

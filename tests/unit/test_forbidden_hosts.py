@@ -1,6 +1,6 @@
 import pytest
 
-from sea_mq_worker.domain.forbidden_hosts import is_metadata_host
+from sea_mq_worker.runtime.addresses import is_metadata_host
 
 
 @pytest.mark.fault("S08")

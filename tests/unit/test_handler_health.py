@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.inbox.handler_health import ResumeRequests
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.inbox.health import ResumeRequests
+from sea_mq_worker.inbox.message import HandlerRequest, Poison
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.telemetry.events import (
     MessageDeadLettered,
     MessageGivenBack,
     MessageProcessed,
@@ -19,10 +21,8 @@ from sea_mq_worker.domain.facts import (
     TypeResumed,
     TypeSlowed,
 )
-from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
-from sea_mq_worker.domain.outcomes import Poison
 from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
-from sea_mq_worker.testing.resumptions import InMemoryResumptions
+from sea_mq_worker.testing.inbox import InMemoryResumptions
 from tests.support.inbox_loop import ATTEMPTS_MAX, CONCURRENCY, PER_SECOND, SLOW_AFTER, World, always
 from tests.support.simulation import Interrupted, in_virtual_time
 

@@ -7,15 +7,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from cloudevents.core.bindings import http
 
-from sea_mq_worker.domain.encoding import EncodedMessage, encode
-from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.headers import (
-    EVENT_HEADER_BYTES_MAX,
-    event_header_bytes,
-    outbound_message,
-    trace_context,
-)
-from sea_mq_worker.domain.messages import OutboundMessage
+from sea_mq_worker.errors import InvalidEventError
+from sea_mq_worker.nats.headers import EncodedMessage, encode, trace_context
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.message import EVENT_HEADER_BYTES_MAX, event_header_bytes, outbound_message
 from tests.support.builders import claimed_event
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

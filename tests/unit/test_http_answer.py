@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sea_mq_worker.adapters.http.client.response import Response, ResponseParser
+from sea_mq_worker.inbox.http_client import Response, ResponseParser
 
 BODY_MAX = 1000
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -5,7 +5,7 @@ from textwrap import dedent
 from typing import Any
 
 from sea_mq_worker import testing
-from sea_mq_worker.domain.outcomes import Stored
+from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.testing.stream import InMemoryStream
 
 

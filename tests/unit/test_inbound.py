@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from sea_mq_worker.domain.inbound import (
+from sea_mq_worker.inbox.message import (
+    HandlerRequest,
     InvalidMessage,
     carries_no_event,
     content_hash,
@@ -12,7 +13,6 @@ from sea_mq_worker.domain.inbound import (
     parse_message,
     storage_id,
 )
-from sea_mq_worker.domain.messages import HandlerRequest
 from tests.support.builders import OCCURRED_AT, inbound_message
 
 ID = "550e8400-e29b-41d4-a716-446655440000"

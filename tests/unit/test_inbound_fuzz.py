@@ -7,11 +7,10 @@ from datetime import datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sea_mq_worker.adapters.http.wire_format import request_body
-from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.encoding import validation_error
-from sea_mq_worker.domain.inbound import content_hash, parse_message
-from sea_mq_worker.domain.messages import HandlerRequest
+from sea_mq_worker.inbox.dead_letter import dead_letter_message
+from sea_mq_worker.inbox.http import request_body
+from sea_mq_worker.inbox.message import HandlerRequest, content_hash, parse_message
+from sea_mq_worker.nats.headers import validation_error
 from tests.support.builders import dead_letter, inbound_message
 
 MAX_PAYLOAD = 2**20

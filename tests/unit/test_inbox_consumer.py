@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.inbox.message import HandlerRequest
+from sea_mq_worker.telemetry.events import (
     CircuitClosed,
     CircuitOpened,
     MessageDeadLettered,
@@ -16,15 +17,8 @@ from sea_mq_worker.domain.facts import (
     Noticed,
     TypeSlowed,
 )
-from sea_mq_worker.domain.messages import HandlerRequest
-from sea_mq_worker.testing.handler import (
-    Behaviour,
-    FailBatch,
-    LoseResponse,
-    Respond,
-    Unreachable,
-)
-from sea_mq_worker.testing.publisher import InMemoryPublisher
+from sea_mq_worker.testing.handler import Behaviour, FailBatch, LoseResponse, Respond, Unreachable
+from sea_mq_worker.testing.stream import InMemoryPublisher
 from tests.support.inbox_loop import (
     ACK_WAIT,
     ATTEMPTS_MAX,

@@ -2,25 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sea_mq_worker.application.inbox.leases import renewing_lease
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.facts import (
-    CircuitOpened,
-    LeasesLost,
-    MessageProcessed,
-    MessageRetried,
-)
-from sea_mq_worker.domain.inbox_results import Leased
-from sea_mq_worker.domain.messages import HandlerRequest, InboundMessage
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.inbox.leases import renewing_lease
+from sea_mq_worker.inbox.message import HandlerRequest, Leased
+from sea_mq_worker.telemetry.events import CircuitOpened, LeasesLost, MessageProcessed, MessageRetried
 from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, Respond, Unreachable
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
 from tests.support.inboxes import entry
 from tests.support.simulation import Interrupted, in_virtual_time
+
+if TYPE_CHECKING:
+    from sea_mq_worker.nats.message import InboundMessage
 
 
 def at_first(change: Callable[[], None], *statuses: int) -> Any:

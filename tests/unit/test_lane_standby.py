@@ -2,9 +2,9 @@
 
 import asyncio
 
-from sea_mq_worker.domain.facts import BatchRelayed, CircuitOpened
-from sea_mq_worker.testing.lane_turn import InMemoryLane, InMemoryLaneTurn
-from sea_mq_worker.testing.publisher import Fault
+from sea_mq_worker.telemetry.events import BatchRelayed, CircuitOpened
+from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
+from sea_mq_worker.testing.stream import Fault
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_outbox_publisher import World
 

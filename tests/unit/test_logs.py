@@ -11,8 +11,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.telemetry.events import (
     CircuitClosed,
     CircuitOpened,
     EventDied,
@@ -23,9 +23,8 @@ from sea_mq_worker.domain.facts import (
     MessageRetried,
     Noticed,
 )
-from sea_mq_worker.telemetry.fanout import FanOut
-from sea_mq_worker.telemetry.logs import LOGGER, LogObserver, configure, described
-from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.telemetry.logs import LOGGER, FanOut, LogObserver, configure, described
+from sea_mq_worker.testing.events import RecordingObserver
 from tests.support.simulation import Clock
 
 PUBLISHED = EventPublished(

@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.dead_letters import conflict_detail, dead_letter_message
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.read_models import Discarded
-from sea_mq_worker.domain.stored_messages import StoredMessage
-from sea_mq_worker.operations.consumed_streams import oldest_of
-from sea_mq_worker.operations.lookup import MessageLookup, NoIdError
-from sea_mq_worker.operations.lookup_report import LookupReport, lookup_report
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.inbox.dead_letter import conflict_detail, dead_letter_message
+from sea_mq_worker.operators.lookup import MessageLookup, NoIdError
+from sea_mq_worker.operators.lookup_report import LookupReport, lookup_report
+from sea_mq_worker.operators.records import Discarded, StoredMessage
+from sea_mq_worker.operators.streams import oldest_of
+from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.consumer import InMemoryConsumer
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetters
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable
-from sea_mq_worker.testing.lookup import InMemoryLookupTables, InMemoryStreamInspection
+from sea_mq_worker.testing.operators import (
+    InMemoryDeadLetters,
+    InMemoryLookupTables,
+    InMemoryStreamInspection,
+)
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.builders import dead_letter, inbound_message

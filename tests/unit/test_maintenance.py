@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.maintenance import PartitionMaker
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.domain.facts import Noticed, Progressed
-from sea_mq_worker.testing.observer import RecordedFact, RecordingObserver
-from sea_mq_worker.testing.partitions import InMemoryPartitions
+from sea_mq_worker.errors import ContractError, StoreUnavailableError
+from sea_mq_worker.outbox.maintenance import PartitionMaker
+from sea_mq_worker.telemetry.events import Noticed, Progressed
+from sea_mq_worker.testing.events import RecordedFact, RecordingObserver
+from sea_mq_worker.testing.sessions import InMemoryPartitions
 from tests.support.simulation import Interrupted
 
 TODAY = date(2025, 12, 31)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.inbox.in_flight import InFlightMessage
-from sea_mq_worker.domain.dead_letters import dead_letter_message
-from sea_mq_worker.domain.facts import CircuitClosed, CircuitOpened, MessageDeadLettered, MessageProcessed
-from sea_mq_worker.domain.inbox_results import Leased
+from sea_mq_worker.inbox.dead_letter import dead_letter_message
+from sea_mq_worker.inbox.leases import InFlightMessage
+from sea_mq_worker.inbox.message import Leased
+from sea_mq_worker.telemetry.events import CircuitClosed, CircuitOpened, MessageDeadLettered, MessageProcessed
 from sea_mq_worker.testing.handler import Respond
 from tests.support.builders import dead_letter
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, World, always

@@ -6,7 +6,10 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.operators.records import Depth
+from sea_mq_worker.telemetry import metrics as module
+from sea_mq_worker.telemetry.events import (
+    NOTICES,
     BatchRelayed,
     CircuitClosed,
     CircuitOpened,
@@ -31,9 +34,6 @@ from sea_mq_worker.domain.facts import (
     WorkerStopped,
     WorkerTakenOver,
 )
-from sea_mq_worker.domain.read_models import Depth
-from sea_mq_worker.telemetry import metrics as module
-from sea_mq_worker.telemetry.catalog.log_events import NOTICES
 from sea_mq_worker.telemetry.metrics import MetricsObserver
 from tests.support.simulation import Clock
 
@@ -220,4 +220,4 @@ def test_no_other_module_registers_metrics() -> None:
     """The vocabulary of one module is the whole vocabulary."""
     package = Path(module.__file__).parents[1]
     users = {path.name for path in package.rglob("*.py") if "prometheus_client" in path.read_text()}
-    assert users == {"exposition.py", "metrics_file.py"}
+    assert users == {"metrics.py", "metrics_file.py"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sea_mq_worker.domain.missed_messages import ConsumerStanding, MissedMessages, PassedMessages, find_missed
+from sea_mq_worker.operators.checks import ConsumerStanding, MissedMessages, PassedMessages, find_missed
 
 BEFORE = ConsumerStanding(
     stream_created="2025-01-01",

@@ -3,8 +3,8 @@
 import nats.errors
 import pytest
 
-from sea_mq_worker.adapters.nats.errors import api_failed, is_refusal
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.nats.errors import api_failed, is_refusal
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from sea_mq_worker.adapters.nats.client import FileCredentials
-from sea_mq_worker.adapters.nats.errors import connect_failed, is_refusal
-from sea_mq_worker.adapters.nats.manage.definitions import definitions
-from sea_mq_worker.adapters.postgres.connection import check_files
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.connections.secret_files import read_secret, tls_context
-from sea_mq_worker.domain.errors import (
+from sea_mq_worker.connections import read_secret, tls_context
+from sea_mq_worker.errors import (
     BrokerUnavailableError,
     ContractError,
     StoreUnavailableError,
     UnavailableError,
 )
+from sea_mq_worker.nats.connection import FileCredentials
+from sea_mq_worker.nats.errors import connect_failed, is_refusal
+from sea_mq_worker.operators.definitions import definitions
+from sea_mq_worker.postgres.pool import check_files
+from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import SettingsError
 from tests.support.processes import no_descriptors_to_spare

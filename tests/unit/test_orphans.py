@@ -5,8 +5,8 @@ import uuid
 
 import pytest
 
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.domain.facts import MessageProcessed, Noticed
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.telemetry.events import MessageProcessed, Noticed
 from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sea_mq_worker.domain.encoding import EncodedMessage, encode
-from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import OutboxEvent
-from sea_mq_worker.domain.headers import outbound_message
+from sea_mq_worker.errors import InvalidEventError
+from sea_mq_worker.nats.headers import EncodedMessage, encode
+from sea_mq_worker.outbox.event import OutboxEvent
+from sea_mq_worker.outbox.message import outbound_message
 from tests.support.builders import claimed_event
 from tests.unit.test_inbound_fuzz import JSON, TEXTS
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import Permit
-from sea_mq_worker.application.claim_size import MemoryBudget
-from sea_mq_worker.application.outbox.publisher import OutboxPublisher
-from sea_mq_worker.application.waiting import PollingWakeup
-from sea_mq_worker.bootstrap.worker.outbound import _lane, _publishing
-from sea_mq_worker.domain.errors import StoreUnavailableError
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.outbox.pace import MemoryBudget
+from sea_mq_worker.outbox.publisher import OutboxPublisher
+from sea_mq_worker.runtime.breaker import Permit
+from sea_mq_worker.runtime.waiting import PollingWakeup
+from sea_mq_worker.telemetry.events import (
     BatchRelayed,
     CircuitClosed,
     CircuitOpened,
@@ -24,11 +24,10 @@ from sea_mq_worker.domain.facts import (
     EventPublished,
     LeasesLost,
 )
-from sea_mq_worker.domain.messages import OutboundMessage
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
-from sea_mq_worker.testing.publisher import Fault, InMemoryPublisher
-from sea_mq_worker.testing.stream import InMemoryStream
+from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream
+from sea_mq_worker.wiring.outbound import _lane, _publishing
 from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
 from tests.support.simulation import Interrupted, in_virtual_time
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.errors import StoreTooSlowError
-from sea_mq_worker.domain.events import Claim, EventState
-from sea_mq_worker.domain.facts import Noticed
-from sea_mq_worker.domain.messages import OutboundMessage
-from sea_mq_worker.domain.outcomes import Died, Released
+from sea_mq_worker.errors import StoreTooSlowError
+from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.event import Claim, Died, EventState, Released
+from sea_mq_worker.telemetry.events import Noticed
 from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_outbox_publisher import LEASE, World

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.domain.errors import (
+from sea_mq_worker.errors import (
     BrokerUnavailableError,
     ContractError,
     DependencyError,
     StoreUnavailableError,
 )
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.nats.message import SearchedId, SearchResult
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.telemetry.events import (
     BatchRelayed,
     CircuitClosed,
     CircuitOpened,
@@ -21,8 +22,7 @@ from sea_mq_worker.domain.facts import (
     LeasesLost,
     Noticed,
 )
-from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
-from sea_mq_worker.testing.publisher import Fault
+from sea_mq_worker.testing.stream import Fault
 from tests.support.simulation import Interrupted, in_virtual_time
 from tests.unit.test_outbox_publisher import LEASE, World
 

@@ -12,7 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.producer import InvalidEventError, enqueue, enqueue_sync, uuid7
+from sea_mq_worker.errors import InvalidEventError
+from sea_mq_worker.producer import enqueue, enqueue_sync, uuid7
 from tests.support.builders import enqueueable as event
 
 

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from sea_mq_worker.adapters.postgres import queries
-from sea_mq_worker.adapters.postgres.queries import NamedQuery, load_named
-from sea_mq_worker.domain.filters import InboxFilter, OutboxFilter
+from sea_mq_worker.operators.records import InboxFilter, OutboxFilter
+from sea_mq_worker.postgres import queries
+from sea_mq_worker.postgres.queries import NamedQuery, load_named
 
 FILE = """-- A file.
 

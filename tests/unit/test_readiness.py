@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sea_mq_worker.application.circuit_breaker import call_when_available
-from sea_mq_worker.domain.errors import ContractError, DependencyError, StoreUnavailableError
+from sea_mq_worker.errors import ContractError, DependencyError, StoreUnavailableError
+from sea_mq_worker.runtime.breaker import call_when_available
 from tests.support.loop_world import LoopWorld
 from tests.support.simulation import in_virtual_time
 

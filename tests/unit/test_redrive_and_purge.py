@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from sea_mq_worker.domain.dead_letter_records import DeadLetterFilter
-from sea_mq_worker.domain.dead_letters import dead_letter_message, headers_only
-from sea_mq_worker.domain.errors import BrokerUnavailableError, StoreUnavailableError
-from sea_mq_worker.domain.inbound import content_hash
-from sea_mq_worker.domain.inbox_results import Lease
-from sea_mq_worker.operations.dead_letters import DeadLetterOutcome, dead_letter_groups
-from sea_mq_worker.operations.purge import Purger
-from sea_mq_worker.operations.redrive import Redriver
-from sea_mq_worker.testing.dead_letters import InMemoryDeadLetterRecords, InMemoryDeadLetters
+from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
+from sea_mq_worker.inbox.dead_letter import dead_letter_message, headers_only
+from sea_mq_worker.inbox.message import Lease, content_hash
+from sea_mq_worker.operators.dead_letters import DeadLetterOutcome, Purger, Redriver, dead_letter_groups
+from sea_mq_worker.operators.records import DeadLetterFilter
 from sea_mq_worker.testing.handler import InMemoryHandler, Respond
 from sea_mq_worker.testing.inbox import InboxTable, InMemoryInbox
+from sea_mq_worker.testing.operators import InMemoryDeadLetterRecords, InMemoryDeadLetters
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.builders import dead_letter, inbound_message
 from tests.support.inboxes import entry, lease

@@ -5,12 +5,12 @@ import uuid
 
 import pytest
 
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.domain.replay_records import ReplayResult
-from sea_mq_worker.operations.replay import feed_replay, replay_matching
+from sea_mq_worker.operators.ports import ReplayResult
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import feed_replay, replay_matching
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.testing.operators import InMemoryReplays
 from sea_mq_worker.testing.outbox import OutboxTable
-from sea_mq_worker.testing.replays import InMemoryReplays
 from tests.support.simulation import in_virtual_time
 
 ALL = OutboxFilter()

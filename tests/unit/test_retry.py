@@ -2,19 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from sea_mq_worker.domain.outcomes import (
-    Died,
-    FailedTransiently,
-    Postponed,
-    Published,
-    PublishOutcome,
-    Rejected,
-    Released,
-    Stored,
-    Unknown,
-    Unsent,
-)
-from sea_mq_worker.domain.retry import Backoff, RetryPolicy, first_wave
+from sea_mq_worker.nats.message import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
+from sea_mq_worker.outbox.event import Died, Postponed, Published, Released
+from sea_mq_worker.outbox.retry import RetryPolicy, first_wave
+from sea_mq_worker.runtime.breaker import Backoff
 from tests.support.builders import claimed_event
 
 

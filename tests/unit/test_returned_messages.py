@@ -1,7 +1,7 @@
 """The memory of messages that were given back."""
 
-from sea_mq_worker.application.inbox.returned_messages import ReturnedMessages
-from sea_mq_worker.domain.outcomes import GivenBack
+from sea_mq_worker.inbox.message import GivenBack
+from sea_mq_worker.inbox.rescue import ReturnedMessages
 from tests.support.builders import inbound_message
 
 

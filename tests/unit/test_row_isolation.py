@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sea_mq_worker.application.row_isolation import RowIsolator
-from sea_mq_worker.domain.errors import ContractError, RowsRefusedError, StoreUnavailableError
+from sea_mq_worker.errors import ContractError, RowsRefusedError, StoreUnavailableError
+from sea_mq_worker.runtime.row_isolation import RowIsolator
 
 
 class Table:

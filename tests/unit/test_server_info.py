@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
+from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo
 
 CREATED = "2026-11-01T00:00:00.123456789Z"
 NEVER = "0001-01-01T00:00:00Z"

@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.admin.activity import ActivityLog
-from sea_mq_worker.admin.health_summary import Side, Situation, summarize
-from sea_mq_worker.admin.history import History
-from sea_mq_worker.admin.latencies import Latencies
-from sea_mq_worker.admin.status_collector import StatusCollector
-from sea_mq_worker.admin.status_records import ConsumerSample, Counters, Level, Sample, WorkerInfo
-from sea_mq_worker.domain.facts import (
+from sea_mq_worker.admin.activity import ActivityLog, Latencies
+from sea_mq_worker.admin.health import Side, Situation, summarize
+from sea_mq_worker.admin.records import ConsumerSample, Counters, Level, Sample, WorkerInfo
+from sea_mq_worker.admin.status import History, StatusCollector
+from sea_mq_worker.telemetry.events import (
     CircuitClosed,
     CircuitOpened,
     EventsPublished,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sea_mq_worker.domain.errors import InvalidEventError, InvalidMessageError
-from sea_mq_worker.domain.subjects import (
+from sea_mq_worker.errors import InvalidEventError, InvalidMessageError
+from sea_mq_worker.nats.subjects import (
     SUBJECT_BYTES_MAX,
     EventSubject,
     event_subject,

@@ -1,10 +1,10 @@
 import asyncio
 import contextlib
 
-from sea_mq_worker.application.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.application.waiting import StoppedError, cancel_on_stop
-from sea_mq_worker.domain.facts import Noticed, WorkerStopped
-from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Supervisor
+from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
+from sea_mq_worker.telemetry.events import Noticed, WorkerStopped
+from sea_mq_worker.testing.events import RecordingObserver
 
 
 async def until_stopped(stop: asyncio.Event) -> None:

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from sea_mq_worker.cli.table_format import table
+from sea_mq_worker.cli.support import table
 
 COLUMNS = ("id", "state", "event_type", "ordering_key", "attempts", "last_error")
 ROWS = [

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sea_mq_worker.application.takeover import Takeover
-from sea_mq_worker.domain.errors import RowsRefusedError
-from sea_mq_worker.domain.facts import Noticed, WorkerTakenOver
-from sea_mq_worker.testing.observer import RecordingObserver
+from sea_mq_worker.errors import RowsRefusedError
+from sea_mq_worker.runtime.takeover import Takeover
+from sea_mq_worker.telemetry.events import Noticed, WorkerTakenOver
+from sea_mq_worker.testing.events import RecordingObserver
 from sea_mq_worker.testing.sessions import InMemorySessions, SessionTable
 from tests.support.simulation import in_virtual_time
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.domain.throttle import Throttle
+from sea_mq_worker.inbox.health import Throttle
 
 
 def slowed(failures: int = 10, *, per_second: float = 1.0) -> Throttle:

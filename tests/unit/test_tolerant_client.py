@@ -12,8 +12,8 @@ from nats.aio.client import Client
 from nats.protocol import parser
 from nats.protocol.parser import Parser
 
-from sea_mq_worker.adapters.nats.client import ResilientClient
-from sea_mq_worker.domain.encoding import header_problem
+from sea_mq_worker.nats.connection import ResilientClient
+from sea_mq_worker.nats.headers import header_problem
 
 
 def test_this_nats_py_calls_what_is_overridden() -> None:

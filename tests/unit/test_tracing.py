@@ -12,9 +12,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from sea_mq_worker.domain.messages import HandlerRequest, OutboundMessage
-from sea_mq_worker.domain.outcomes import Accepted, HandlerResult, PublishOutcome, Stored, Unknown
-from sea_mq_worker.domain.stream_search import SearchedId, SearchResult
+from sea_mq_worker.inbox.message import Accepted, HandlerRequest, HandlerResult
+from sea_mq_worker.nats.message import (
+    OutboundMessage,
+    PublishOutcome,
+    SearchedId,
+    SearchResult,
+    Stored,
+    Unknown,
+)
 from sea_mq_worker.telemetry.tracing import TracedHandler, TracedPublisher
 from sea_mq_worker.testing.handler import InMemoryHandler, Respond, Unreachable
 from tests.support.handlers import handler_request

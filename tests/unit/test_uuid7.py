@@ -4,8 +4,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from sea_mq_worker.adapters.postgres.operator.listings import id_bounds
-from sea_mq_worker.domain.uuid7 import is_uuid7, min_id_at, timestamp_of
+from sea_mq_worker.operators.tables import id_bounds
+from sea_mq_worker.postgres.partitions import is_uuid7, min_id_at, timestamp_of
 from sea_mq_worker.producer import uuid7
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

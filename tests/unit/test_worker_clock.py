@@ -10,7 +10,7 @@ _NAMESPACE = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "8
 _READ = """
 import time
 from dataclasses import fields
-from sea_mq_worker.bootstrap.worker.context import WorkerContext
+from sea_mq_worker.wiring.context import WorkerContext
 [clock] = [one.default for one in fields(WorkerContext) if one.name == "clock"]
 print(clock() - time.clock_gettime(time.CLOCK_BOOTTIME))
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
 
 PROJECT = Path(__file__).parents[2]
 NATS = {"2.10": "2.10.27", "2.11": "2.11.17", "2.12": "2.12.15", "2.14": "2.14.9", "2.15": "2.15.2"}

@@ -5,9 +5,9 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from sea_mq_worker.admin.api_routes import ROUTES
-from sea_mq_worker.admin.history import HistoryData
 from sea_mq_worker.admin.operator_api import OperatorApi
-from sea_mq_worker.admin.status_records import Status
+from sea_mq_worker.admin.records import Status
+from sea_mq_worker.admin.status import HistoryData
 from tools.docs.cli import schema_of
 from tools.docs.markdown import table
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import asyncpg
 
-from sea_mq_worker.adapters.postgres.schema.migrations import migrate
-from sea_mq_worker.embedded import EmbeddedPostgres
+from sea_mq_worker.dev.servers import EmbeddedPostgres
+from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.resources import resource_folder
 from tests.support.servers import database_connection
 from tools.docs.markdown import code, table

@@ -5,12 +5,14 @@ from typing import Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from sea_mq_worker.doctor import KINDS, Severity
+from sea_mq_worker.doctor import KINDS
+from sea_mq_worker.doctor.findings import Severity
+from sea_mq_worker.postgres.url import RULES, Rule
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
-from sea_mq_worker.settings.postgres_url import RULES, Rule
-from sea_mq_worker.telemetry.catalog.log_events import FATAL_NOTICES, LOG_EVENTS, NOTICES
-from sea_mq_worker.telemetry.catalog.metrics import METRICS, PIPELINE_METRICS
-from sea_mq_worker.telemetry.catalog.spans import RESOURCE, SPANS, SpanKind
+from sea_mq_worker.telemetry.events import FATAL_NOTICES, LOG_EVENTS, NOTICES
+from sea_mq_worker.telemetry.metrics import METRICS, PIPELINE_METRICS
+from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS
+from sea_mq_worker.telemetry.tracing import SpanSpec as SpanKind
 from tools.docs.markdown import code, table
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
@@ -18,7 +17,7 @@ from sea_mq_worker.cli.pipeline.support import (
     print_result,
     required_lake,
 )
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort
+from sea_mq_worker.cli.support import EXIT_USAGE, ActorOption, JsonOption, ReasonOption, abort, moment
 
 if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult

@@ -5,7 +5,6 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, YesOption, filled
 from sea_mq_worker.cli.pipeline.support import (
     DryRunOption,
     LakeOption,
@@ -13,7 +12,17 @@ from sea_mq_worker.cli.pipeline.support import (
     print_result,
     required_lake,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, confirm
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ActorOption,
+    JsonOption,
+    ReasonOption,
+    YesOption,
+    abort,
+    confirm,
+    filled,
+)
 
 if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.erase.job import EraseResult

@@ -150,7 +150,7 @@ def _session(
 
 def _left(settings: "Settings", lake: str, streams: list[str]) -> int:
     """Count the messages to land; none while NATS is unavailable, for which one process waits."""
-    from sea_mq_worker.domain.errors import UnavailableError
+    from sea_mq_worker.errors import UnavailableError
     from sea_mq_worker.pipeline.jobs.land.job import count
 
     try:
@@ -179,7 +179,7 @@ def _run(
     once: Callable[..., "LandResult"], options: "LandOptions", pause: float | None, *, json: bool
 ) -> None:
     """Land once; with a pause repeatedly, also across outages of NATS; print results with rows."""
-    from sea_mq_worker.domain.errors import UnavailableError
+    from sea_mq_worker.errors import UnavailableError
     from sea_mq_worker.pipeline.errors import translated
     from sea_mq_worker.pipeline.signals import stopping_on_signals
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
@@ -21,7 +20,17 @@ from sea_mq_worker.cli.pipeline.support import (
     open_spark,
     print_progress,
 )
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ActorOption,
+    JsonOption,
+    SinceOption,
+    UntilOption,
+    abort,
+    print_json,
+    print_table,
+)
 from sea_mq_worker.pipeline.jobs.reconcile.result import (
     LOSS,
     ReconcileRequest,

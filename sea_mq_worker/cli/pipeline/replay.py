@@ -10,8 +10,6 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.arguments import ActorOption, ReasonOption, moment
-from sea_mq_worker.cli.option_groups import with_options
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     DryRunOption,
@@ -21,9 +19,20 @@ from sea_mq_worker.cli.pipeline.support import (
     open_spark,
     print_progress,
 )
-from sea_mq_worker.cli.signals import stop_on_signals
-from sea_mq_worker.cli.support import EXIT_FAILED, EXIT_USAGE, JsonOption, abort, print_json, print_table
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.cli.support import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ActorOption,
+    JsonOption,
+    ReasonOption,
+    abort,
+    moment,
+    print_json,
+    print_table,
+    stop_on_signals,
+    with_options,
+)
+from sea_mq_worker.outbox.event import EventState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.arguments import SinceOption, UntilOption
 from sea_mq_worker.cli.pipeline.support import (
     ConfOption,
     LakeOption,
@@ -16,7 +15,7 @@ from sea_mq_worker.cli.pipeline.support import (
     open_spark,
     print_progress,
 )
-from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, abort, print_json
+from sea_mq_worker.cli.support import EXIT_USAGE, JsonOption, SinceOption, UntilOption, abort, print_json
 
 if TYPE_CHECKING:
     from sea_mq_worker.pipeline.jobs.report.model import Report

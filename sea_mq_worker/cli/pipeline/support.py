@@ -49,7 +49,7 @@ def job_settings(*needs: str) -> "Iterator[Settings]":
     except ImportError as error:
         missing = f"`pipeline` needs {error.name}: {install_hint('spark,spark-java')}"
         abort(missing if error.name else str(error), EXIT_CONTRACT)
-    from sea_mq_worker.domain.errors import ContractError, WorkerError
+    from sea_mq_worker.errors import ContractError, WorkerError
     from sea_mq_worker.settings import SettingsError
 
     try:

@@ -13,12 +13,12 @@ import pyarrow as pa
 import uvloop
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.application.supervisor import ExitCode
-from sea_mq_worker.bootstrap.worker.backlog import BacklogCounts, count_backlog
-from sea_mq_worker.bootstrap.worker.run import run_worker
-from sea_mq_worker.domain.errors import ContractError, WorkerError
+from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.pipeline.session import described, parallelism
+from sea_mq_worker.runtime.supervisor import ExitCode
 from sea_mq_worker.settings import Settings, config_file, load_settings
+from sea_mq_worker.wiring.outbound import BacklogCounts, count_backlog
+from sea_mq_worker.worker import run_worker
 
 
 def drain(spark: SparkSession, settings: Settings, *, tasks: int | None = None) -> BacklogCounts:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import nats.errors
 import pytest
 
-from sea_mq_worker.doctor import Finding
+from sea_mq_worker.doctor.findings import Finding
 from tests.integration.doctor_cases.registry import (
     CASES,
     UNUSED,

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from sea_mq_worker.adapters.postgres.schema.old_worker import set_old_worker
-from sea_mq_worker.doctor import Finding
+from sea_mq_worker.doctor.findings import Finding
+from sea_mq_worker.postgres.migrations import set_old_worker
 from tests.integration.doctor_cases.registry import (
     LONG_AGO,
     UNUSED,

@@ -4,14 +4,13 @@ import signal
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.replays import PostgresReplays
-from sea_mq_worker.admin.auth import TokenAuth
-from sea_mq_worker.admin.routes import Routes
-from sea_mq_worker.admin.server import AdminServer
-from sea_mq_worker.doctor import Finding, examine
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.admin.http import TokenAuth
+from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.doctor import examine
+from sea_mq_worker.doctor.findings import Finding
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.operators.tables import PostgresOperations, PostgresReplays
 from tests.integration.doctor_cases.database import PUBLISHED
 from tests.integration.doctor_cases.registry import (
     CASES,

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.doctor import Finding
+from sea_mq_worker.doctor.findings import Finding
 from tests.support.checkups import Mend, Patient
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=40)

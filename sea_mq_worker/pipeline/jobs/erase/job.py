@@ -14,14 +14,12 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.adapters.nats.connection import api, reading
-from sea_mq_worker.adapters.nats.consume.decoding import stored
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.postgres.connection import fetch, fetch_with_long_timeout
-from sea_mq_worker.adapters.postgres.operator.operations import PostgresOperations
-from sea_mq_worker.adapters.postgres.operator.pruning import foreign_keys
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.operations.database import tables_pool
+from sea_mq_worker.nats.connection import api, reading
+from sea_mq_worker.nats.errors import ApiRefusedError
+from sea_mq_worker.nats.stored import stored
+from sea_mq_worker.operators.database import tables_pool
+from sea_mq_worker.operators.prune import foreign_keys
+from sea_mq_worker.operators.tables import PostgresOperations
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.outbox import deletion
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
@@ -36,6 +34,8 @@ from sea_mq_worker.pipeline.lake.erased_ids import ID_HEADERS, id_hash, record_e
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE, IDS, SILVER
 from sea_mq_worker.pipeline.lake.table import check_lake
 from sea_mq_worker.pipeline.sources.jetstream.state import connected
+from sea_mq_worker.postgres.pool import fetch, fetch_with_long_timeout
+from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
 
 _SQL = load_queries("pipeline_erase")

@@ -12,7 +12,7 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.job_run import lake_datasets, lineage, stream_datasets
 from sea_mq_worker.pipeline.jobs.land import gold

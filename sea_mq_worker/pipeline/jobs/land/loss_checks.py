@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import (
     StreamProgress,

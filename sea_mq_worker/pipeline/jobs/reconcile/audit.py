@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Column
 from sea_mq_worker.pipeline.snapshot import Snapshot
+from sea_mq_worker.postgres.queries import load_queries
 
 _SKEW = 5e6
 """Tolerance between the clocks of database and broker, in microseconds."""

@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sea_mq_worker.domain.errors import InvalidEventError
-from sea_mq_worker.domain.events import OutboxEvent
-from sea_mq_worker.domain.headers import MSG_ID, outbound_message
-from sea_mq_worker.domain.inbound import MARKER, SCHEDULE, storage_id
-from sea_mq_worker.domain.messages import InboundMessage, OutboundMessage
-from sea_mq_worker.domain.subjects import event_subject
+from sea_mq_worker.errors import InvalidEventError
+from sea_mq_worker.inbox.message import MARKER, SCHEDULE, storage_id
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.message import InboundMessage, OutboundMessage
+from sea_mq_worker.nats.subjects import event_subject
+from sea_mq_worker.outbox.event import OutboxEvent
+from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import Batches
 
 _MOMENT = pa.timestamp("us", tz="UTC")

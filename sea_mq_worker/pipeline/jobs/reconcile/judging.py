@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo
+from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, explained, is_in, micros, micros_of
 from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, Batches, Column, pack, unpack
 from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS

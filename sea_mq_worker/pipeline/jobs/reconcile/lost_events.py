@@ -8,11 +8,11 @@ from uuid import UUID
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
-from sea_mq_worker.domain.events import EventState
-from sea_mq_worker.domain.filters import OutboxFilter
-from sea_mq_worker.operations.database import replays
-from sea_mq_worker.operations.replay import replay_matching
+from sea_mq_worker.nats.info import StreamInfo
+from sea_mq_worker.operators.database import replays
+from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeue, Requeued
 from sea_mq_worker.settings import Settings
 

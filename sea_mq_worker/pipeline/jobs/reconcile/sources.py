@@ -15,8 +15,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.server_info import ConsumerInfo, StreamInfo, consumer_info, stream_info
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, consumer_info, stream_info
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import incarnations, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.audit import read_audit

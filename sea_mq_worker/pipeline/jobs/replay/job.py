@@ -24,8 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.application.waiting import sleep_or_stop
-from sea_mq_worker.operations.database import tables_pool
+from sea_mq_worker.operators.database import tables_pool
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.replay.read_events import choose_events, with_content
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
@@ -33,6 +32,7 @@ from sea_mq_worker.pipeline.jobs.replay.store import Action, ReplayStore
 from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
 from sea_mq_worker.pipeline.session import described
 from sea_mq_worker.pipeline.snapshot import snapshot
+from sea_mq_worker.runtime.waiting import sleep_or_stop
 from sea_mq_worker.settings import Settings
 
 _BATCH_MAX = 1000

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.dataframes import deduplicate_by, matching
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
 from sea_mq_worker.pipeline.jobs.replay.store import RESTORED, Action

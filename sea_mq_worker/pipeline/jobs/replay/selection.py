@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sea_mq_worker.domain.events import EventState
+from sea_mq_worker.outbox.event import EventState
 
 TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 """States from which an event can be replayed."""

@@ -9,10 +9,10 @@ from typing import Any
 import asyncpg
 from pyspark.sql import Row
 
-from sea_mq_worker.adapters.postgres.connection import fetch
-from sea_mq_worker.adapters.postgres.errors import translated
-from sea_mq_worker.adapters.postgres.queries import load_queries
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.postgres.errors import translated
+from sea_mq_worker.postgres.pool import fetch
+from sea_mq_worker.postgres.queries import load_queries
 
 RESTORED = (
     *("id", "aggregate_type", "aggregate_id", "event_type", "event_version", "payload", "occurred_at"),

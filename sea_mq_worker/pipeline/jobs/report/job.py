@@ -15,8 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sea_mq_worker.adapters.postgres.queries import load_queries
-from sea_mq_worker.domain.dead_letters import Reason
+from sea_mq_worker.inbox.dead_letter import Reason
 from sea_mq_worker.pipeline.dataframes import deduplicate_by, read_all
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.report.figures import GROUPS_MAX, Period, figures
@@ -27,6 +26,7 @@ from sea_mq_worker.pipeline.snapshot import Condition, Snapshot, read_inbox, rea
 from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
+from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
 
 _COUNTED = files(__package__).joinpath("figures.sql").read_text(encoding="utf-8")

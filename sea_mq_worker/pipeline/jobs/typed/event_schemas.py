@@ -21,10 +21,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from sea_mq_worker.domain.errors import ContractError
-from sea_mq_worker.event_schemas import read_json_schemas
+from sea_mq_worker.errors import ContractError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
+from sea_mq_worker.producer.schemas import read_json_schemas
 
 _BAD_NAME = re.compile(r"^_|[ ,;{}()\n\t=]")
 _SIMPLE = {

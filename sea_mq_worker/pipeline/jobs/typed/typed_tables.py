@@ -14,7 +14,6 @@ from jsonschema.exceptions import best_match
 from jsonschema.protocols import Validator
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.event_schemas import schema_validator
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress
 from sea_mq_worker.pipeline.jobs.land.tasks import rewrite
@@ -23,6 +22,7 @@ from sea_mq_worker.pipeline.lake.schemas import SILVER, TableSchema
 from sea_mq_worker.pipeline.lake.storage import filesystem, table_uri
 from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
 from sea_mq_worker.pipeline.lake.write_files import TableRows
+from sea_mq_worker.producer.schemas import schema_validator
 
 QUARANTINE = typed_table("quarantine", pa.field("event", pa.string()), pa.field("reason", pa.string()))
 """Events that violate their schema: ``event`` is type and version; silver has the payload."""

@@ -9,8 +9,8 @@ import asyncio
 import json
 from typing import Any, Self
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.domain.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
 
 _SILENT_SECONDS_MAX = 10.0

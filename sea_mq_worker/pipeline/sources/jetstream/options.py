@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
+from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.settings import Settings, config_file, load_settings
 

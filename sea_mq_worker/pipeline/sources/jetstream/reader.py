@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection
-from sea_mq_worker.adapters.nats.server_info import StreamInfo, stream_info
-from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.errors import UnavailableError
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.info import StreamInfo, stream_info
 from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions

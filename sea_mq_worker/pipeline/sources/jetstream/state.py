@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sea_mq_worker.adapters.nats.connection import NatsConnection, api, reading
-from sea_mq_worker.adapters.nats.errors import ApiRefusedError
-from sea_mq_worker.adapters.nats.server_info import StreamInfo, missing_stream, stream_info
-from sea_mq_worker.connections.nats import open_nats
-from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.connections import open_nats
+from sea_mq_worker.errors import UnavailableError
+from sea_mq_worker.nats.connection import NatsConnection, api, reading
+from sea_mq_worker.nats.errors import ApiRefusedError
+from sea_mq_worker.nats.info import StreamInfo, missing_stream, stream_info
 from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
 from sea_mq_worker.settings import Settings
 

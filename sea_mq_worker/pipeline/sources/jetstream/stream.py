@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sea_mq_worker.adapters.nats.server_info import StreamInfo
-from sea_mq_worker.domain.errors import UnavailableError
+from sea_mq_worker.errors import UnavailableError
+from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
 from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from sea_mq_worker.adapters.postgres.connection import session_settings
-from sea_mq_worker.adapters.postgres.opening import read_password
-from sea_mq_worker.domain.addresses import postgres_address, split_password_file
-from sea_mq_worker.domain.errors import ContractError, StoreUnavailableError, WorkerError
+from sea_mq_worker.errors import ContractError, StoreUnavailableError, WorkerError
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.postgres.pool import read_password, session_settings
+from sea_mq_worker.runtime.addresses import postgres_address, split_password_file
 from sea_mq_worker.settings import Settings
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sea_mq_worker.adapters.postgres.connection import quoted_schema
-from sea_mq_worker.adapters.postgres.schema.leaf_partitions import PageRange
-from sea_mq_worker.domain.errors import StoreUnavailableError
+from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.sources.tables.connection import ONE_MOMENT, connected
+from sea_mq_worker.postgres.partitions import PageRange
+from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.settings import load_settings
 
 FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)

@@ -1,1 +1,0 @@
-"""HTTP client of the service handler."""

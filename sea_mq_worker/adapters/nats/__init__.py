@@ -1,1 +1,0 @@
-"""NATS JetStream on nats-py: a connection a side, acknowledgements read in bulk, own pulls."""

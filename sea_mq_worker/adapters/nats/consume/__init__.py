@@ -1,1 +1,0 @@
-"""Consuming from one durable consumer."""

@@ -1,1 +1,0 @@
-"""Streams, consumers and dead letters as operators see them."""

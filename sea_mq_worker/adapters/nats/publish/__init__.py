@@ -1,1 +1,0 @@
-"""Publishing to one stream in the way that the stream allows."""

@@ -1,1 +1,0 @@
-"""PostgreSQL: outbox, inbox, operator's actions and wake-up over asyncpg."""

@@ -1,1 +1,0 @@
-"""Operators' queries and changes."""

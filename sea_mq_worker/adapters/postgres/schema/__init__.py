@@ -1,1 +1,0 @@
-"""The schema: migrations, owner, partitions, and what a database actually has."""

@@ -1,1 +1,0 @@
-"""The loops: they decide with the domain and act through the ports."""

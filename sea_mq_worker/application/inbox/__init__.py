@@ -1,1 +1,0 @@
-"""Inbound: messages from a durable consumer through the inbox to the handler."""

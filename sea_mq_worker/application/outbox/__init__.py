@@ -1,1 +1,0 @@
-"""Outbound: events from the outbox to the stream."""

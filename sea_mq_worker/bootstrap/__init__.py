@@ -1,1 +1,0 @@
-"""The composition root: wires the worker's process."""

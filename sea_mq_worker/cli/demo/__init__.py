@@ -1,1 +1,0 @@
-"""The command ``dev``: run real servers, the worker, a sample handler and traffic in both directions."""

@@ -1,1 +1,0 @@
-"""Connections made from settings; a module for each server, so that nothing loads the drivers of another."""

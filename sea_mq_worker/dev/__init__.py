@@ -1,0 +1,1 @@
+"""Embedded servers and the demonstration of ``dev``."""

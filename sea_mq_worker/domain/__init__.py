@@ -1,1 +1,0 @@
-"""Decisions as frozen data and pure functions, without IO and drivers."""

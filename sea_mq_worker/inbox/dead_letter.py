@@ -1,0 +1,278 @@
+"""Publishes dead letters (CMD-052): no message lost, no duplicate in the dead-letter stream.
+
+The inbox records the intent, the stream confirms the dead letter, the inbox records that, and only then is
+the message acknowledged. Inside the deduplication window the stream drops a repeat; a later repeat finds the
+recorded intent and searches the stream before it publishes.
+
+``handler_call`` decides which messages are dead-lettered.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote
+
+from sea_mq_worker.errors import BrokerUnavailableError, RowsRefusedError
+from sea_mq_worker.inbox.message import DeadLetter, DeadLettered, Leased, LeaseLost
+from sea_mq_worker.nats.headers import (
+    HEADER_BYTES_MAX,
+    MSG_ID,
+    header_problem,
+    speaks_to_broker,
+    subject_problem,
+)
+from sea_mq_worker.nats.message import (
+    OutboundMessage,
+    Rejected,
+    SearchedId,
+    Stored,
+    may_be_outside_window,
+    search_seconds,
+)
+from sea_mq_worker.ports import InboxRepository, JetStreamPublisher, Observer
+from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
+from sea_mq_worker.runtime.row_isolation import report_refused
+from sea_mq_worker.telemetry.events import MessageDeadLettered
+
+# --- Build dead letters (CMD-052, EVT-047-002), and restore the original headers for a redrive.
+#
+# ``application/inbox/handler_call`` decides which messages are dead-lettered, and
+# ``application/inbox/leases`` which are a CONTENT_CONFLICT.
+
+_DETAIL_CHARS_MAX = 500
+_QUOTED_CHARS_MAX = 1000
+_OWN_HEADER_BYTES = 8192
+"""Bytes reserved for the dead letter's own headers, including the original subject."""
+_ORIGINAL = "Original-"
+
+
+class Reason(StrEnum):
+    """Why a message was dead-lettered; the vocabulary of the ``Dlq-Reason`` header."""
+
+    REJECTED = "REJECTED"
+    """The handler answered 422."""
+    EXHAUSTED = "EXHAUSTED"
+    """The attempts are used up: the worker's own limit, or the server's max_deliver."""
+    INVALID_MESSAGE_ID = "INVALID_MESSAGE_ID"
+    INVALID_PAYLOAD = "INVALID_PAYLOAD"
+    BAD_SUBJECT = "BAD_SUBJECT"
+    CONTENT_CONFLICT = "CONTENT_CONFLICT"
+    """The id is already known with another content."""
+
+
+def conflict_detail(message_id: str) -> str:
+    """Return the reason for dead-lettering a message under an id of its own; searches use these words."""
+    return f"message id {message_id} is known with another content"
+
+
+def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
+    """Build the message for ``{context}.dlq.{original subject}``; its body is the original's, unchanged.
+
+    Headers that the server would interpret get the prefix ``Original-``. A stream may hold messages that
+    cannot be published: a subject with wildcards or too long is quoted and cut, and headers that cannot be
+    sent are left out and counted. Otherwise one message could block dead-lettering for all others.
+    """
+    source = letter.source
+    headers = _sendable(source.headers)
+    if omitted := len(source.headers) - len(headers):
+        headers["Dlq-Headers-Omitted"] = str(omitted)
+    headers |= {
+        MSG_ID: f"dlq:{source.consumer}:{letter.message_id}",
+        "Dlq-Message-Id": letter.message_id,
+        "Dlq-Original-Subject": _as_header(letter.original_subject),
+        "Dlq-Reason": letter.reason,
+        "Dlq-Attempts": str(letter.attempts),
+        "Dlq-Detail": _one_line(letter.detail),
+        "Dlq-Stream": source.stream,
+        "Dlq-Stream-Sequence": str(source.seq),
+        "Dlq-Consumer": source.consumer,
+    }
+    return OutboundMessage(
+        id=headers[MSG_ID],
+        subject=_subject(context, letter.original_subject),
+        payload=source.payload,
+        headers=headers,
+    )
+
+
+def with_new_id(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
+    """Give a dead letter a new, deterministic id, unlike that of the removed copy at ``removed_seq``."""
+    message_id = f"{message.id}:{removed_seq}"
+    return message._replace(id=message_id, headers={**message.headers, MSG_ID: message_id})
+
+
+def headers_only(message: OutboundMessage) -> OutboundMessage:
+    """Reduce a dead letter that is too large to its own headers; the original stays in its stream."""
+    headers = {name: value for name, value in message.headers.items() if name.startswith(("Dlq-", MSG_ID))}
+    headers["Dlq-Body-Omitted"] = str(len(message.payload))
+    return OutboundMessage(id=message.id, subject=message.subject, payload=b"", headers=headers)
+
+
+def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of the original message."""
+    kept = {name: value for name, value in headers.items() if not name.startswith(("Dlq-", "Nats-"))}
+    return {name.removeprefix(_ORIGINAL): value for name, value in kept.items()}
+
+
+def _subject(context: str, original: str) -> str:
+    subject = f"{context}.dlq.{original}"
+    return f"{context}.dlq.{_quoted(original)}" if subject_problem(subject) else subject
+
+
+def _quoted(subject: str) -> str:
+    tokens = quote(subject, safe="")[:_QUOTED_CHARS_MAX].split(".")
+    return ".".join(filter(None, tokens)) or "blank"
+
+
+def _as_header(text: str) -> str:
+    return quote(text) if header_problem("Dlq-Original-Subject", text) else text
+
+
+def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that can be sent, smallest first, up to the size limit."""
+    kept = {_prefixed_name(name): value for name, value in headers.items() if not header_problem(name, value)}
+    room = HEADER_BYTES_MAX - _OWN_HEADER_BYTES
+    for name in sorted(kept, key=lambda name: len(kept[name])):
+        room -= len(f"{name}: {kept[name]}\r\n".encode())
+        if room < 0:
+            del kept[name]
+    return kept
+
+
+def _prefixed_name(name: str) -> str:
+    reserved = speaks_to_broker(name) or name.lower().startswith(("dlq-", _ORIGINAL.lower()))
+    return f"{_ORIGINAL}{name}" if reserved else name
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("\0", "\ufffd")[:_DETAIL_CHARS_MAX].strip()
+
+
+class _LeaseExpiredError(Exception):
+    """The intent was recorded longer ago than a lease lasts, so another worker may have the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterPublisher:
+    """Publishes messages to the dead-letter stream of ``context``; waits while that stream is away.
+
+    Attributes:
+        clock: monotonic seconds.
+        lease_seconds: processing lease in the inbox; an intent older than that is recorded again, and the
+            stream searched again, before anything is sent, because this worker may have stalled.
+    """
+
+    context: str
+    inbox: InboxRepository
+    publisher: JetStreamPublisher
+    observer: Observer
+    breaker: CircuitBreaker
+    store_breaker: CircuitBreaker
+    clock: Callable[[], float]
+    lease_seconds: float
+
+    async def dead_letter(
+        self, letter: DeadLetter, run: Leased, stop: asyncio.Event
+    ) -> DeadLettered | LeaseLost:
+        """Dead-letter a leased message; leave it to a redelivery where PostgreSQL refuses to change its row.
+
+        Raises:
+            StoppedError: the worker stopped while the stream or the inbox was away; it may be dead-lettered.
+        """
+        try:
+            done = await self._dead_letter(letter, run, stop)
+        except RowsRefusedError as error:
+            report_refused(self.observer, f"message {letter.message_id}", error)
+            return LeaseLost()
+        if done:
+            self._report(letter)
+        return DeadLettered() if done else LeaseLost()
+
+    async def _dead_letter(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
+        """Store the dead letter and record that; return False where another worker has the lease."""
+        message = dead_letter_message(letter, context=self.context)
+        began_at = recorded_at = self.clock()
+        stored = False
+        while not stored:
+            if not await self._record_intent(letter, run, stop):
+                return False
+            begun_ago = run.dead_letter_begun_seconds_ago + recorded_at - began_at
+            with contextlib.suppress(_LeaseExpiredError):
+                await self._publish_unless_stored(message, begun_ago, recorded_at + self.lease_seconds, stop)
+                stored = True
+            recorded_at = self.clock()
+        kept = await call_when_available(
+            lambda: self.inbox.mark_dead_lettered([run.lease]), breaker=self.store_breaker, stop=stop
+        )
+        return bool(kept)
+
+    async def _record_intent(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
+        """Record the intent; return False where another worker has the lease."""
+        kept = await call_when_available(
+            lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
+            breaker=self.store_breaker,
+            stop=stop,
+        )
+        return bool(kept)
+
+    async def _publish_unless_stored(
+        self, message: OutboundMessage, begun_ago: float, fresh_until: float, stop: asyncio.Event
+    ) -> None:
+        """Publish the dead letter unless the stream has it."""
+        if not await self._is_stored(message, begun_ago, stop):
+            await call_when_available(
+                lambda: self._publish(message, fresh_until), breaker=self.breaker, stop=stop
+            )
+
+    async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
+        """Search for the dead letter of an earlier attempt that may be outside the deduplication window."""
+        if not begun_ago:
+            return False
+        window_seconds = await self.publisher.read_duplicate_window()
+        if not may_be_outside_window(begun_ago, window_seconds=window_seconds):
+            return False
+        wanted = SearchedId(message.id, search_seconds(begun_ago), message.subject)
+        return await call_when_available(lambda: self._finds(wanted), breaker=self.breaker, stop=stop)
+
+    async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
+        """Publish the dead letter, under a new id where the stream remembers only a copy that was removed."""
+        stored = await self._store(message, fresh_until)
+        while stored.duplicate and not await self._is_in_stream(message):
+            message = with_new_id(message, removed_seq=stored.seq)
+            stored = await self._store(message, fresh_until)
+
+    async def _is_in_stream(self, message: OutboundMessage) -> bool:
+        since = search_seconds(await self.publisher.read_duplicate_window() or -1.0)
+        return await self._finds(SearchedId(message.id, since, message.subject))
+
+    async def _finds(self, wanted: SearchedId) -> bool:
+        """Search the stream to its end, in as many parts as necessary."""
+        while True:
+            result = (await self.publisher.find([wanted]))[wanted.id]
+            if isinstance(result, Stored) or result.is_over:
+                return isinstance(result, Stored)
+            wanted = wanted._replace(looked=result)
+
+    async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
+        if self.clock() > fresh_until:
+            raise _LeaseExpiredError
+        outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
+        if isinstance(outcome, Rejected):
+            short = headers_only(message)
+            outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
+        if not isinstance(outcome, Stored):
+            raise BrokerUnavailableError(f"the dead-letter stream does not take messages: {outcome.reason}")
+        return outcome
+
+    def _report(self, letter: DeadLetter) -> None:
+        self.observer.observe(
+            MessageDeadLettered(
+                message_id=letter.message_id,
+                original_subject=letter.original_subject,
+                reason=letter.reason,
+                attempts=letter.attempts,
+                consumer=letter.source.consumer,
+            )
+        )

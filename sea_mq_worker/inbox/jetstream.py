@@ -1,0 +1,687 @@
+"""Finds exhausted messages: they reached max_deliver, and no count of waiting messages includes them.
+
+The server reports each of them once, in an advisory that a stream keeps. If an advisory is lost, a sweep
+finds the message: its consumer awaits no acknowledgement, although it delivered more than was acknowledged.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, LimitsError
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.errors import STREAMS_APPLY, plain
+from sea_mq_worker.nats.info import PULL_SECONDS_MIN, ConsumerInfo, consumer_info, find_consumer
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.nats.stored import (
+    READ_BYTES_MAX,
+    ahead,
+    delivery,
+    find_undeliverable,
+    read_back,
+    read_next,
+    size_of,
+)
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+
+# --- Pull requests on nats-py's public API, over one subscription that lasts as long as the consumer.
+#
+# The server gives messages to a request until it is full, has expired, or has brought all there are. It
+# cannot take a request back. A subscription that ends early loses the messages on their way: across accounts
+# the server does not notice, and delivers them again only after ack_wait. So a request outlives the fetch
+# that made it, the next fetch takes what it still brings, and the subscription ends when nothing comes.
+
+_ACKS = "$JS.ACK."
+_DRAIN_SECONDS_MAX = 2.0
+_BYTES_MAX = 4 * 1024 * 1024
+"""Cap on a request, so that the server does not close a slow connection as a slow consumer."""
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
+_OTHERS_PENDING = "Requests Pending"
+"""Other requests may take all waiting messages; only a request that waits for later ones is accepted then."""
+_SOCKET_CLOSED = (OSError, RuntimeError)
+"""Errors of a write to a socket that has just broken; uvloop raises RuntimeError."""
+_SETTLED_SECONDS = 0.02
+_ANSWER_SECONDS = 1.0
+_BUSY_SECONDS = 1.0
+"""Longest request while messages come: if max_ack_pending is reached, the request lasts until it expires."""
+_HELD_SECONDS = 1.0
+"""Longest wait of a message for the next fetch."""
+_QUIET_SECONDS = 0.25
+_GIVE_BACK_SECONDS = 0.1
+_SILENCES_MAX = 2
+_NANOSECONDS = 10**9
+_HEARTBEAT = "100"
+
+
+class PullEnd(Enum):
+    """End of a fetch."""
+
+    DONE = auto()
+    """The batch is full, or the server reported the end of the request."""
+    CUT = auto()
+    """Messages came, but no end: max_ack_pending is reached, and the request goes on."""
+    SILENCE = auto()
+    """Neither a message nor a status came; the request is lost."""
+    DISCONNECTED = auto()
+    DENIED = auto()
+    REFUSED = auto()
+    """The server replied with another status; see ``PullResult.status``."""
+
+
+@dataclass(slots=True)
+class PullResult:
+    """One fetch and its messages so far."""
+
+    batch: int
+    ended: asyncio.Future[PullEnd]
+    messages: list[Msg] = field(default_factory=list)
+    status: str = ""
+
+    def end(self, how: PullEnd) -> None:
+        """Record the end; the first one counts."""
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+    def take(self, msg: Msg) -> None:
+        """Add a message; the others of the batch follow it at once, unless max_ack_pending is reached."""
+        self.messages.append(msg)
+        if len(self.messages) == self.batch:
+            self.end(PullEnd.DONE)
+        elif len(self.messages) == 1:
+            self.ended.get_loop().call_later(_SETTLED_SECONDS, self.end, PullEnd.CUT)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that the server holds; it may still bring ``left`` of ``batch`` messages."""
+
+    token: str
+    batch: int
+    left: int
+    expires_at: float
+    over: asyncio.Future[None]
+
+
+class PullSubscription:
+    """Pulls messages of one durable consumer.
+
+    Args:
+        give_back: called with messages that no fetch takes, and with the delay of their redelivery.
+    """
+
+    def __init__(
+        self,
+        connection: NatsConnection,
+        subject: str,
+        *,
+        give_back: Callable[[Sequence[Msg], float], Awaitable[None]],
+    ) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._give_back = give_back
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._fetch: PullResult | None = None
+        self._request: _Request | None = None
+        self._held: list[Msg] = []
+        self._returning: asyncio.Task[None] | None = None
+        self._is_busy = True
+        self._silences = 0
+        self._active_at = 0.0
+        self._count = 0
+        connection.listen(self._on_event)
+
+    @property
+    def has_request(self) -> bool:
+        """Whether the server holds a request."""
+        return self._request is not None
+
+    async def fetch(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> PullResult:
+        """Take messages of the request under way, or of a new one; wait for at most a second beyond its end.
+
+        The messages have at most a few MB in all, and at most ``bytes_max``; a single one may be larger.
+        """
+        at_once = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
+        limit = at_once if bytes_max is None else max(1, min(at_once, bytes_max))  # 0 would mean no limit
+        goes_on = self._request is not None
+        pulled = await self._pull(batch, wait_seconds, max_bytes=limit)
+        if goes_on and pulled.ended.result() is PullEnd.DONE and not pulled.messages:
+            pulled = await self._pull(batch, wait_seconds, max_bytes=limit)
+        if _OTHERS_PENDING in pulled.status and not pulled.messages:
+            pulled = await self._pull(batch, wait_seconds, max_bytes=limit, no_wait=False)
+        if _TOO_LARGE in pulled.status and not pulled.messages:
+            pulled = await self._pull(1, wait_seconds)
+        self._is_busy = bool(pulled.messages)
+        return pulled
+
+    async def close(self) -> None:
+        """Unsubscribe when nothing has come for a moment, and give back what came."""
+        loop = asyncio.get_running_loop()
+        while self._connection.is_connected and (request := self._request):
+            rest = min(request.expires_at, self._active_at + _QUIET_SECONDS) - loop.time()
+            if rest <= 0:
+                break
+            await asyncio.wait((request.over,), timeout=rest)
+        self._end_request()
+        await self._unsubscribe()
+        await self._return_held()
+        self._watch_held()
+
+    async def _pull(self, batch: int, wait_seconds: float, **options: int | bool) -> PullResult:
+        loop = asyncio.get_running_loop()
+        pulled = self._fetch = PullResult(batch, loop.create_future())
+        deadline = None
+        try:
+            while self._held and len(pulled.messages) < batch:
+                pulled.take(self._held.pop(0))
+            self._watch_held()
+            if self._request is None and not pulled.messages:
+                await self._send(batch, wait_seconds, options)
+            if self._request is None:
+                pulled.end(PullEnd.DONE)
+            else:
+                lost_at = self._request.expires_at + _ANSWER_SECONDS
+                deadline = loop.call_at(lost_at, pulled.end, PullEnd.SILENCE)
+            how = await pulled.ended
+        except BaseException:
+            self._fetch, self._held = None, [*pulled.messages, *self._held]
+            await self.close()
+            raise
+        finally:
+            self._fetch = None
+            if deadline is not None:
+                deadline.cancel()
+        if how is not PullEnd.SILENCE:
+            self._silences = 0
+            return pulled
+        self._silences += 1
+        self._end_request()
+        if self._silences == _SILENCES_MAX:  # the server may have lost the subscription
+            self._silences = 0
+            await self._unsubscribe()
+        return pulled
+
+    async def _send(self, batch: int, wait_seconds: float, options: Mapping[str, int | bool]) -> None:
+        client, loop = self._connection.client, asyncio.get_running_loop()
+        if self._subscription is None:
+            self._inbox = client.new_inbox()
+            self._subscription = await client.subscribe(
+                f"{self._inbox}.*", cb=self._on_message, pending_bytes_limit=0
+            )
+        seconds = min(wait_seconds, _BUSY_SECONDS) if self._is_busy else wait_seconds
+        self._count += 1
+        self._active_at = loop.time()
+        self._request = _Request(
+            token=str(self._count),
+            batch=batch,
+            left=batch,
+            expires_at=self._active_at + seconds,
+            over=loop.create_future(),
+        )
+        request = {"batch": batch, "expires": int(seconds * _NANOSECONDS), "no_wait": True, **options}
+        reply = f"{self._inbox}.{self._request.token}"
+        await client.publish(self._subject, json.dumps(request).encode(), reply=reply)
+
+    def _end_request(self) -> None:
+        """Forget the request: the server has ended it, or does not have it."""
+        if self._request is not None:
+            self._request.over.set_result(None)
+            self._request = None
+
+    async def _unsubscribe(self) -> None:
+        """End the subscription; messages that the server had already sent still arrive."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is None:
+            return
+        with contextlib.suppress(nats.errors.Error, TimeoutError, *_SOCKET_CLOSED):
+            if self._connection.is_connected:
+                drained = subscription.drain()  # type: ignore[no-untyped-call]
+                await asyncio.wait_for(drained, _DRAIN_SECONDS_MAX)
+            else:
+                await subscription.unsubscribe()
+
+    async def _on_message(self, msg: Msg) -> None:
+        if not msg.reply:
+            self._on_status(msg)
+            return
+        if not msg.reply.startswith(_ACKS):
+            return
+        self._active_at = asyncio.get_running_loop().time()
+        if self._request is not None:
+            self._request.left -= 1
+            if not self._request.left:
+                self._end_request()
+        if self._fetch is not None and not self._fetch.ended.done():
+            self._fetch.take(msg)
+        else:
+            self._held.append(msg)
+            if self._returning is None:
+                self._watch_held()
+
+    def _on_status(self, msg: Msg) -> None:
+        headers = msg.headers or {}
+        # nats-py adds a header to an empty description.
+        description = headers.get("Description", "").partition("\n")[0]
+        status = f"{headers.get('Status', '')} {description}".strip()
+        request = self._request
+        if (
+            request is None
+            or msg.subject.rpartition(".")[2] != request.token
+            or status.startswith(_HEARTBEAT)
+        ):
+            return  # a status that comes late, as after a pause of this process, ends nothing
+        self._end_request()
+        if self._fetch is None or self._fetch.ended.done():
+            return
+        self._fetch.status = status
+        finished = status.startswith(("404", "408")) or "Batch Completed" in status
+        finished = finished or (_TOO_LARGE in status and request.left < request.batch)
+        self._fetch.end(PullEnd.DONE if finished else PullEnd.REFUSED)
+
+    def _watch_held(self) -> None:
+        """Give back messages that no fetch takes soon, as while the handler's circuit is open."""
+        if self._returning is not None:
+            self._returning.cancel()
+            self._returning = None
+        if self._held:
+            self._returning = asyncio.create_task(self._return_later())
+
+    async def _return_later(self) -> None:
+        while self._held:
+            await asyncio.sleep(_HELD_SECONDS)
+            if self._connection.is_connected:
+                await self._return_held()
+        self._returning = None
+
+    async def _return_held(self) -> None:
+        """Give messages back, but not to the request under way."""
+        held, self._held = self._held, []
+        rest = self._request.expires_at - asyncio.get_running_loop().time() if self._request else 0.0
+        if held:
+            await self._give_back(held, max(_GIVE_BACK_SECONDS, rest))
+
+    def _on_event(self, event: str, text: str) -> None:
+        if event == "disconnected":
+            how = PullEnd.DISCONNECTED
+        elif event == "denied" and self._connection.replies_denied:
+            how = PullEnd.SILENCE
+        elif event == "denied" and text == self._subject.lower():
+            how = PullEnd.DENIED
+        else:
+            return
+        self._end_request()
+        if self._fetch is not None:
+            self._fetch.end(how)
+
+
+# --- Adapter of PORT-047-004: consumes from one durable pull consumer, and never creates or changes it.
+
+_ACK = b"+ACK"
+_NO_LIMIT = 2**31 - 1
+_PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
+"""Ends of a request after which another one can succeed."""
+_GONE = ("503", "409 Consumer Deleted", "409 Exceeded MaxRequest")
+"""Ends of a request after which another one can succeed, by what the consumer is then."""
+_REASONS = {"": "no answer to a pull request", "503": "no leader takes pull requests now (503)"}
+
+
+class NatsJetStreamConsumer:
+    """Pulls from one durable consumer.
+
+    Args:
+        connection: of the inbound side.
+        stream: the stream's name.
+        durable: the consumer's name.
+        wait_seconds: how long a fetch waits for the first message.
+        objection: returns why the worker must not consume with these limits; empty if it may.
+
+    Attributes:
+        name: the durable's name.
+        ack_wait_seconds: the server's limit, like the following; before ``start`` its default.
+        max_deliver: -1 for no limit.
+        max_ack_pending: a very large number if there is no limit.
+        subjects: filters; ``>`` if the consumer has none.
+        is_known: nothing is known against the consumer; a fetch looks first, while there is.
+    """
+
+    def __init__(
+        self,
+        *,
+        connection: NatsConnection,
+        stream: str,
+        durable: str,
+        wait_seconds: float = 5.0,
+        objection: Callable[[ConsumerInfo], str] = lambda _info: "",
+    ) -> None:
+        self.name = durable
+        self.stream = stream
+        self.ack_wait_seconds = 30.0
+        self.max_deliver = -1
+        self.max_ack_pending = 1000
+        self.subjects: tuple[str, ...] = (">",)
+        self.is_known = True
+        self._request_seconds = wait_seconds
+        self._request_max = _NO_LIMIT
+        self._request_bytes_max: int | None = None
+        self._objection = objection
+        self._connection = connection
+        self._wait_seconds = wait_seconds
+        self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
+        self._pulls = PullSubscription(connection, self._next, give_back=self._give_back)
+        self._turn = asyncio.Lock()
+        self._delivered: int | None = None
+        """The consumer's deliveries at the last look, if nothing was fetched since."""
+
+    async def start(self) -> None:
+        """Verify that the consumer exists and fits, and note its limits.
+
+        Raises:
+            BrokerUnavailableError: the server did not answer.
+            ContractError: it is missing, forbidden or unfit; LimitsError if the settings contradict it.
+        """
+        self.is_known = False
+        self._judge(await consumer_info(self._connection, self.stream, self.name))
+
+    async def look(self) -> ConsumerInfo:
+        """Return the consumer's state; if it does not fit any more, the next fetch raises the reason."""
+        info = await consumer_info(self._connection, self.stream, self.name)
+        with contextlib.suppress(ContractError):
+            self._judge(info)
+        return info
+
+    def _judge(self, info: ConsumerInfo) -> None:
+        """Note the consumer's limits; while it does not fit, each fetch looks again and raises the reason.
+
+        Raises:
+            ContractError: it does not fit.
+        """
+        self.is_known = False
+        if info.unfit:
+            raise ContractError(
+                f"{self._label} is unfit ({info.unfit}): it must be a pull consumer without priority groups, "
+                f"with explicit acknowledgement, bodies and no max_expires below {PULL_SECONDS_MIN:g} s; "
+                f"delete it with `nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
+            )
+        if text := self._objection(info):
+            raise LimitsError(text)
+        self.ack_wait_seconds = info.ack_wait_seconds
+        self.max_deliver = info.max_deliver
+        self.max_ack_pending = info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT
+        self.subjects = info.filters or (">",)
+        self._request_max = info.max_batch or _NO_LIMIT
+        self._request_bytes_max = info.max_bytes or None
+        self._request_seconds = min(self._wait_seconds, info.max_expires_seconds or self._wait_seconds)
+        self.is_known = True
+
+    async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
+        """Wait for messages and return those available; none after ``wait_seconds``."""
+        async with self._turn:
+            self._delivered = None
+            if not self._connection.is_connected:
+                raise BrokerUnavailableError(f"{self._label}: the connection is down")
+            self._connection.check_replies_allowed()
+            if not self.is_known:
+                await self.start()
+            most = self._request_bytes_max
+            if most is not None:
+                bytes_max = most if bytes_max is None else min(most, bytes_max)
+            try:
+                pulled = await self._pulls.fetch(
+                    min(batch, self._request_max), bytes_max=bytes_max, wait_seconds=self._request_seconds
+                )
+            except nats.errors.Error as error:
+                raise BrokerUnavailableError(
+                    f"{self._label}: the pull request failed ({plain(error)})"
+                ) from error
+        if not pulled.messages:
+            await self._raise_reason(pulled)
+        return [delivery(msg) for msg in pulled.messages]
+
+    async def is_shared(self) -> bool:
+        """Look for open pull requests and deliveries that are not this worker's."""
+        info = await consumer_info(self._connection, self.stream, self.name)
+        own = self._pulls.has_request  # it can have deliveries
+        before, self._delivered = self._delivered, None if own else info.delivered_count
+        return info.waiting > own or (before is not None and info.delivered_count > before)
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Settle the message (POL-047-005, POL-047-006)."""
+        await self._send(_ACK, msg.reply)
+
+    async def ack_batch(self, msgs: Sequence[InboundMessage]) -> None:
+        await self._send(_ACK, *(msg.reply for msg in msgs))
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
+        """Request redelivery after a delay (POL-047-007)."""
+        await self._send(_nak(delay_seconds), msg.reply)
+
+    async def give_back(self, reply: str, *, delay_seconds: float) -> None:
+        """Request redelivery: the server takes a NAK from any client."""
+        await self._send(_nak(delay_seconds), reply)
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        await self._send(b"+WPI", msg.reply)
+
+    async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
+        """Compare with the server's delivered and acknowledged sequences, and read the others back."""
+        return await find_undeliverable(self._connection, self.stream, self.name, seqs)
+
+    async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
+        """Read the stream itself while the consumer has reached max_ack_pending."""
+        return await ahead(self._connection, self.stream, self.name, after_seq, limit)
+
+    async def close(self) -> None:
+        """Stop pulling; unexpected messages go back to the server."""
+        await self._pulls.close()
+
+    @property
+    def _label(self) -> str:
+        return f"consumer {self.name} of stream {self.stream}"
+
+    async def _send(self, verb: bytes, *replies: str) -> None:
+        """Reply, or drop the reply while the connection is down: nats-py would send it much later.
+
+        A message that was read from the stream, and not delivered, has no reply subject.
+        """
+        known = [reply for reply in replies if reply]
+        if known and self._connection.is_connected:
+            end = b" %d\r\n%b\r\n" % (len(verb), verb)
+            await self._connection.client.write([b"PUB %b%b" % (reply.encode(), end) for reply in known])
+
+    async def _give_back(self, msgs: Sequence[Msg], delay_seconds: float) -> None:
+        await self._send(_nak(delay_seconds), *(msg.reply for msg in msgs))
+
+    async def _raise_reason(self, pulled: PullResult) -> None:
+        """Raise the reason for a pull without messages, unless the stream is idle."""
+        match pulled.ended.result():
+            case PullEnd.DONE:
+                return
+            case PullEnd.DENIED:
+                raise ContractError(f"the worker has no permission to publish to {self._next}; grant it")
+            case PullEnd.DISCONNECTED:
+                raise BrokerUnavailableError(f"{self._label}: the connection broke")
+        if not any(text in pulled.status for text in _PASSING):
+            await self.start()
+            if pulled.status and not pulled.status.startswith(_GONE):
+                raise ContractError(f"{self._label} refuses to deliver messages: {pulled.status}")
+        reason = _REASONS.get(pulled.status, pulled.status)
+        raise BrokerUnavailableError(f"{self._label}: {reason}")
+
+
+def _nak(delay_seconds: float) -> bytes:
+    return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
+
+
+_BATCH = 50
+_FOREIGN_DELAY_SECONDS = 300.0
+_COUNTS = range(1, 2**63)
+"""Sequences and deliveries that a server can count; a sequence beyond them is an error of its API."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class NatsExhaustedMessages:
+    """Exhausted messages of some consumers; the workers of one service share the work.
+
+    Attributes:
+        connection: of the inbound side.
+        stream: the one that keeps MAX_DELIVERIES advisories.
+        durable: a durable consumer of that stream.
+        consumers: stream and durable of this worker's consumers.
+        on_event: called with the event of a lost message and a line for the operator.
+        wait_seconds: how long a fetch waits for an advisory.
+        sweep_seconds: interval between sweeps for messages without an advisory.
+    """
+
+    connection: NatsConnection
+    stream: str
+    durable: str
+    consumers: Sequence[tuple[str, str]]
+    on_event: Callable[[str, str], None]
+    wait_seconds: float = 5.0
+    sweep_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._advisories = NatsJetStreamConsumer(
+            connection=self.connection,
+            stream=self.stream,
+            durable=self.durable,
+            wait_seconds=self.wait_seconds,
+        )
+        self._sweep_at = 0.0
+        self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
+        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in self.consumers}
+        self._through = dict.fromkeys(self.consumers, 0)  # all messages up to this sequence are accounted for
+        self._created: dict[tuple[str, str], str] = {}
+        self._paused: set[tuple[str, str]] = set()
+
+    async def start(self) -> None:
+        """Verify that the advisories can be consumed; raises as NatsJetStreamConsumer.start."""
+        await self._advisories.start()
+
+    async def fetch(self) -> Sequence[InboundMessage]:
+        """Return the messages of new advisories; without any, those that a due sweep finds.
+
+        Raises as NatsJetStreamConsumer.fetch; a later call returns the others.
+        """
+        found: list[InboundMessage] = []
+        if not self._advised:
+            self._advised.extend(await self._advisories.fetch(_BATCH))
+        while self._advised and size_of(found) < READ_BYTES_MAX:
+            found += await self._named_by(self._advised.popleft())
+        now = asyncio.get_running_loop().time()
+        if not found and now >= self._sweep_at:
+            for consumer in sorted(self._accounted):
+                found += await self._sweep(*consumer)
+            if not found:
+                self._sweep_at = now + self.sweep_seconds
+        return found
+
+    async def ack(self, msg: InboundMessage) -> None:
+        """Acknowledge a message's advisory; later sweeps skip the message."""
+        self._accounted[msg.stream, msg.consumer].add(msg.seq)
+        await self._advisories.ack(msg)
+
+    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
+        """Request a message's advisory again after a delay; a sweep finds a message without one."""
+        await self._advisories.nak(msg, delay_seconds=delay_seconds)
+
+    async def in_progress(self, msg: InboundMessage) -> None:
+        await self._advisories.in_progress(msg)
+
+    async def close(self) -> None:
+        await self._advisories.close()
+
+    async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
+        named = _read(advisory.payload)
+        if named is None:
+            self.on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
+            await self._advisories.ack(advisory)
+            return []
+        name, seq, deliveries = named
+        if name not in self._accounted:
+            await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
+            return []
+        found = await read_back(self.connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
+        if found is None or found.stored_at > advisory.stored_at:  # the stream was created again
+            text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
+            self.on_event("exhausted_message_lost", text)
+            await self._advisories.ack(advisory)
+            return []
+        return [found]
+
+    async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
+        """Return delivered, unacknowledged messages while the consumer awaits no acknowledgement.
+
+        Such a message has reached max_deliver. For example, the consumer has delivered up to 8, its
+        acknowledgement floor is 4 and nothing awaits an acknowledgement; ``ack`` was called here for 5:
+
+            sequence   ..4           5              6          7             8
+            message    acknowledged  accounted for  exhausted  acknowledged  exhausted
+
+        The stream is read from 5, the first sequence above the floor. 5 is skipped, and 6, 7 and 8 are
+        returned: the server does not report single acknowledgements above the floor, but the inbox knows 7 as
+        settled. ``_through`` rises to 5, so the next sweep starts at 6.
+        """
+        name = stream, durable
+        info = await find_consumer(self.connection, stream, durable)
+        if info is None:  # its own consuming loop reports that, and other consumers are swept meanwhile
+            return []
+        self._report_pause(info)
+        if self._created.setdefault(name, info.created) != info.created:
+            self._created[name] = info.created
+            self._accounted[name], self._through[name] = set(), 0
+        delivered = info.delivered_seq
+        seq = max(info.ack_floor, min(self._through[name], delivered))
+        accounted = {one for one in self._accounted[name] if seq < one <= delivered}
+        self._accounted[name], self._through[name] = accounted, seq
+        if info.ack_pending:
+            return []
+        found: list[InboundMessage] = []
+        while len(found) < _BATCH and size_of(found) < READ_BYTES_MAX:
+            while seq + 1 in accounted:
+                seq += 1
+            if not found:
+                self._through[name] = seq
+            message = await read_next(self.connection, info, seq + 1, deliveries=info.max_deliver)
+            if message is None or message.seq > delivered:
+                break
+            seq = message.seq
+            if seq not in accounted:
+                found.append(message)
+        return found
+
+    def _report_pause(self, info: ConsumerInfo) -> None:
+        """Report a paused consumer once: it looks like one that has nothing to deliver."""
+        name = info.stream, info.name
+        if info.is_paused and name not in self._paused:
+            text = f"consumer {info.name} of stream {info.stream} delivers nothing until it is resumed"
+            self.on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
+            self._paused.add(name)
+        elif not info.is_paused:
+            self._paused.discard(name)
+
+
+def _read(advisory: bytes) -> tuple[tuple[str, str], int, int] | None:
+    """Return stream and durable, sequence and deliveries of an advisory; None: it is no advisory.
+
+    Other contexts publish into the stream of advisories, too.
+    """
+    try:
+        parsed = json.loads(advisory)
+    except (ValueError, RecursionError):
+        return None
+    match parsed:
+        case {"stream": str(stream), "consumer": str(name), "stream_seq": int(seq), "deliveries": int(count)}:
+            return ((stream, name), seq, count) if seq in _COUNTS and count in _COUNTS else None
+    return None

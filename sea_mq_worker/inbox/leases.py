@@ -1,0 +1,360 @@
+"""Leases of messages in the inbox: taken before the handler is called (CMD-051), renewed while it works."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from sea_mq_worker.errors import DependencyError
+from sea_mq_worker.inbox.dead_letter import Reason, conflict_detail
+from sea_mq_worker.inbox.message import (
+    ContentConflict,
+    HandlerRequest,
+    InboxMessage,
+    InvalidMessage,
+    Lease,
+    Leased,
+    Receipt,
+    Unwritable,
+    content_hash,
+    identify,
+    parse_message,
+    storage_id,
+)
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.ports import InboxRepository, Observer, Settler
+from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
+from sea_mq_worker.runtime.row_isolation import RowIsolator, report_refused, write_isolated
+from sea_mq_worker.runtime.waiting import StoppedError
+
+# --- In-flight messages of one consumer, the capacity that is left for more, and slots for handler calls.
+
+_BATCHES = 2
+"""Batches that share the slots under load: the handler works on one while another is recorded or fetched."""
+_LINGER_SECONDS = 0.005
+"""Longest wait of a fetch for a whole batch of free slots, so that batches form under load."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InFlightMessage:
+    """A message that was fetched and not yet settled; compared by identity."""
+
+    message: InboundMessage
+    entry: InboxMessage
+    """Inbox entry, made without reading the body."""
+    received_at: float
+    size: int
+    """Bytes in memory."""
+    refusal: InvalidMessage | None = None
+    """Reason why it cannot be handled, as far as that is known without reading the body."""
+    run: Leased | None = None
+    """The lease, once the inbox has given one to this worker."""
+    leased_until: float = 0.0
+    """Time until which this worker certainly holds the lease."""
+    settler: Settler | None = None
+    """Receiver of acknowledgements, where that is not the consumer."""
+    hand_over: bool = False
+    """Another worker should have the message, because this one does not reach its handler."""
+
+    @classmethod
+    def of(cls, message: InboundMessage, *, received_at: float) -> Self:
+        """Identify a fetched message by its headers."""
+        identity = identify(message)
+        refusal = identity if isinstance(identity, InvalidMessage) else None
+        message_id = identity.message_id if isinstance(identity, InvalidMessage) else identity
+        entry = InboxMessage(
+            message_id=message_id,
+            subject=message.subject,
+            consumer=message.consumer,
+            stream=message.stream,
+            stream_seq=message.seq,
+            content_hash=content_hash(message),
+            reply=message.reply,
+        )
+        return cls(message=message, entry=entry, received_at=received_at, size=message.size, refusal=refusal)
+
+    def refuse(self, refusal: InvalidMessage) -> None:
+        """Mark the message as invalid, and record it under the refusal's id from now on."""
+        self.refusal = refusal
+        self.entry = self.entry._replace(message_id=refusal.message_id)
+
+    def open(self) -> HandlerRequest | InvalidMessage:
+        """Parse the body; call this only after the attempt is counted, for a body may kill the process."""
+        return self.refusal or parse_message(self.message)
+
+
+class InFlight:
+    """Bounds the messages that are fetched and not yet settled, by number and by bytes.
+
+    Messages that the consumer delivered and extra ones (orphans, exhausted messages, messages read ahead)
+    have slots of their own, so that neither can keep out the other; the bytes are shared. With
+    ``messages_max`` of 10::
+
+        delivered  [##########]   10 slots: one fetch asks for at most the free ones
+        extra      [#####]         5 slots: half as many again
+    """
+
+    def __init__(self, *, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self._extra_max = -(-messages_max // 2)
+        self._bytes_max = bytes_max
+        self._messages: dict[InFlightMessage, None] = {}  # unlike a set it keeps their order
+        self._extra: set[InFlightMessage] = set()
+        self._released = asyncio.Event()
+
+    def __iter__(self) -> Iterator[InFlightMessage]:
+        return iter(self._messages)
+
+    @property
+    def free_bytes(self) -> int:
+        return self._bytes_max - sum(item.size for item in self._messages)
+
+    @property
+    def capacity(self) -> int:
+        """Most messages at a time, extra ones included."""
+        return self._messages_max + self._extra_max
+
+    @property
+    def completion_batch(self) -> int:
+        """Number of outcomes worth one write: half the slots, or all messages where fewer are in flight."""
+        return min(len(self._messages), -(-self._messages_max // _BATCHES))
+
+    @property
+    def _free(self) -> int:
+        return self._messages_max - len(self._messages) + len(self._extra)
+
+    def add(self, items: Sequence[InFlightMessage], *, extra: bool) -> None:
+        self._messages.update(dict.fromkeys(items))
+        if extra:
+            self._extra.update(items)
+
+    def release(self, items: Sequence[InFlightMessage]) -> None:
+        """Free the slots and bytes of settled messages."""
+        for item in items:
+            self._messages.pop(item, None)
+        self._extra.difference_update(items)
+        self._released.set()
+
+    async def wake_on_stop(self, stop: asyncio.Event) -> None:
+        """Wake waiting callers when the worker stops: each waits for one event, which is cheaper than two."""
+        await stop.wait()
+        self._released.set()
+
+    async def wait_for_slots(self, stop: asyncio.Event, breaker: CircuitBreaker) -> int:
+        """Return the number of free slots: a batch of them, or fewer after a short wait.
+
+        While the handler's circuit is open, return one slot once no message waits to try the handler: other
+        workers should have the messages that this one cannot handle.
+
+        Raises:
+            StoppedError: the worker stopped before there was a free slot.
+        """
+        await asyncio.sleep(0)  # messages just received call the handler first, and may open its circuit
+        while not breaker.is_closed and breaker.has_callers and not stop.is_set():
+            self._released.clear()
+            await breaker.wait_for_probe(unless=self._released)
+        while not self._free or self.free_bytes <= 0:
+            await self._wait_for_release(stop)
+        if not breaker.is_closed:
+            return 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while self._free * _BATCHES < self._messages_max:
+                    await self._wait_for_release(stop)
+        return self._free
+
+    async def wait_for_extra_slots(self, stop: asyncio.Event) -> int:
+        """Return the number of free slots for extra messages, once there is one.
+
+        Raises:
+            StoppedError: the worker stopped before there was a free slot.
+        """
+        while not (free := self._extra_max - len(self._extra)) or self.free_bytes <= 0:
+            await self._wait_for_release(stop)
+        return free
+
+    async def _wait_for_release(self, stop: asyncio.Event) -> None:
+        self._released.clear()
+        if stop.is_set():
+            raise StoppedError
+        await self._released.wait()
+
+
+class CallSlots:
+    """At most ``count`` handler calls at a time, in the order of arrival; entered by ``async with``.
+
+    There may be more in-flight messages than calls.
+
+    When the worker stops, waiting messages get ``StoppedError`` instead of a slot. With a semaphore each wait
+    would need a task of its own to end then.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._stopped = False
+
+    async def __aenter__(self) -> None:
+        if self._stopped:
+            raise StoppedError
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._pass_on()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pass_on()
+
+    async def end_waits_on_stop(self, stop: asyncio.Event) -> None:
+        """End all waits when the worker stops."""
+        await stop.wait()
+        self._stopped = True
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(StoppedError())
+
+    def _pass_on(self) -> None:
+        """Give a slot to the message that has waited longest, or keep it."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+_EXTENSIONS_PER_LEASE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxLeases:
+    """Leases messages before their bodies are read, and knows which leases certainly still hold.
+
+    Attributes:
+        clock: monotonic seconds.
+        lease_seconds: processing lease in the inbox.
+        session_lost_since: whether others may have taken the worker, and its leases, for gone since a time.
+    """
+
+    inbox: InboxRepository
+    store_breaker: CircuitBreaker
+    observer: Observer
+    clock: Callable[[], float]
+    lease_seconds: float
+    session_lost_since: Callable[[float], bool]
+
+    async def record(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
+        """Lease a batch; a message whose id is known with another content gets an id of its own.
+
+        Raises:
+            StoppedError: the worker stopped while the database was away.
+        """
+        receipts = await self.lease(items, stop)
+        conflicting = [
+            item
+            for item, receipt in zip(items, receipts, strict=True)
+            if isinstance(receipt, ContentConflict)
+        ]
+        if not conflicting:
+            return receipts
+        for item in conflicting:
+            detail = conflict_detail(item.entry.message_id)
+            item.refuse(InvalidMessage(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
+        again = iter(await self.lease(conflicting, stop))
+        return [next(again) if isinstance(receipt, ContentConflict) else receipt for receipt in receipts]
+
+    async def lease(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
+        """Record messages in one round trip, as they are, and lease those that must be handled.
+
+        Raises:
+            StoppedError: the worker stopped while the database was away.
+        """
+        isolator = await write_isolated(items, self._write, breaker=self.store_breaker, stop=stop)
+        receipts: dict[InFlightMessage, Receipt] = {
+            item: receipt
+            for part, answer in isolator.answers
+            for item, receipt in zip(part, answer, strict=True)
+        }
+        for item, error in isolator.refused:
+            report_refused(self.observer, f"message {item.entry.message_id}", error)
+            receipts[item] = Unwritable()
+        for item, receipt in receipts.items():
+            item.run = receipt if isinstance(receipt, Leased) else None
+            # The inbox gave the lease after the message was received.
+            item.leased_until = item.received_at + self.lease_seconds
+        return [receipts[item] for item in items]
+
+    async def renew(self, items: Iterable[InFlightMessage]) -> None:
+        """Extend all leases in one statement; a failure opens the circuit of the database."""
+        try:
+            await self._extend([(item, item.run) for item in items if item.run is not None])
+        except DependencyError as error:
+            self.store_breaker.record_exception(error)
+
+    def may_hold(self, item: InFlightMessage) -> bool:
+        """Return whether the worker's own lease may still last, as far as PostgreSQL confirmed it.
+
+        A message that PostgreSQL has not recorded yet is kept for as long as a lease.
+        """
+        until = item.leased_until if item.run is not None else item.received_at + self.lease_seconds
+        return self.clock() < until
+
+    async def still_leased(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
+        """Return whether this worker still holds the lease.
+
+        Query the database only after a missed renewal, or where the lease is older than a lost session.
+
+        Raises:
+            StoppedError: the worker stopped while the database was away.
+        """
+        confirmed_at = item.leased_until - self.lease_seconds
+        if self.clock() >= item.leased_until or self.session_lost_since(confirmed_at):
+            await call_when_available(
+                lambda: self._extend([(item, run)]), breaker=self.store_breaker, stop=stop
+            )
+        return self.clock() < item.leased_until
+
+    async def _write(self, items: Sequence[InFlightMessage]) -> Sequence[Receipt]:
+        return await self.inbox.insert_batch([item.entry for item in items], lease_seconds=self.lease_seconds)
+
+    async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
+        if not held:
+            return
+        began = self.clock()
+        isolator = RowIsolator(
+            [run.lease for _, run in held],
+            lambda part: self.inbox.extend(part, lease_seconds=self.lease_seconds),
+        )
+        await isolator.run()
+        extended = frozenset().union(*(answer for _, answer in isolator.answers))
+        for item, run in held:
+            item.leased_until = began + self.lease_seconds if run.lease.message_id in extended else began
+
+
+@contextlib.asynccontextmanager
+async def renewing_lease(
+    inbox: InboxRepository, lease: Lease, *, lease_seconds: float
+) -> AsyncIterator[None]:
+    """Extend one lease for the length of a block; retry a little later where the database does not do it."""
+
+    async def extend() -> None:
+        while True:
+            await asyncio.sleep(lease_seconds / _EXTENSIONS_PER_LEASE)
+            with contextlib.suppress(DependencyError):
+                await inbox.extend([lease], lease_seconds=lease_seconds)
+
+    extending = asyncio.create_task(extend())
+    try:
+        yield
+    finally:
+        extending.cancel()
+        await asyncio.gather(extending, return_exceptions=True)

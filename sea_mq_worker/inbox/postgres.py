@@ -1,0 +1,197 @@
+"""PostgresInboxAdapter: a batch of messages in one round trip each way."""
+
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.inbox.message import (
+    LEASE_SECONDS,
+    AbandonedDelivery,
+    AlreadySettled,
+    ContentConflict,
+    FailedHandling,
+    InboxMessage,
+    Lease,
+    Leased,
+    LeasedElsewhere,
+    Receipt,
+    deduplicate,
+    expand_duplicates,
+)
+from sea_mq_worker.postgres.pool import fetch, to_storable_text
+from sea_mq_worker.postgres.queries import load_queries
+
+_TOKENS_MAX = 100
+"""Batches of leases that ``mark_processed`` and ``record_error`` remember."""
+
+
+class PostgresInboxAdapter:
+    """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
+
+    A token, new in every ``insert``, identifies a lease: a worker with the row's token may still settle the
+    message after the lease expired, unless another worker has leased it. A batch whose answer was lost is
+    inserted again under its token, so that it neither waits for its own lease nor counts twice.
+
+    One schema belongs to one service. A message that two consumers deliver is one message: the row names the
+    consumer that leased it last, and the message is handled once. Safe to use from several tasks.
+    """
+
+    def __init__(self, *, pool: asyncpg.Pool, worker: str, session: str = "") -> None:
+        """Use a pool opened with ``WORKER_HINTS``; no statement is run yet.
+
+        Args:
+            pool: connections to the service's schema.
+            worker: name shown to people; fencing does not require it to be unique.
+            session: session whose end ends the leases, too; empty: they end by their time alone.
+        """
+        self._pool = pool
+        self._token_prefix = f"{worker}#{session}"
+        self._tokens: deque[str] = deque(maxlen=_TOKENS_MAX)
+        self._unanswered: dict[tuple[str, ...], str] = {}
+        self._sql = load_queries("inbox")
+
+    async def insert(self, msg: InboxMessage, *, lease_seconds: float = LEASE_SECONDS) -> Receipt:
+        """Record and lease one message (CMD-051)."""
+        [receipt] = await self.insert_batch([msg], lease_seconds=lease_seconds)
+        return receipt
+
+    async def mark_processed(self, id: str) -> bool:  # noqa: A002 - SDS-047's
+        """Try the tokens of the latest leases: at most one of them fits."""
+        return bool(await self.mark_processed_batch([Lease(str(id), token) for token in self._tokens]))
+
+    async def record_error(self, id: str, error: str) -> bool:  # noqa: A002 - SDS-047's
+        """As ``mark_processed``."""
+        leases = [Lease(str(id), token) for token in self._tokens]
+        return bool(
+            await self.record_error_batch([FailedHandling(lease=each, error=error) for each in leases])
+        )
+
+    async def insert_batch(
+        self, entries: Sequence[InboxMessage], *, lease_seconds: float
+    ) -> Sequence[Receipt]:
+        """Record and lease a batch (CMD-051); the primary key decides between workers (POL-047-003)."""
+        receipts = await self._insert(deduplicate(entries), lease_seconds)
+        return expand_duplicates(entries, receipts)
+
+    async def overdue(
+        self,
+        *,
+        stream: str,
+        consumer: str,
+        older_than_seconds: float,
+        lease_seconds: float,
+        after: str,
+        limit: int,
+    ) -> Sequence[InboxMessage]:
+        """Read the index of unprocessed messages; a row written by hand may lack the stream position."""
+        rows = await fetch(
+            self._pool,
+            self._sql["overdue"],
+            *(stream, consumer, older_than_seconds, after or None, limit, lease_seconds),
+        )
+        return [InboxMessage(**row) for row in rows]
+
+    async def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> frozenset[str]:
+        """Let leases end ``lease_seconds`` from now."""
+        return await self._write("extend", leases, lease_seconds)
+
+    async def mark_processed_batch(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
+        return await self._write("mark_processed", leases)
+
+    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+        """Record the error, cut to 2000 characters; attempts never fall below 0."""
+        ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
+        errors = [to_storable_text(failure.error) for failure in ordered]
+        given_back = [int(not failure.counted) for failure in ordered]
+        return await self._write("record_error", [failure.lease for failure in ordered], errors, given_back)
+
+    async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
+        """Record reason and time; the time of the earliest attempt stays."""
+        rows = await fetch(
+            self._pool,
+            self._sql["begin_dead_letter"],
+            lease.message_id,
+            lease.token,
+            reason,
+            to_storable_text(detail),
+        )
+        return _ids(rows)
+
+    async def mark_dead_lettered(self, leases: Sequence[Lease]) -> frozenset[str]:
+        """Set ``dead_lettered_at`` where ``begin_dead_letter`` came before (CMD-052)."""
+        return await self._write("mark_dead_lettered", leases)
+
+    async def take_over(self, session: str) -> Sequence[AbandonedDelivery]:
+        """End the leases in one statement, which keeps the session's worker out."""
+        rows = await fetch(self._pool, self._sql["take_over"], session)
+        return [AbandonedDelivery(**row) for row in rows]
+
+    async def _insert(self, entries: Sequence[InboxMessage], lease_seconds: float) -> dict[str, Receipt]:
+        if not entries:
+            return {}
+        ids, subjects, *others = zip(*entries, strict=True)
+        token = self._unanswered.pop(ids, "") or f"{self._token_prefix}{secrets.token_hex(4)}"
+        if token not in self._tokens:
+            self._tokens.append(token)
+        columns = (
+            ids,
+            list(map(to_storable_text, subjects)),
+            *others,
+        )  # in the statement's order, as an entry is
+        try:
+            rows = await fetch(self._pool, self._sql["insert"], *columns, token, lease_seconds)
+        except StoreUnavailableError:
+            self._unanswered[ids] = token
+            raise
+        leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
+        known = {row["message_id"]: _refusal(row) for row in rows if row["verdict"] != "run"}
+        return dict.fromkeys(ids, LeasedElsewhere()) | known | leased
+
+    async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
+        """Run a statement over leases, in the order in which ``insert`` locks rows."""
+        if not leases:
+            return frozenset()
+        ordered = sorted(leases, key=lambda lease: lease.message_id)
+        ids = [lease.message_id for lease in ordered]
+        tokens = [lease.token for lease in ordered]
+        return _ids(await fetch(self._pool, self._sql[name], ids, tokens, *more))
+
+
+class PostgresResumptions:
+    """See ``ports.inbox.Resumptions``; ``sql/roles.sql`` grants the worker the few columns that it reads."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use a pool of the worker's."""
+        self._pool = pool
+        self._sql = load_queries("resume")
+
+    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
+        """Read what was resumed so lately."""
+        rows = await fetch(self._pool, self._sql["resumed"], within_seconds)
+        return [(row["event_type"], row["seconds_ago"]) for row in rows]
+
+
+def _run(row: Any, token: str) -> Receipt:
+    return Leased(
+        lease=Lease(message_id=row["message_id"], token=token),
+        attempts=row["attempts"],
+        dead_letter_begun_seconds_ago=row["begun_seconds_ago"] or 0.0,
+    )
+
+
+def _refusal(row: Any) -> Receipt:
+    match row["verdict"]:
+        case "done":
+            return AlreadySettled(row["consumer"] or "")
+        case "conflict":
+            return ContentConflict()
+    return LeasedElsewhere(row["attempts"])
+
+
+def _ids(rows: Sequence[Any]) -> frozenset[str]:
+    return frozenset(row["message_id"] for row in rows)

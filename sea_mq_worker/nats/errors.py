@@ -1,0 +1,198 @@
+"""Classifies errors of nats-py and of the JetStream API by the worker's reaction."""
+
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import nats.errors
+
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerError, is_shortage
+from sea_mq_worker.nats.message import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
+
+# --- Judges a stream's reply to a publish; the publishers handle a reply that does not come.
+
+NO_STREAM = "no stream takes the subject, or it has no leader now"
+NOT_ATOMIC = frozenset({10174})
+"""Errors of a stream that does not allow atomic batches."""
+
+_NEVER = frozenset({10054, 10097, 10165, 10166, *range(10186, 10194), 10203, 10212, 10223, 10227})
+"""Errors that the message itself causes: its size, headers too large, TTL, schedules, reserved headers."""
+_NO_STORAGE = 10023
+_SEQ_MAX = 2**63 - 1
+"""Largest sequence that fits into a column of PostgreSQL; a stream that counts from 1 never reaches it."""
+_SEQ_DIGITS = len(str(_SEQ_MAX))
+_NOT_NOW = frozenset({10070, 10071, 10164})
+"""Errors of an expectation about the stream's last message."""
+
+
+def judge_ack(answer: dict[str, Any], stream: str, domain: str = "") -> PublishOutcome:
+    """Judge a parsed reply; a refusal for a reason other than the message itself is Unknown.
+
+    An acknowledgement counts only if ``stream`` sent it; ``domain`` of its JetStream, empty for any.
+    """
+    if error := answer.get("error"):
+        return judge_error(error)
+    named, seq = answer.get("stream"), answer.get("seq")
+    if not _is_number(seq) or not 1 <= seq <= _SEQ_MAX:
+        return Unknown("the reply was no acknowledgement of a stream", answered=True)
+    if named != stream:
+        return Unknown(
+            f"acknowledged by stream {named!r} instead of {stream!r}: another stream takes the subject; "
+            "run `python -m sea_mq_worker streams check`",
+            answered=True,
+            refused=True,
+        )
+    if domain and answer.get("domain") != domain:
+        return Unknown(
+            f"acknowledged by the JetStream domain {answer.get('domain', '')!r} instead of {domain!r}: "
+            "a stream of the same name is there, too",
+            answered=True,
+            refused=True,
+        )
+    return Stored(stream, seq, duplicate=answer.get("duplicate") is True)
+
+
+def judge_error(error: dict[str, Any]) -> PublishOutcome:
+    code = number(error, "err_code")
+    text = f"{error.get('description', 'refused')} ({error.get('code', 0)}/{code})"
+    if code == _NO_STORAGE:
+        text += ": nats-server has used up its max_file_store or max_memory_store"
+    if code in _NEVER:
+        return Rejected(text)
+    if code in _NOT_NOW:
+        return FailedTransiently(text)
+    return Unknown(text, answered=True, refused=True)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Parse a reply; return an empty object unless it is a JSON object whose error is an object."""
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(parsed, dict):
+        return {}
+    if parsed.get("error") and not isinstance(parsed["error"], dict):
+        return {}
+    return parsed
+
+
+def number(answer: Mapping[str, Any], name: str) -> int:
+    """Return a count or code from a reply; 0 if it is not a number."""
+    value = answer.get(name)
+    return max(0, value) if _is_number(value) else 0
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int
+
+
+class AckReader:
+    """Reads acknowledgements of one stream, the usual form without a JSON parser."""
+
+    def __init__(self, stream: str, domain: str = "") -> None:
+        self.stream = stream
+        self._domain = domain
+        of_domain = f'"domain":{json.dumps(domain)},' if domain else ""
+        start = re.escape(f'{{"stream":{json.dumps(stream)},{of_domain}"seq":'.encode())
+        self._usual = re.compile(start + rb"\s*([1-9]\d{0,%d})\s*\}" % (_SEQ_DIGITS - 2)).fullmatch
+
+    def __call__(self, data: bytes, status: str) -> PublishOutcome:
+        """Read the reply to one publish; a reply with a status comes from the server, not from the stream."""
+        if usual := self._usual(data):
+            return Stored(self.stream, int(usual[1]))
+        if status:
+            reason = NO_STREAM if status == "503" else f"the server answered with status {status}"
+            return Unknown(reason, answered=True)
+        return judge_ack(parse(data), self.stream, self._domain)
+
+
+STREAMS_APPLY = "`python -m sea_mq_worker streams apply`"
+
+_REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
+_NO_REFUSALS = ("authentication timeout", "connections exceeded", "permissions violation")
+"""A late login, for example after a pause; too many connections of an account; one subject that is denied."""
+_TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""Errors of a connection that broke or closed during TLS: an outage, and no refusal."""
+_LASTING = frozenset({10012, 10047, 10052, 10057, 10074})
+"""Lasting errors with code 500: a bad or forbidding configuration, too little storage, too many replicas."""
+
+
+_NO_INFO = "expecting INFO"
+_HANDSHAKE_FIRST = "a server with handshake_first needs SEA_MQ_NATS_TLS_HANDSHAKE_FIRST=true"
+NO_HANDSHAKE_FIRST = "unset SEA_MQ_NATS_TLS_HANDSHAKE_FIRST unless the server has handshake_first"
+_NO_TLS_YET = "WRONG_VERSION_NUMBER"
+"""Reason of OpenSSL if the first bytes are no TLS, as of a server that sends its INFO first."""
+
+
+class ApiRefusedError(ContractError):
+    """The JetStream API replied with a lasting error: a retry does not help.
+
+    Attributes:
+        code: as in HTTP: 400 for a bad request, 404 for a missing object.
+        err_code: JetStream's own number, exact where ``code`` is not.
+    """
+
+    def __init__(self, subject: str, error: Mapping[str, Any]) -> None:
+        self.code = number(error, "code")
+        self.err_code = number(error, "err_code")
+        super().__init__(f"{subject}: {error.get('description', 'refused')} ({self.code}/{self.err_code})")
+
+
+class PublishDeniedError(ContractError):
+    """The user has no permission to publish to a subject."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the server refuses the worker, so that a retry does not help."""
+    if isinstance(error, _TLS_CUT):
+        return False
+    if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError):
+        return True
+    if _cannot_read(error):
+        return True
+    text = str(error).lower()
+    return (
+        isinstance(error, nats.errors.Error)
+        and not any(word in text for word in _NO_REFUSALS)
+        and any(word in text for word in _REFUSALS)
+    )
+
+
+def connect_failed(error: Exception, where: str) -> WorkerError:
+    """Translate a failed connect; the text never quotes credentials."""
+    if isinstance(error, ContractError):
+        return ContractError(f"{where}: {error}")
+    if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_CUT):
+        check = "check the CA, the host name and both clocks"
+        if error.reason == _NO_TLS_YET:
+            check = NO_HANDSHAKE_FIRST
+        return ContractError(f"{where}: TLS was refused ({error}); {check}")
+    if isinstance(error, OSError) and _cannot_read(error):
+        return ContractError(f"{where}: cannot read {error.filename}: {error.strerror}")
+    if is_refusal(error) or not isinstance(error, OSError | nats.errors.Error):
+        return ContractError(
+            f"{where}: the server refused the worker ({plain(error)}); check its credentials"
+        )
+    return BrokerUnavailableError(f"{where}: no server answers ({plain(error)})")
+
+
+def _cannot_read(error: BaseException) -> bool:
+    """Return whether a credentials file is unreadable, as opposed to a machine out of file descriptors."""
+    return isinstance(error, OSError) and bool(error.filename) and not is_shortage(error)
+
+
+def plain(error: BaseException) -> str:
+    """Return an error's text on one line, or its type if it has no text."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text}; {_HANDSHAKE_FIRST}" if _NO_INFO in text else text
+
+
+def api_failed(subject: str, error: Mapping[str, Any]) -> WorkerError:
+    """Translate the error object of an API reply: 429 and most 5xx are transient, others last."""
+    refused = ApiRefusedError(subject, error)
+    if refused.err_code not in _LASTING and (refused.code == 429 or refused.code >= 500):  # noqa: PLR2004
+        return BrokerUnavailableError(str(refused))
+    return refused

@@ -1,0 +1,350 @@
+"""Streams and consumers as the server reports them: the only reader of STREAM.INFO and CONSUMER.INFO answers.
+
+``config`` keeps the raw configuration, for comparisons with definition files and for options that a single
+caller checks; every other module reads typed fields. Each request raises BrokerUnavailableError if the server
+did not answer, and ContractError if the worker has no permission for it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.nats.connection import NatsConnection, api, reading
+from sea_mq_worker.nats.errors import STREAMS_APPLY, ApiRefusedError
+from sea_mq_worker.nats.subjects import covers
+
+_NOT_FOUND = 404
+_NANOSECONDS = 1e9
+_CLOCK_SECONDS = 60.0
+"""Difference between the clocks of the database and the broker that a comparison allows."""
+PULL_SECONDS_MIN = 0.1
+"""Shortest useful max_expires of a consumer: an idle worker sends a pull request each time one expires."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """A stream, from STREAM.INFO.
+
+    Attributes:
+        created: creation time as the server writes it; a different text means a different stream.
+        now: the server's clock when it answered.
+        clock_offset_seconds: the server's clock minus this machine's.
+        copies: the stream gets messages of other streams, which can have any subject.
+        volatile: the stream acknowledges before it stores; a crash of the server loses such messages.
+        unusable_reason: why the stream takes no publishes; empty if it takes them.
+        transforms_subjects: messages are stored under other subjects than they were published to.
+        replaces: a new message of a subject can drop an older one.
+        first_seq: ``last_seq + 1`` while the stream is empty.
+        first_time: when the first message was stored; None while the stream is empty.
+        last_seq: the highest sequence ever given, even if its message was removed.
+        last_time: when the last message was stored; None before the first message.
+        offline: names of replicas that do not answer.
+    """
+
+    name: str
+    created: str
+    now: datetime
+    clock_offset_seconds: float
+    config: Mapping[str, Any]
+    subjects: tuple[str, ...]
+    copies: bool
+    replicas: int
+    duplicate_window_seconds: float
+    max_age_seconds: float
+    allow_atomic: bool
+    allow_direct: bool
+    volatile: bool
+    unusable_reason: str
+    transforms_subjects: bool
+    replaces: bool
+    messages: int
+    size_bytes: int
+    first_seq: int
+    first_time: datetime | None
+    last_seq: int
+    last_time: datetime | None
+    cluster: str
+    leader: str
+    offline: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, name: str, answer: Mapping[str, Any], *, local_time: float) -> "StreamInfo":
+        """Parse an answer; ``local_time`` is this machine's clock at the request, in seconds of the epoch.
+
+        Raises:
+            KeyError, TypeError, ValueError: the answer lacks a field, or has a wrong one.
+        """
+        config, state, cluster = answer["config"], answer["state"], answer.get("cluster") or {}
+        messages, last_seq = int(state["messages"]), int(state["last_seq"])
+        now = datetime.fromisoformat(answer["ts"]) if "ts" in answer else None
+        return cls(
+            name=name,
+            created=str(answer["created"]),
+            now=now or datetime.fromisoformat(answer["created"]),
+            clock_offset_seconds=now.timestamp() - local_time if now else 0.0,
+            config=config,
+            subjects=tuple(config.get("subjects") or ()),
+            copies=bool(config.get("mirror") or config.get("sources")),
+            replicas=int(config.get("num_replicas", 1)),
+            duplicate_window_seconds=config.get("duplicate_window", 0) / _NANOSECONDS,
+            max_age_seconds=config.get("max_age", 0) / _NANOSECONDS,
+            allow_atomic=bool(config.get("allow_atomic")),
+            allow_direct=bool(config.get("allow_direct")),
+            volatile=config.get("storage") == "memory" or config.get("persist_mode") == "async",
+            unusable_reason=_unusable_reason(name, config),
+            transforms_subjects=bool(config.get("subject_transform")),
+            replaces=config.get("max_msgs_per_subject", -1) > 0,
+            messages=messages,
+            size_bytes=int(state["bytes"]),
+            first_seq=int(state["first_seq"]) if messages else last_seq + 1,
+            first_time=datetime.fromisoformat(state["first_ts"]) if messages else None,
+            last_seq=last_seq,
+            last_time=datetime.fromisoformat(state["last_ts"]) if last_seq else None,
+            cluster=cluster.get("name", ""),
+            leader=cluster.get("leader", ""),
+            offline=tuple(peer["name"] for peer in cluster.get("replicas") or () if peer.get("offline")),
+        )
+
+    def may_have_dropped(self, stored_at: datetime) -> bool:
+        """Whether the stream itself may have removed a message that it stored then, by limits or retention.
+
+        A stream that refuses messages when it is full removes only messages above the maximum age, and no
+        limit empties a stream.
+        """
+        config = self.config
+        if self.replaces or config.get("retention", "limits") != "limits" or config.get("allow_msg_ttl"):
+            return True
+        age_seconds = (self.now - stored_at).total_seconds()
+        if self.max_age_seconds and age_seconds > self.max_age_seconds - _CLOCK_SECONDS:
+            return True
+        is_limited = any(config.get(name, -1) > 0 for name in ("max_msgs", "max_bytes"))
+        return is_limited and config.get("discard", "old") == "old" and self.messages > 0
+
+    def takes(self, subject: str) -> bool:
+        """Whether messages published to ``subject``, which may be a pattern, are stored."""
+        return any(covers(pattern, subject) for pattern in self.subjects)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerInfo:
+    """A consumer, from CONSUMER.INFO or CONSUMER.LIST.
+
+    Attributes:
+        created: creation time as the server writes it; a different text means a different consumer.
+        now: the server's clock when it answered.
+        filters: subjects that the consumer wants; empty if it wants all of the stream.
+        unfit: fields by which the worker cannot consume, with their values; empty if it can.
+        ack_wait_seconds: until an unacknowledged message is delivered again for the first time.
+        max_deliver: -1 for no limit.
+        max_ack_pending: at most -1 for no limit.
+        max_batch: most messages of a pull request; 0 for no limit, like the following.
+        max_expires_seconds: longest pull request.
+        max_bytes: most bytes of a pull request that names any.
+        delivered_seq: stream sequence up to which the consumer has delivered.
+        delivered_count: deliveries, repeats included.
+        ack_floor: stream sequence up to which every message is acknowledged.
+        pending: messages still to deliver for the first time.
+        ack_pending: delivered and unacknowledged messages.
+        redelivered: those of ``ack_pending`` that were delivered more than once.
+        waiting: open pull requests.
+        paused_seconds: time left of a pause; 0 if the consumer is not paused.
+        pause_until: end of the pause, as the server writes it.
+        delivered_at: time of the latest delivery, or of the creation before the first delivery.
+        ack_floor_at: time when ``ack_floor`` last rose, or of the creation before it first rose.
+        leader: name of the server that leads it; empty without a cluster.
+    """
+
+    stream: str
+    name: str
+    created: str
+    now: datetime
+    config: Mapping[str, Any]
+    filters: tuple[str, ...]
+    unfit: str
+    ack_wait_seconds: float
+    max_deliver: int
+    max_ack_pending: int
+    max_batch: int
+    max_expires_seconds: float
+    max_bytes: int
+    delivered_seq: int
+    delivered_count: int
+    ack_floor: int
+    pending: int
+    ack_pending: int
+    redelivered: int
+    waiting: int
+    is_paused: bool
+    paused_seconds: float
+    pause_until: str
+    delivered_at: datetime
+    ack_floor_at: datetime
+    leader: str
+
+    @classmethod
+    def from_json(cls, stream: str, answer: Mapping[str, Any]) -> "ConsumerInfo":
+        """Parse an answer, or an entry of a list.
+
+        Raises:
+            KeyError, TypeError, ValueError: the answer lacks a field, or has a wrong one.
+        """
+        config, delivered, floor = answer["config"], answer["delivered"], answer["ack_floor"]
+        created, one = str(answer["created"]), config.get("filter_subject")
+        ack_wait = (config.get("backoff") or [config.get("ack_wait", 0)])[0]
+        is_paused = bool(answer.get("paused"))
+        return cls(
+            stream=stream,
+            name=str(answer["name"]),
+            created=created,
+            now=datetime.fromisoformat(answer.get("ts", created)),
+            config=config,
+            filters=tuple(config.get("filter_subjects") or ([one] if one else ())),
+            unfit=_unfit(config),
+            ack_wait_seconds=ack_wait / _NANOSECONDS,
+            max_deliver=config.get("max_deliver", -1),
+            max_ack_pending=config.get("max_ack_pending", -1),
+            max_batch=config.get("max_batch", 0),
+            max_expires_seconds=config.get("max_expires", 0) / _NANOSECONDS,
+            max_bytes=config.get("max_bytes", 0),
+            delivered_seq=int(delivered["stream_seq"]),
+            delivered_count=int(delivered["consumer_seq"]),
+            ack_floor=int(floor["stream_seq"]),
+            pending=int(answer["num_pending"]),
+            ack_pending=int(answer["num_ack_pending"]),
+            redelivered=int(answer.get("num_redelivered", 0)),
+            waiting=int(answer.get("num_waiting", 0)),
+            is_paused=is_paused,
+            paused_seconds=answer.get("pause_remaining", 0) / _NANOSECONDS if is_paused else 0.0,
+            pause_until=str(config.get("pause_until", "")),
+            delivered_at=datetime.fromisoformat(delivered.get("last_active") or created),
+            ack_floor_at=datetime.fromisoformat(floor.get("last_active") or created),
+            leader=str((answer.get("cluster") or {}).get("leader", "")),
+        )
+
+    def wants(self, subject: str) -> bool:
+        """Whether a filter covers ``subject``, which may be a pattern."""
+        return any(covers(pattern, subject) for pattern in self.filters or (">",))
+
+
+async def find_stream(
+    connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0
+) -> StreamInfo | None:
+    """Request a stream's information; None if the stream does not exist."""
+    subject, began = f"STREAM.INFO.{name}", time.time()
+    answer = await _found(connection, subject, timeout_seconds=timeout_seconds)
+    local_time = (began + time.time()) / 2
+    if answer is None:
+        return None
+    with reading(subject):
+        return StreamInfo.from_json(name, answer, local_time=local_time)
+
+
+async def stream_info(connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0) -> StreamInfo:
+    """Request a stream's information; raise ContractError if the stream does not exist."""
+    found = await find_stream(connection, name, timeout_seconds=timeout_seconds)
+    if found is None:
+        raise missing_stream(connection, name)
+    return found
+
+
+def missing_stream(connection: NatsConnection, name: str) -> ContractError:
+    """Return the error for a stream that does not exist."""
+    if domain := connection.undeclared_domain:
+        return ContractError(
+            f"stream {name} does not exist in the JetStream domain {domain} of the connected server: "
+            f"set SEA_MQ_NATS_JETSTREAM_DOMAIN to the domain that has it, or to {domain} to create it there"
+        )
+    return ContractError(
+        f"stream {name} does not exist: `nats stream ls` lists the existing ones; "
+        f"{STREAMS_APPLY} creates the worker's own"
+    )
+
+
+async def find_consumer(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo | None:
+    """Request a consumer's information; None if the consumer or its stream does not exist."""
+    subject = f"CONSUMER.INFO.{stream}.{name}"
+    answer = await _found(connection, subject)
+    if answer is None:
+        return None
+    with reading(subject):
+        return ConsumerInfo.from_json(stream, answer)
+
+
+async def consumer_info(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo:
+    """Request a consumer's information; raise ContractError if the consumer does not exist."""
+    found = await find_consumer(connection, stream, name)
+    if found is None:
+        raise ContractError(
+            f"consumer {name} of stream {stream} does not exist: create it with {STREAMS_APPLY}, or "
+            f"`nats consumer add {stream} --config FILE`"
+        )
+    return found
+
+
+async def durable_consumers(connection: NatsConnection, stream: str) -> Sequence[ConsumerInfo]:
+    """Request all durable consumers of a stream, page by page."""
+    subject, found = f"CONSUMER.LIST.{stream}", list[ConsumerInfo]()
+    while True:
+        page = await api(connection, subject, {"offset": len(found)})
+        infos = page.get("consumers") or []
+        with reading(subject):
+            found += [ConsumerInfo.from_json(stream, info) for info in infos]
+            is_last = not infos or len(found) >= page["total"]
+        if is_last:
+            return [info for info in found if info.config.get("durable_name")]
+
+
+async def subjects_in(connection: NatsConnection, stream: str) -> set[str]:
+    """Request the subjects of all messages in a stream, page by page; the stream must exist."""
+    subject, found = f"STREAM.INFO.{stream}", set[str]()
+    while True:
+        request = {"subjects_filter": ">", "offset": len(found)}
+        answer = await _found(connection, subject, request)
+        if answer is None:
+            raise missing_stream(connection, stream)
+        with reading(subject):
+            page = answer["state"].get("subjects") or {}
+            found |= page.keys()
+            if not page or len(found) >= answer.get("total", 0):
+                return found
+
+
+async def streams_taking(connection: NatsConnection, subject: str) -> Sequence[str]:
+    """Request the names of the streams that store messages of ``subject``."""
+    answer = await api(connection, "STREAM.NAMES", {"subject": subject})
+    return answer.get("streams") or []
+
+
+async def _found(
+    connection: NatsConnection,
+    subject: str,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    timeout_seconds: float = 5.0,
+) -> dict[str, Any] | None:
+    try:
+        return await api(connection, subject, payload, timeout_seconds=timeout_seconds)
+    except ApiRefusedError as error:
+        if error.code != _NOT_FOUND:
+            raise
+        return None
+
+
+def _unfit(config: Mapping[str, Any]) -> str:
+    wrong = [field for field in ("deliver_subject", "headers_only", "priority_policy") if config.get(field)]
+    if config.get("ack_policy") != "explicit":
+        wrong.append("ack_policy")
+    if 0 < config.get("max_expires", 0) < PULL_SECONDS_MIN * _NANOSECONDS:
+        wrong.append("max_expires")
+    return ", ".join(f"{field} is {config.get(field)}" for field in wrong)
+
+
+def _unusable_reason(stream: str, config: Mapping[str, Any]) -> str:
+    if config.get("sealed"):
+        return f"stream {stream} is sealed: name another one, or delete it and create it with {STREAMS_APPLY}"
+    if config.get("no_ack"):
+        return f"stream {stream} acknowledges nothing (no_ack); set that to false with {STREAMS_APPLY}"
+    return ""

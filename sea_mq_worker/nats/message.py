@@ -1,0 +1,182 @@
+"""Closed unions: outcomes of a publish, an event, a handler call and a received message.
+
+Every ``match`` on one ends with ``assert_never``, so a new outcome is a type error until each loop decides on
+it. The outcomes of nearly every event are tuples, created in half the time of a frozen dataclass.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, TypeAlias
+
+# --- Messages to the stream and messages from it.
+
+_HEADER_BYTES = 100
+"""Bytes of a header in memory besides its text."""
+
+
+class OutboundMessage(NamedTuple):
+    """A message to publish, ready for the wire; a tuple for the same reason as an event."""
+
+    id: str
+    """``Nats-Msg-Id``: the stream drops a repeat of it inside the deduplication window."""
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    repeated: bool = False
+    """An earlier attempt or lifecycle may have stored it, so it needs an acknowledgement of its own."""
+    waited_seconds: float = 0.0
+    """Seconds in the outbox, from creation to claim; 0 for messages from elsewhere."""
+    earlier_seq: int = 0
+    """Stream sequence of an earlier lifecycle's copy, which does not count; 0: no copy."""
+
+
+class InboundMessage(NamedTuple):
+    """One delivery of a durable consumer; a tuple, because creating it costs half as much.
+
+    Two deliveries of a message are equal in everything but ``deliveries`` and ``reply``.
+    """
+
+    stream: str
+    seq: int
+    """Stream sequence."""
+    consumer: str
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    stored_at: datetime
+    """When the stream stored it, by the server's clock."""
+    deliveries: int
+    """Number of deliveries by the server; only a hint, because a restart of the server can lower it."""
+    reply: str
+    """Subject for acknowledgements of this delivery."""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that body and headers take in memory: 64 KB of short headers become a megabyte."""
+        headers = self.headers
+        texts = sum(map(len, headers)) + sum(map(len, headers.values()))
+        return len(self.payload) + texts + _HEADER_BYTES * len(headers)
+
+
+class Stored(NamedTuple):
+    """The stream has it. ``duplicate``: it already knew the id, so ``seq`` is an earlier copy's.
+
+    ``seconds_ago``: how old that copy is, where it is the one of an earlier lifecycle and that is known.
+    """
+
+    stream: str
+    seq: int
+    duplicate: bool = False
+    seconds_ago: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """This message can never be stored as it is (too large, a bad header): permanent."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTransiently:
+    """The broker refused this message now but may accept it later: transient, costs a failure."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No response, or an unclear one: possibly published. Retry under the same id; costs no failure.
+
+    ``answered``: the server did respond, so the link works and another message may be stored.
+    ``refused``: the stream or a right is in the way, and only a message that is stored proves the end of it.
+    """
+
+    reason: str
+    answered: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """It was not sent: the connection was down or the deadline had passed before its turn."""
+
+    reason: str
+
+
+PublishOutcome: TypeAlias = Stored | Rejected | FailedTransiently | Unknown | Unsent
+
+
+# --- Search for messages in a stream: the wanted messages, and the progress of a search.
+
+
+class SearchProgress(NamedTuple):
+    """A search that has not found its message; a later search continues from here.
+
+    Sequences refer to the stream created at ``created``.
+    """
+
+    created: str
+    through: int
+    """The message is not at or below this sequence."""
+    until: int
+    """Last sequence of the search; later messages were stored after the search began."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search is complete: the stream has no such message."""
+        return self.left == 0
+
+    @property
+    def left(self) -> int:
+        """Number of sequences still to be searched."""
+        return max(0, self.until - self.through)
+
+
+class SearchedId(NamedTuple):
+    """A message to search for."""
+
+    id: str
+    since_seconds: float
+    """Maximum age of the stored message, in seconds."""
+    subject: str = ""
+    """Subject of the message; empty: any."""
+    other_than: int = 0
+    """Sequence of a copy that does not count."""
+    looked: SearchProgress | None = None
+    """Progress of an earlier search."""
+    message: OutboundMessage | None = None
+    """The message itself: another writer's message under its id does not count."""
+
+
+SearchResult: TypeAlias = Stored | SearchProgress
+
+
+# --- Stream searches for repeats that may be outside the stream's deduplication window.
+#
+# The window is ``duplicate_window`` in the stream's definition in ``streams/``.
+# ``bootstrap/worker/outbound`` and ``doctor/cross_checks`` check it against the settings.
+
+_SLACK_SECONDS = 60.0
+"""Time before the first attempt at which a search starts, against clock differences."""
+
+_SAFETY_FACTOR = 0.8
+
+
+def may_be_outside_window(seconds_ago: float, *, window_seconds: float, sending_seconds: float = 0.0) -> bool:
+    """Return whether the stream may have forgotten an id by the time it is published again.
+
+    Args:
+        seconds_ago: since the first attempt; 0 where this is the first, below 0 where it is unknown.
+        window_seconds: the stream's deduplication window; 0 where it is unknown.
+        sending_seconds: longest time until the repeat reaches the stream.
+    """
+    is_old = seconds_ago + sending_seconds > window_seconds * _SAFETY_FACTOR
+    return seconds_ago < 0 or (is_old and seconds_ago > 0)
+
+
+def search_seconds(seconds_ago: float) -> float:
+    """Return how far back to search for an attempt: to the stream's first message where that is unknown."""
+    return seconds_ago + _SLACK_SECONDS if seconds_ago >= 0 else math.inf

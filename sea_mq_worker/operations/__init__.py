@@ -1,1 +1,0 @@
-"""Use cases of operators: find, replay, redrive, purge and prune."""

@@ -1,0 +1,1 @@
+"""Outbound: from a row of ``outbox_events`` to a message in JetStream."""

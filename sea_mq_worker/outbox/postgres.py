@@ -1,0 +1,594 @@
+"""PostgresOutboxAdapter: one lane of the outbox, in two round trips a batch."""
+
+import asyncio
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias, assert_never
+
+import asyncpg
+
+from sea_mq_worker.errors import RowsRefusedError
+from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.outbox.event import (
+    BATCH_MAX,
+    NO_BYTES_MAX,
+    Claim,
+    Died,
+    OutboxEvent,
+    Postponed,
+    Published,
+    Reaped,
+    Released,
+    Verdict,
+)
+from sea_mq_worker.postgres.errors import translated
+from sea_mq_worker.postgres.pool import fetch, to_storable_text
+from sea_mq_worker.postgres.queries import load_named, load_queries
+from sea_mq_worker.postgres.sessions import PostgresLaneTurn
+
+# --- ClaimCursor: where a claim continues to read its index.
+
+_GRACE = timedelta(seconds=5)
+_CHEAP_SECONDS = 0.005
+"""A sweep that costs less, and finds nothing, may be repeated by each claim."""
+_SWEEP_SECONDS = 1.0
+_SWEEP_SHARE = 20.0
+_SWEEP_MAX_SECONDS = 30.0
+
+Position: TypeAlias = tuple[datetime, int]
+
+START: Position = (datetime.min.replace(tzinfo=UTC), -(2**63))
+END: Position = (datetime.max.replace(tzinfo=UTC), 2**63 - 1)
+"""Before and behind every row: a connection sends these times as infinite ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The part of an index that a claim has read.
+
+    Attributes:
+        position: the last row that need not be read again.
+        now: the claim's time, by the database's clock.
+        truncated: there may be more rows behind ``position``.
+        found_any: the claim took an event.
+    """
+
+    position: Position
+    now: datetime
+    truncated: bool
+    found_any: bool
+
+
+class Look(NamedTuple):
+    """The result of a reaper's look at both indexes; an end of None: it reached the end of the index."""
+
+    reaped: Reaped
+    at: datetime
+    ends: tuple[Position | None, Position | None]
+
+
+class ClaimCursor:
+    """A position in an index over (available_at, seq), from which the next claim reads on.
+
+    Entries of published events stay in the index while any transaction is older than they are, and events
+    behind a failing head of their key cannot be claimed. A claim that read from the front would read all of
+    them each time. An event that becomes claimable behind the cursor is found by a sweep from the front: once
+    a second, or less often if the sweep is slow (a twentieth of the time), but at least twice a minute.
+
+    With a batch of 2, and positions written as their seq::
+
+        index     next()  claim reads  advance(...)                     next position
+        1 2 3 4   START   1 2          truncated, found: a sweep ends   2
+        1 2 3 4   2       3 4          truncated, found                 4
+        3 4 5     4       5            not truncated                    5 s before now, or 5 if earlier
+        1 5       (1 s later)
+        1 5       START   1 5          a sweep: 1 was due again         5
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._position = START
+        self._sweeping = False
+        self._swept_at = 0.0
+        self._sweep_seconds = 0.0
+        self._sweep_at = float("-inf")
+
+    def next(self) -> Position:
+        """Return the position behind which the next claim reads."""
+        if not self._sweeping and self._clock() >= self._sweep_at:
+            self._sweeping = True
+            self._swept_at = self._clock()
+            self._sweep_seconds = 0.0
+            self._position = START
+        return self._position
+
+    def advance(self, read: Scan, *, seconds: float) -> None:
+        """Move behind the part that a claim has read, which took ``seconds``."""
+        self._position = max(self._position, read.position)
+        if self._sweeping:
+            self._sweep_seconds += seconds
+        if not read.truncated:
+            # A row can be seen from its commit on, but is sorted by the start of its transaction.
+            seen = read.now - _GRACE, 0
+            is_dear = self._sweeping and self._sweep_seconds > _CHEAP_SECONDS
+            self._position = seen if is_dear else min(self._position, seen)
+        if self._sweeping:
+            pause = max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
+            self._sweep_at = self._swept_at + min(pause, _SWEEP_MAX_SECONDS)
+            self._sweeping = read.truncated and not read.found_any
+
+    def rewind(self) -> None:
+        """Let the next claim read from the front."""
+        self._sweeping = False
+        self._sweep_at = float("-inf")
+
+
+# --- Find events whose claim PostgreSQL refuses, for example by a trigger; claims skip them.
+
+_PASSED_OVER_SECONDS = 15.0
+"""Time after which a claim of the event is retried: the trigger may have been fixed."""
+_FOUND_MAX = 16
+"""Cap on events found at once; the next claim finds the rest."""
+_TRIAL = "trial"
+
+
+class Refusals:
+    """Finds and remembers the refused events of one lane.
+
+    Args:
+        pool: pool of the lane.
+        run_max: maximum number of events of one key in a claim.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, pool: asyncpg.Pool, *, run_max: int, clock: Callable[[], float]) -> None:
+        self._pool = pool
+        self._run_max = run_max
+        self._clock = clock
+        self._sql = load_queries("refused")
+        self._until: dict[str, float] = {}
+
+    @property
+    def passed_over(self) -> list[str]:
+        """Ids that a claim must skip now."""
+        now = self._clock()
+        self._until = {id_: until for id_, until in self._until.items() if until > now}
+        return list(self._until)
+
+    async def find(
+        self, fresh: Position, retries: Position, *, limit: int, keys: Sequence[str] | None
+    ) -> list[tuple[str, RowsRefusedError]]:
+        """Find the events that made a claim of up to ``limit`` events after these positions fail.
+
+        ``keys``: the lane has ordering keys, and the claim also read these keys.
+        """
+        args = *fresh, *retries, limit, self.passed_over
+        if keys is None:
+            rows = await fetch(self._pool, self._sql["due"], *args)
+        else:
+            rows = await fetch(self._pool, self._sql["due_ordered"], *args, keys, self._run_max)
+        left: list[Sequence[str]] = [[row["id"] for row in rows]]
+        found: list[tuple[str, RowsRefusedError]] = []
+        while left and len(found) < _FOUND_MAX:
+            ids = left.pop(0)
+            error = await self._refusal(ids)
+            if error and len(ids) > 1:
+                left += [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
+            elif error:
+                found.append((ids[0], error))
+        until = self._clock() + _PASSED_OVER_SECONDS
+        self._until |= {id_: until for id_, _ in found}
+        return found
+
+    async def _refusal(self, ids: Sequence[str]) -> RowsRefusedError | None:
+        """Claim events, and roll the claim back."""
+        try:
+            with translated():
+                async with self._pool.acquire() as connection:
+                    trial = connection.transaction()
+                    await trial.start()
+                    try:
+                        await connection.fetch(self._sql["try_claim"], ids, _TRIAL)
+                        await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred triggers, too
+                    finally:
+                        await trial.rollback()
+        except RowsRefusedError as error:
+            return error
+        return None
+
+
+_REFUSALS_MAX = 20
+_REFUSAL_SECONDS = 0.005
+_REAP_MAX = 500
+_TAKE_OVER_ROWS = 20_000
+"""Rows of each index that a takeover reads; more than all claims of some workers."""
+_OWNERS_MAX = 100
+"""Claims that ``mark_published`` and ``increment_attempts`` remember."""
+_YEAR_SECONDS = 31_536_000.0
+_EVENT = slice(-len(OutboxEvent._fields), None)
+"""Position of the event in a row of a claim."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PostgresOutboxAdapter:
+    """Leases, settles and reaps the events of one lane; see ``ports.outbox.OutboxRepository``.
+
+    One adapter claims the events that have an ordering key, another those that have none; either one reaps
+    both. Safe to use from several tasks.
+
+    Attributes:
+        pool: opened with ``WORKER_HINTS``.
+        worker: name in ``claimed_by``, for people; it need not be unique, because a token fences claims.
+        lease_seconds: length of a claim's lease, by the database's clock.
+        ordered: claim the events with an ordering key; False: those without one.
+        hold_dead_keys: a DEAD event holds the later events of its key.
+        failures_max: number of failures, expired leases included, after which an event is DEAD.
+        delay_max_seconds: returns the longest delay of a retry; a retry due later was written while the clock
+            was ahead.
+        run_max: maximum number of events of one key in a claim.
+        look_max: maximum number of index rows that one search for expired leases reads.
+        take_turns: claims of several workers in the ordered lane take turns.
+        lane: executes the claims of the ordered lane; None: the pool does.
+        session: key of the worker's session, whose end ends its claims; empty: claims end only by expiry.
+        clock: monotonic seconds.
+    """
+
+    pool: asyncpg.Pool
+    worker: str
+    lease_seconds: float
+    ordered: bool
+    hold_dead_keys: bool
+    failures_max: int
+    delay_max_seconds: Callable[[], float] = lambda: _YEAR_SECONDS
+    run_max: int = 100
+    look_max: int = 5000
+    take_turns: bool = True
+    lane: PostgresLaneTurn | None = None
+    session: str = ""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._owner_prefix = f"{self.worker}#{self.session}"
+        self._fetch_ordered = self.lane.fetch if self.lane else partial(fetch, self.pool)
+        self._sql = load_named("outbox")
+        self._owners: deque[str] = deque(maxlen=_OWNERS_MAX)
+        self._fresh = ClaimCursor(self.clock)
+        self._retries = ClaimCursor(self.clock)
+        self._retries_first = False
+        self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
+        self._hints: set[str] = set()
+        self._unreaped: list[str] = []
+        self._refusals = Refusals(self.pool, run_max=self.run_max, clock=self.clock)
+
+    async def find_unpublished(
+        self,
+        *,
+        batch_max: int = BATCH_MAX,
+        bytes_max: int = NO_BYTES_MAX,
+        event_bytes_max: int = NO_BYTES_MAX,
+    ) -> Claim:
+        """Lease due events; neither retries nor first tries can take all places of a full batch."""
+        claim = self._claim_ordered if self.ordered else self._claim
+        limits = batch_max, bytes_max, event_bytes_max
+        try:
+            return await claim(*limits)
+        except RowsRefusedError:
+            refused = await self._refusals.find(
+                self._fresh.next(),
+                self._retries.next(),
+                limit=batch_max,
+                keys=list(self._hints) if self.ordered else None,
+            )
+            if not refused:
+                raise
+            return replace(await claim(*limits), refused=tuple(refused))
+
+    async def mark_published(self, id: str, *, stored: Stored | None = None) -> bool:  # noqa: A002 - SDS-047's
+        """Settle a claim of this adapter's, or one that it makes for the purpose."""
+        held = await self._hold(id)
+        if held is None:
+            return False
+        stream, seq = (stored.stream, stored.seq) if stored else (None, None)
+        lease = [held["claimed_by"]], [held["claimed_at"]]
+        [row] = await fetch(self.pool, self._sql["mark_published"].sql, *lease, [id], stream, [seq])
+        return row["kept"] is None
+
+    async def increment_attempts(self, id: str, error: str, *, delay_seconds: float = 0.0) -> bool:  # noqa: A002
+        """As ``mark_published``; the failure is counted."""
+        held = await self._hold(id)
+        if held is None:
+            return False
+        state = "DEAD" if held["failures"] + 1 >= self.failures_max else "PENDING"
+        change = [id], [state], [to_storable_text(error)], [1], [delay_seconds]
+        lease = held["claimed_by"], held["claimed_at"]
+        [row] = await fetch(self.pool, self._sql["settle"].sql, *lease, *change)
+        return row["kept"] is None
+
+    async def mark_published_batch(
+        self, claim: Claim, verdicts: Sequence[Published]
+    ) -> Mapping[str, datetime]:
+        """CLAIMED -> PUBLISHED (CMD-050); the attempt was counted by the claim."""
+        if not verdicts:
+            return {}
+        [stream] = {verdict.stored.stream for verdict in verdicts}
+        seqs = [verdict.stored.seq for verdict in verdicts]
+        owners, times = zip(*map(_owner_and_time, claim.parts or (claim,)), strict=True)
+        kept, row = await self._settle("mark_published", verdicts, owners, times, stream, seqs)
+        return dict.fromkeys(kept, row["at"])
+
+    async def increment_attempts_batch(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died]
+    ) -> frozenset[str]:
+        """CLAIMED -> PENDING or DEAD, with the error; errors are cut to 2000 characters."""
+        return await self._settle_others(claim, verdicts)
+
+    async def release(self, claim: Claim, verdicts: Sequence[Released]) -> frozenset[str]:
+        """CLAIMED -> PENDING, as if the claim had not been, but for its count."""
+        released = await self._settle_others(claim, verdicts)
+        if verdicts and not self.ordered:
+            self._fresh.rewind()
+            self._retries.rewind()
+        return released
+
+    async def reap(self) -> Reaped:
+        """Look at the front of both lanes, where claims leave their leases, and at a piece of what is behind.
+
+        Whatever waits, that reads a bounded number of rows; from call to call it gets through all of them.
+        """
+        self._unreaped = []
+        lanes = [await self._reap_lane(statement) for statement in ("reap", "reap_ordered")]
+        if self._unreaped:
+            raise RowsRefusedError("; ".join(self._unreaped))
+        return Reaped(*map(sum, zip(*lanes, strict=True)))
+
+    async def take_over(self, session: str) -> int:
+        """End the leases of both lanes in one statement, which keeps the session's worker out."""
+        statement = self._sql["take_over"].sql
+        [row] = await fetch(self.pool, statement, session, self.failures_max, _TAKE_OVER_ROWS)
+        if self.ordered:
+            self._hints.update(row["keys"])
+        return int(row["leases"])
+
+    async def _reap_lane(self, statement: str) -> Reaped:
+        front = await self._look(statement, START, START)
+        if front.ends == (None, None):
+            return front.reaped
+        ahead = await self._look(statement, (front.at, 0), (front.at, 0))
+        begin = [
+            rolled or first or END for rolled, first in zip(self._rolled[statement], front.ends, strict=True)
+        ]
+        behind = await self._look(statement, *begin)
+        self._rolled[statement] = behind.ends
+        return Reaped(*map(sum, zip(front.reaped, ahead.reaped, behind.reaped, strict=True)))
+
+    async def _look(self, statement: str, fresh: Position, retries: Position) -> Look:
+        """Look at a bounded part of both indexes, again and again until nothing in it is wrong."""
+        ended = Reaped(0, 0)
+        while True:
+            try:
+                look = await self._look_once(statement, fresh, retries)
+            except RowsRefusedError:
+                return await self._look_apart(statement, fresh, retries)
+            ended = Reaped(*map(sum, zip(ended, look.reaped, strict=True)))
+            if sum(look.reaped) < _REAP_MAX:
+                return look._replace(reaped=ended)
+
+    async def _look_once(
+        self,
+        statement: str,
+        fresh: Position,
+        retries: Position,
+        *,
+        rows: int | None = None,
+        limit: int = _REAP_MAX,
+    ) -> Look:
+        limits = self.lease_seconds, limit, self.failures_max, rows or self.look_max
+        [row] = await fetch(
+            self.pool, self._sql[statement].sql, *limits, *fresh, *retries, self.delay_max_seconds()
+        )
+        if self.ordered:
+            self._hints.update(row["keys"])
+        reaped = Reaped(row["leases"], row["brought_forward"])
+        return Look(reaped, row["at"], (_end(row, "fresh"), _end(row, "retry")))
+
+    async def _look_apart(self, statement: str, fresh: Position, retries: Position) -> Look:
+        """Look in ever smaller pieces, and step over the events that PostgreSQL refuses to change."""
+        one = await self._walk(statement, lambda place: (place, END), fresh)
+        other = await self._walk(statement, lambda place: (END, place), retries)
+        reaped = Reaped(*map(sum, zip(one.reaped, other.reaped, strict=True)))
+        return Look(reaped, other.at, (one.ends[0], other.ends[1]))
+
+    async def _walk(
+        self, statement: str, both: Callable[[Position], tuple[Position, Position]], begin: Position
+    ) -> Look:
+        """Walk along one index, over as many rows as a look at it."""
+        left, rows, places = self.look_max, self.look_max, both(begin)
+        ended = Reaped(0, 0)
+        while True:
+            try:
+                look = await self._look_once(statement, *places, rows=rows)
+            except RowsRefusedError as error:
+                if rows > 1:
+                    rows //= 2
+                    continue
+                look = await self._look_once(statement, *places, rows=rows, limit=0)
+                [seq] = [end[1] for end in look.ends if end] or [0]
+                self._unreaped.append(f"seq {seq}: {error}")
+            ended = Reaped(*map(sum, zip(ended, look.reaped, strict=True)))
+            if sum(look.reaped) == _REAP_MAX:
+                continue
+            left -= rows
+            rows = min(2 * rows, left)
+            end = look.ends[0] or look.ends[1]
+            if end is None or not left:
+                return look._replace(reaped=ended)
+            places = both(end)
+
+    async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
+        owner = self._owner()
+        began = self.clock()
+        given = self._claim_parameters(owner, batch_max, *bytes_max)
+        claim = self._sql["claim"].bind(**given, retries_first=self._retries_first)
+        rows = await fetch(self.pool, *claim)
+        seconds = self.clock() - began
+        head, events = _split(rows)
+        full = len(events) == batch_max or head["cut"]
+        for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
+            read = Scan(_position(head, name), now=head["at"], truncated=full, found_any=bool(events))
+            cursor.advance(read, seconds=seconds)
+        return _claim_of(owner, head, events, more=full)
+
+    async def _claim_ordered(self, batch_max: int, *bytes_max: int) -> Claim:
+        owner = self._owner()
+        hints, self._hints = self._hints, set()
+        began = self.clock()
+        given = self._claim_parameters(owner, batch_max, *bytes_max)
+        try:
+            head, events = await self._take_turn({**given, "hints": list(hints)})
+        except BaseException:
+            self._hints |= hints
+            raise
+        seconds = self.clock() - began
+        self._hints.update(head["leftover"])
+        cut = len(events) == batch_max or (head["cut"] and bool(events))
+        fresh_full = head["fresh_count"] == batch_max
+        retry_places = given["retry_places"]
+        retries_full = head["retry_count"] == (retry_places if fresh_full else batch_max)
+        for cursor, name, full in (
+            (self._fresh, "fresh", fresh_full),
+            (self._retries, "retry", retries_full),
+        ):
+            read = Scan(_position(head, name), now=head["at"], truncated=full or cut, found_any=bool(events))
+            cursor.advance(read, seconds=seconds)
+        return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and retry_places > 0))
+
+    def _claim_parameters(
+        self, owner: str, batch_max: int, batch_bytes_max: int, event_bytes_max: int
+    ) -> dict[str, Any]:
+        """Return the parameters that both claims have.
+
+        A quarter of the places is kept for retries; of a batch too small to divide, every other one.
+        """
+        self._retries_first = not self._retries_first
+        fresh, retry = self._fresh.next(), self._retries.next()
+        return {
+            "limit": batch_max,
+            "claimed_by": owner,
+            "fresh_at": fresh[0],
+            "fresh_seq": fresh[1],
+            "retry_at": retry[0],
+            "retry_seq": retry[1],
+            "retry_places": batch_max // 4 or int(self._retries_first),
+            "batch_bytes_max": batch_bytes_max,
+            "event_bytes_max": event_bytes_max,
+            "passed_over": self._refusals.passed_over,
+        }
+
+    async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[OutboxEvent]]:
+        """Claim in turn with other workers; after a bounded number of refusals, out of turn.
+
+        Two claims at once are correct, but the second one reads the rows that the first has locked.
+        """
+
+        async def claim(*, take_turns: bool) -> tuple[Any, list[OutboxEvent]]:
+            statement = self._sql["claim_ordered"].bind(
+                **given, take_turns=take_turns, run_max=self.run_max, hold_dead_keys=self.hold_dead_keys
+            )
+            return _split(await self._fetch_ordered(*statement))
+
+        for _ in range(_REFUSALS_MAX if self.take_turns else 0):
+            head, events = await claim(take_turns=True)
+            if head["my_turn"]:
+                return head, events
+            await asyncio.sleep(_REFUSAL_SECONDS)
+        return await claim(take_turns=False)
+
+    async def _settle_others(
+        self, claim: Claim, verdicts: Sequence[Postponed | Died | Released]
+    ) -> frozenset[str]:
+        if not verdicts:
+            return frozenset()
+        changes = zip(*map(_changes, verdicts), strict=True)
+        kept, _ = await self._settle("settle", verdicts, *_owner_and_time(claim), *changes)
+        return kept
+
+    async def _settle(
+        self, statement: str, verdicts: Sequence[Verdict], owner: object, time: object, *columns: object
+    ) -> tuple[frozenset[str], asyncpg.Record]:
+        """Run a statement that takes owner and time of claims, the events' IDs, and more columns."""
+        ids = [verdict.event.id for verdict in verdicts]
+        [row] = await fetch(self.pool, self._sql[statement].sql, owner, time, ids, *columns)
+        kept = frozenset(ids if row["kept"] is None else row["kept"])
+        if self.ordered:
+            self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
+        return kept, row
+
+    async def _hold(self, event_id: str) -> Any:
+        """Claim an event unless it is claimed; return its claim if it is this adapter's, else None."""
+        await fetch(self.pool, self._sql["claim_one"].sql, event_id, self._owner())
+        rows = await fetch(self.pool, self._sql["held"].sql, event_id)
+        if not rows or rows[0]["claimed_by"] not in self._owners:
+            return None
+        if self.ordered:
+            self._hints.add(rows[0]["ordering_key"] or "")
+        return rows[0]
+
+    def _owner(self) -> str:
+        """Name one claim: two claims of one worker in the same microsecond stay apart."""
+        self._owners.append(f"{self._owner_prefix}{secrets.token_hex(4)}")
+        return self._owners[-1]
+
+
+def _split(rows: Sequence[Any]) -> tuple[Any, list[OutboxEvent]]:
+    """Return the row that describes the claim, and the events in insert order."""
+    [head] = [row for row in rows if row["id"] is None]
+    events = [OutboxEvent._make(row[_EVENT]) for row in rows if row is not head]
+    return head, sorted(events, key=attrgetter("seq"))
+
+
+def _end(row: Any, name: str) -> Position | None:
+    at = row[f"{name}_at"]
+    return at and (at, row[f"{name}_seq"])
+
+
+def _position(head: Any, name: str) -> Position:
+    return _end(head, name) or START
+
+
+def _claim_of(owner: str, head: Any, events: Sequence[OutboxEvent], *, more: bool) -> Claim:
+    token = f"{head['claimed_at'].isoformat()} {owner}" if events else ""
+    return Claim(
+        token=token,
+        at=head["claimed_at"],
+        events=tuple(events),
+        more=more,
+        bytes=head["bytes"],
+        cut=head["cut"],
+    )
+
+
+def _owner_and_time(claim: Claim) -> tuple[str, datetime]:
+    time, owner = claim.token.split(" ", 1)
+    return owner, datetime.fromisoformat(time)
+
+
+def _changes(verdict: Postponed | Died | Released) -> tuple[object, ...]:
+    """Return state, error, failures to add and delay as ``settle`` takes them."""
+    match verdict:
+        case Postponed(_, error, delay_seconds, failed):
+            return "PENDING", to_storable_text(error), int(failed), delay_seconds
+        case Died(_, error):
+            return "DEAD", to_storable_text(error), 1, None
+        case Released():
+            return "PENDING", None, 0, None
+        case _:
+            assert_never(verdict)

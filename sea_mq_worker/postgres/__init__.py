@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL, named statements, migrations, sessions."""

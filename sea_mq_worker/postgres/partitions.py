@@ -1,0 +1,165 @@
+"""PostgresPartitions: an outbox in daily partitions; see ``ports.partitions.Partitions``."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.operators.records import DroppedPartition, KeptPartition, check_accountable
+from sea_mq_worker.postgres.migrations import Partition, check_owner, check_version, owner_session
+from sea_mq_worker.postgres.pool import fetch
+from sea_mq_worker.postgres.queries import load_queries
+from sea_mq_worker.resources import resource_folder
+
+# --- UUIDs of version 7 (RFC 9562), which begin with their creation time in milliseconds since 1970.
+
+_VERSION = 7
+_BITS_BEHIND = 80
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_MILLISECONDS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+
+
+def is_uuid7(highest: UUID) -> bool:
+    """Return whether ids are in the order of their creation, judged by the highest id of a table.
+
+    Nearly all ids of another version are higher than present ids of version 7.
+    """
+    return highest.version == _VERSION
+
+
+def min_id_at(at: datetime) -> UUID:
+    """Return a lower bound of all ids created at this time or later, to the millisecond."""
+    return UUID(int=max(0, (at - _EPOCH) // _MILLISECOND) << _BITS_BEHIND)
+
+
+def timestamp_of(id_: UUID) -> datetime:
+    """Return the creation time that an id of version 7 claims; the sender chooses the id freely."""
+    return _EPOCH + min(id_.int >> _BITS_BEHIND, _MILLISECONDS_MAX) * _MILLISECOND
+
+
+# --- Leaves: the relations that hold a table's rows (the table itself unless it is partitioned).
+#
+# Pages and row positions belong to one relation, so a table is read by pages leaf after leaf.
+
+_SQL = load_queries("leaves")
+
+LEAVES = _SQL["leaves"]
+"""The statement that lists leaves; ``$1`` is the table."""
+
+REFERENCES = _SQL["references"]
+"""The statement that lists the foreign keys that keep rows; ``$1`` is the table."""
+
+DROP_LEAF = _SQL["drop_leaf"]
+"""The statement that drops a leaf of the outbox if all its events were published before ``$2``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPartition:
+    """A relation that holds rows.
+
+    Attributes:
+        name: quoted for SQL, relative to the search path of the worker's sessions.
+        pages: number of pages.
+        until: end of the range of its ids; None: no range, or no end.
+    """
+
+    name: str
+    pages: int
+    until: datetime | None = None
+
+    def is_over(self, before: datetime) -> bool:
+        """Return whether all its ids are older than ``before``."""
+        return self.until is not None and self.until <= before
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages of a leaf from ``first`` up to, but without, ``end``."""
+
+    leaf: str
+    first: int
+    end: int
+
+
+def leaf_of(row: Any) -> LeafPartition:
+    return LeafPartition(row["name"], row["pages"], row["until_at"])
+
+
+def dropped_leaf(name: str, row: Any) -> DroppedPartition | KeptPartition:
+    if row["dropped"]:
+        return DroppedPartition(name=name, events=row["count"])
+    return KeptPartition(name=name, reason=row["reason"])
+
+
+def for_leaf(statement: str, table: str, leaf: str) -> str:
+    """Return a statement on a table as a statement on one of its leaves.
+
+    Raises:
+        ValueError: the statement does not name the table exactly once, followed by an alias.
+    """
+    if statement.count(f" {table} ") != 1:
+        raise ValueError(f"the statement does not name {table} once, with an alias")
+    return statement.replace(f" {table} ", f" {leaf} ")
+
+
+def ranges(leaf: LeafPartition, pages: int, *, first: int = 0) -> Iterator[PageRange]:
+    """Split the pages of a leaf from ``first`` on into ranges of at most ``pages``."""
+    for at in range(first, leaf.pages, pages):
+        yield PageRange(leaf.name, at, min(at + pages, leaf.pages))
+
+
+class PostgresPartitions:
+    """Makes and lists partitions; each method raises what ``translated`` raises."""
+
+    def __init__(self, *, pool: asyncpg.Pool) -> None:
+        """Use this pool."""
+        self._pool = pool
+        self._sql = load_queries("partitions")
+
+    async def exist(self) -> bool:
+        [row] = await fetch(self._pool, self._sql["exist"])
+        return bool(row["exist"])
+
+    async def make(self, *, days_ahead: int) -> Sequence[str]:
+        """Create the missing partitions; a single table needs no right."""
+        if not await self.exist():
+            return []
+        return [row["name"] for row in await fetch(self._pool, self._sql["make"], days_ahead)]
+
+    async def all(self) -> Sequence[Partition]:
+        """List partitions, the oldest first, the default partition last."""
+        return [Partition(**row) for row in await fetch(self._pool, self._sql["list"])]
+
+
+def partitioning_script() -> str:
+    """Return the SQL that divides the outbox; psql can also run it."""
+    return (resource_folder("sql") / "partitions.sql").read_text(encoding="utf-8")
+
+
+async def partition_outbox(dsn: str, *, schema: str, context: str, actor: str, reason: str) -> bool:
+    """Divide the outbox into partitions, in one transaction with the audit record; False: it has partitions.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.
+        ContractError: the server is too old, the user does not own the tables, they are another context's, or
+            something is in the way.
+    """
+    check_accountable(actor, reason)
+    sql = load_queries("partitions")
+    async with owner_session(dsn, schema) as connection:
+        await check_version(connection)
+        await check_owner(connection, context)
+        async with connection.transaction():
+            if await connection.fetchval(sql["exist"]):
+                return False
+            try:
+                await connection.execute(partitioning_script())
+            except asyncpg.RaiseError as obstacle:
+                raise ContractError(f"the outbox cannot be divided: {obstacle.args[0]}") from obstacle
+            await connection.execute(sql["record"], actor, reason)
+    return True

@@ -1,0 +1,1 @@
+"""The parts that both directions run on, without knowledge of either."""

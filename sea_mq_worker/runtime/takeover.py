@@ -1,0 +1,111 @@
+"""Takeover: ends the leases of workers that have ended, long before the leases do by themselves."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from sea_mq_worker.errors import DependencyError, RowsRefusedError
+from sea_mq_worker.ports import InboxRepository, JetStreamConsumer, Observer, OtherSession, WorkerSessions
+from sea_mq_worker.runtime.breaker import Backoff
+from sea_mq_worker.runtime.row_isolation import report_refused
+from sea_mq_worker.runtime.waiting import (
+    IMMEDIATE_REDELIVERY_SECONDS,
+    StoppedError,
+    cancel_on_stop,
+    sleep_or_stop,
+)
+from sea_mq_worker.telemetry.events import WorkerTakenOver
+
+_POLL_SECONDS = 1.0
+"""Interval between two checks of the sessions of other workers."""
+_CONFIRM_SECONDS = 0.4
+"""Time for a running worker that lost all its connections to connect again."""
+_ALONE_SECONDS = 30.0
+"""Longest wait of a worker that sees no other one; a session that begins ends the wait."""
+
+EndLeases = Callable[[str], Awaitable[int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Takeover:
+    """Checks the sessions of other workers, and takes over from those that two checks in a row find ended.
+
+    Attributes:
+        sides: by side, the call that ends the leases of a session and returns their number. A side that this
+            worker does not have is left to others.
+    """
+
+    sessions: WorkerSessions
+    observer: Observer
+    sides: dict[str, EndLeases] = field(default_factory=dict)
+    _suspected: frozenset[OtherSession] = frozenset()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Check until the worker stops."""
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                try:
+                    others = await self.check()
+                except DependencyError:
+                    self._suspected = frozenset()
+                    others = True
+                if self._suspected:
+                    await sleep_or_stop(stop, seconds=_CONFIRM_SECONDS)
+                elif others:
+                    await sleep_or_stop(stop, seconds=_POLL_SECONDS)
+                else:
+                    wait = self.sessions.wait_for_change(timeout_seconds=_ALONE_SECONDS)
+                    await cancel_on_stop(stop, wait)
+
+    async def check(self) -> bool:
+        """Take over from sessions that the last check found ended, too; return whether others are left.
+
+        Raises:
+            StoreUnavailableError: the own session was interrupted: again two checks in a row are needed.
+        """
+        others = [one for one in await self.sessions.others() if one.side in self.sides]
+        gone = {one for one in others if one.is_gone}
+        confirmed = gone & self._suspected
+        self._suspected = frozenset(gone - confirmed)
+        for session in sorted(confirmed):
+            await self._take_over(session)
+        return len(others) > len(confirmed)
+
+    async def _take_over(self, session: OtherSession) -> None:
+        try:
+            count = await self.sides[session.side](session.session)
+        except RowsRefusedError as error:  # these leases end by their time, each by itself
+            report_refused(self.observer, f"{session.side} of worker {session.worker}", error)
+            count = 0
+        await self.sessions.forget(session)
+        if count:
+            self.observer.observe(WorkerTakenOver(worker=session.worker, side=session.side, count=count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedDeliveries:
+    """Takes over the messages of a worker that has ended.
+
+    A message that was fetched and not recorded yet is in no row: the server delivers it again after ack_wait.
+
+    Attributes:
+        consumers: consumers of this worker by stream and name; other deliveries wait for their ack_wait.
+        backoff: delay of a message that has ended more than one worker, or failed before. It separates a
+            message that kills its worker from those that were in flight with it.
+    """
+
+    inbox: InboxRepository
+    consumers: Mapping[tuple[str, str], JetStreamConsumer]
+    backoff: Backoff
+
+    async def take_over(self, session: str) -> int:
+        """End the leases of an ended session, then request redelivery; return the number of leases."""
+        abandoned = await self.inbox.take_over(session)
+        for one in abandoned:
+            consumer = self.consumers.get((one.stream, one.consumer))
+            if consumer is not None and one.reply:
+                again = one.attempts > 1
+                delay = self.backoff.delay_seconds(one.attempts) if again else IMMEDIATE_REDELIVERY_SECONDS
+                await consumer.give_back(one.reply, delay_seconds=delay)
+        return len(abandoned)

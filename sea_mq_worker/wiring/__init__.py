@@ -1,0 +1,1 @@
+"""Builds the worker from its settings."""

@@ -1,0 +1,302 @@
+"""Periodic checks: does the stream still have published events, and has each consumer got its messages?"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+
+import asyncpg
+
+from sea_mq_worker.admin.records import ConsumerSample, Sample
+from sea_mq_worker.admin.status import STEP_SECONDS, StatusCollector
+from sea_mq_worker.connections import open_pool
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerError
+from sea_mq_worker.inbox.consumer import InboxConsumer
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.inbox.message import carries_no_event, recorded_as, storage_id
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, consumer_info, stream_info
+from sea_mq_worker.nats.stored import read_on
+from sea_mq_worker.operators.checks import PassedMessages, PostgresStandings, acknowledged, find_missed
+from sea_mq_worker.operators.inspection import RECONCILE, consumer_standing, consumer_state, lost_since
+from sea_mq_worker.operators.records import Depth
+from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOverview
+from sea_mq_worker.outbox.maintenance import PeriodicTask
+from sea_mq_worker.postgres.migrations import (
+    altered_migrations,
+    check_rows_visible,
+    check_version,
+    claim_schema,
+)
+from sea_mq_worker.postgres.pool import check_connection_limit, leave_former_primary
+from sea_mq_worker.runtime.breaker import CircuitBreaker
+from sea_mq_worker.runtime.supervisor import Loop
+from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.telemetry.events import MessagesMissed, Noticed
+from sea_mq_worker.telemetry.metrics import Side
+from sea_mq_worker.wiring.context import WorkerContext
+
+# --- Periodic samples for metrics and page, with checks of the schema.
+
+_PROBE_MAX_SECONDS = 5.0
+DEPTH_MAX = 100_000
+_OVERVIEW_EVERY = 4
+"""Number of depth samples per overview; a change of the dead counts brings it sooner."""
+_PURPOSE = "upkeep"
+
+
+async def sampling(
+    base: WorkerContext, status: StatusCollector
+) -> tuple[PostgresInspection, dict[str, Loop]]:
+    """Check the schema's version, and sample the depth every 15 s; return the tables that are sampled."""
+
+    async def connect() -> asyncpg.Pool:
+        pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
+        base.stack.push_async_callback(pool.close)
+        await check_version(pool)
+        if not base.settings.database_pooler:  # its limits are other ones
+            least, most = base.settings.connections_min, base.settings.connections_max
+            if short := await check_connection_limit(pool, least=least, most=most):
+                base.observer.observe(Noticed(event="connections_short", text=short))
+        for script in await altered_migrations(pool):
+            text = f"{script.name} was applied with other content; run `python -m sea_mq_worker doctor`"
+            base.observer.observe(Noticed(event="migration_altered", text=text))
+        await claim_schema(pool, base.settings.context)
+        await check_rows_visible(pool)
+        return pool
+
+    pool = await base.connect(connect, "PostgreSQL")
+    sampler = _Sampler(base, status, pool)
+    breaker = base.breaker("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
+
+    async def record_history(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            status.tick()
+            await sleep_or_stop(stop, seconds=STEP_SECONDS)
+
+    depth = PeriodicTask(work=sampler.sample, store_breaker=breaker, seconds=STEP_SECONDS)
+    return sampler.tables, {"depth": depth.run, "history": record_history}
+
+
+def consumer_sampling(
+    base: WorkerContext,
+    status: StatusCollector,
+    connection: NatsConnection,
+    consumers: Sequence[NatsJetStreamConsumer],
+    tables: PostgresInspection,
+) -> dict[str, Loop]:
+    """Sample the durables every 15 s, pause those that have become unfit, and report changed filters."""
+    filters: dict[str, Sequence[str]] = {}
+
+    def compare_filter(consumer: NatsJetStreamConsumer, found: Sequence[str]) -> None:
+        before = filters.setdefault(f"{consumer.stream} {consumer.name}", found)
+        if found != before:
+            filters[f"{consumer.stream} {consumer.name}"] = found
+            text = _changed_filter(consumer, before, found)
+            base.observer.observe(Noticed(event="consumer_filter_changed", text=text))
+
+    async def sample_all() -> None:
+        for consumer in consumers:
+            try:
+                info = await consumer.look()
+                state = await consumer_state(connection, info)
+                state = await tables.without_read_ahead(state, limit=DEPTH_MAX)
+            except WorkerError as error:
+                sample = ConsumerSample(stream=consumer.stream, durable=consumer.name, error=str(error))
+            else:
+                fields = asdict(state)
+                del fields["delivered_seq"], fields["oldest_id"]
+                sample = ConsumerSample(**fields)
+                compare_filter(consumer, info.filters)
+            status.set_consumer(sample)
+            if sample.pending is not None and sample.ack_pending is not None:
+                base.metrics.set_consumer(
+                    consumer.name, sample.pending, sample.ack_pending, sample.oldest_seconds or 0.0
+                )
+
+    async def watch(stop: asyncio.Event) -> None:
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await cancel_on_stop(stop, sample_all())
+                await sleep_or_stop(stop, seconds=STEP_SECONDS)
+
+    return {"consumer states": watch}
+
+
+def _changed_filter(consumer: NatsJetStreamConsumer, before: Sequence[str], now: Sequence[str]) -> str:
+    taken, took = (", ".join(filters) or "all subjects" for filters in (now, before))
+    return (
+        f"consumer {consumer.name} of stream {consumer.stream} takes {taken}, before {took}: it passes"
+        " messages of other subjects for good; `python -m sea_mq_worker pipeline reconcile` finds them"
+    )
+
+
+class _Sampler:
+    """Samples the depth each time, and the costly overview rarely or after a change."""
+
+    def __init__(self, base: WorkerContext, status: StatusCollector, pool: asyncpg.Pool) -> None:
+        self._base = base
+        self._status = status
+        self._pool = pool
+        self.tables = PostgresInspection(pool=pool)
+        self._overview = PostgresOverview(pool=pool)
+        self._standings = PostgresStandings(pool=pool)
+        self._count = 0
+        self._dead = (0, 0)
+
+    async def sample(self) -> None:
+        await leave_former_primary(self._pool)
+        outbox = await self.tables.outbox_depth_capped(limit=DEPTH_MAX)
+        inbox = await self.tables.inbox_depth_capped(limit=DEPTH_MAX)
+        self._record("outbox", outbox)
+        self._record("inbox", inbox)
+        self._status.set_missed(await self._standings.missed())
+        dead = (outbox.dead, inbox.dead)
+        if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
+            await check_rows_visible(self._pool)
+            self._status.set_overview(await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}"))
+        self._count, self._dead = self._count + 1, dead
+        await check_version(self._pool)  # a migration may be too new for this worker
+
+    def _record(self, side: Side, depth: Depth) -> None:
+        self._base.metrics.set_depth(side, depth)
+        sample = Sample(
+            depth=depth.waiting,
+            oldest_seconds=depth.waiting_seconds,
+            scheduled=depth.scheduled,
+            dead=depth.dead,
+        )
+        self._status.set_sample(side, sample)
+
+
+_LOST_CHECK_SECONDS = 30.0
+_MISSED_CHECK_SECONDS = 60.0
+_LEADER_READS_SECONDS = 5.0
+_PAGE = 100
+
+
+def lost_event_check(
+    base: WorkerContext, pool: asyncpg.Pool, connection: NatsConnection, store_breaker: CircuitBreaker
+) -> Loop:
+    """Return a loop that compares rows with the stream, at the start and then periodically."""
+    reported = ""
+
+    async def check() -> None:
+        nonlocal reported
+        stream = base.settings.stream
+        rows = await acknowledged(pool, stream)
+        try:
+            why = await lost_since(
+                connection, stream, greatest=rows.greatest, shared=rows.shared, some=rows.some
+            )
+        except (BrokerUnavailableError, ContractError):
+            return  # the publisher reports that
+        base.metrics.set_events_lost(bool(why))
+        if why and not reported:
+            loss = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
+            text = f"{loss}; send them again: `{RECONCILE}`"
+            base.observer.observe(Noticed(event="events_lost", text=text))
+        reported = why
+
+    return PeriodicTask(work=check, store_breaker=store_breaker, seconds=_LOST_CHECK_SECONDS).run
+
+
+async def missed_message_loop(
+    base: WorkerContext,
+    connection: NatsConnection,
+    pool: asyncpg.Pool,
+    breaker: CircuitBreaker,
+    consuming: Mapping[tuple[str, str], InboxConsumer],
+) -> Loop:
+    """Check once before the first fetch, which moves the consumer; return the loop of further checks.
+
+    ``consuming``: the loops that handle messages, by stream and durable; filled later.
+    """
+    checks = _Checks(base, connection, PostgresStandings(pool=pool), consuming)
+    await base.connect(partial(checks.run, asyncio.Event()), "PostgreSQL")
+
+    async def run(stop: asyncio.Event) -> None:
+        task = PeriodicTask(
+            work=partial(checks.run, stop), store_breaker=breaker, seconds=_MISSED_CHECK_SECONDS
+        )
+        await task.run(stop)
+
+    return run
+
+
+class _Checks:
+    def __init__(
+        self,
+        base: WorkerContext,
+        connection: NatsConnection,
+        standings: PostgresStandings,
+        consuming: Mapping[tuple[str, str], InboxConsumer],
+    ) -> None:
+        self._base = base
+        self._connection = connection
+        self._standings = standings
+        self._consuming = consuming
+        self._passed: dict[tuple[str, str], PassedMessages] = {}
+        self._refused = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Check each consumer; if the broker is unavailable, wait for the next check."""
+        for consumer in self._base.settings.consumers:
+            try:
+                await self._check(consumer.stream, consumer.durable, stop)
+            except BrokerUnavailableError:
+                return
+            except ContractError as error:
+                self._report_refused(str(error))
+
+    async def _check(self, stream: str, durable: str, stop: asyncio.Event) -> None:
+        last = await self._standings.last(stream, durable)
+        source = await stream_info(self._connection, stream)
+        if last and source.last_seq < last.last_seq:  # a new leader may not have read all that it stores
+            await sleep_or_stop(stop, seconds=_LEADER_READS_SECONDS)
+            source = await stream_info(self._connection, stream)
+        info = await consumer_info(self._connection, stream, durable)
+        now = consumer_standing(source, info)
+        found = find_missed(last, now)
+        replaced = now == last or await self._standings.replace(
+            stream, durable, last=last, now=now, found=found
+        )
+        if found and replaced:
+            fact = MessagesMissed(consumer=durable, stream=stream, **asdict(found))
+            self._base.observer.observe(fact)
+        if not source.replaces:
+            await self._handle_passed(source, info, stop)
+
+    async def _handle_passed(self, source: StreamInfo, info: ConsumerInfo, stop: asyncio.Event) -> None:
+        """Handle messages that the consumer passed and the inbox does not have; see PassedMessages.
+
+        What a consumer passed before this worker's first look may be another inbox's.
+        """
+        key, of = (info.stream, info.name), (source.created, info.created)
+        server = f"{source.leader} {info.leader} {self._connection.client.stats['reconnects']}"
+        settled = info.ack_floor if info.ack_pending else info.delivered_seq
+        passed = self._passed.get(key)
+        if passed is None or passed.of != of:
+            self._passed[key] = PassedMessages(of, server, settled, settled)
+            return
+        last, loop = passed.look(server, settled, source.last_seq), self._consuming.get(key)
+        while loop is not None and passed.compared < last and not stop.is_set():
+            read = await read_on(self._connection, info, passed.compared, _PAGE)
+            page = [message for message in read if message.seq <= last]
+            ids = {message.seq: (recorded_as(message), storage_id(message)) for message in page}
+            known = await self._standings.recorded([one for both in ids.values() for one in both])
+            for message in page:
+                if known.isdisjoint(ids[message.seq]) and not carries_no_event(message):
+                    text = (
+                        f"message {recorded_as(message)} ({message.stream} {message.seq}) is handled: "
+                        f"consumer {info.name} passed it, and the inbox does not have it"
+                    )
+                    self._base.observer.observe(Noticed(event="message_undeliverable", text=text))
+                    await loop.submit(message, loop.consumer, stop)
+            passed.compared = page[-1].seq if page else last
+
+    def _report_refused(self, text: str) -> None:
+        if text != self._refused:
+            self._refused = text
+            self._base.observer.observe(Noticed(event="missed_messages_unknown", text=text))
