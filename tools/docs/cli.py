@@ -14,8 +14,6 @@ from tools.docs.markdown import table
 
 PRINTED: dict[str, Any] = {**OUTPUTS, **PIPELINE_OUTPUTS}
 """By command, the type that it prints with ``--json``."""
-_OF_CHANGES = {"--reason", "--actor", "--cap", "--dry-run", "--yes"}
-"""Options that the page explains once, for the commands that take a reason and an actor."""
 
 
 def commands() -> dict[str, Any]:
@@ -33,26 +31,22 @@ def _below(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def table_of_commands() -> str:
-    """Return a row for each command: the first sentence of its help, and its arguments and options."""
+    """Return a row for each command: its arguments, and the first sentence of its help."""
     return table(
-        ("command", "", "takes"),
+        ("command", ""),
         (
-            (f"`{name}`", command.help.split("\n\n")[0], _parameters(command))
+            (f"`{name}{_arguments(command)}`", command.help.split("\n\n")[0])
             for name, command in commands().items()
             if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
         ),
     )
 
 
-def _parameters(command: Any) -> str:
-    """Name the arguments and options, without those that many commands share."""
-    names = [
-        one.opts[0] if one.opts[0].startswith("-") else one.metavar or one.name.upper()
-        for one in command.params
-        if one.name != "help"
-    ]
-    shared = {"--json"} | (_OF_CHANGES if {"--reason", "--actor"} <= {*names} else set())
-    return " ".join(f"`{name}`" for name in names if name not in shared)
+def _arguments(command: Any) -> str:
+    """Name the arguments, without the options."""
+    return "".join(
+        f" {one.metavar or one.name.upper()}" for one in command.params if not one.opts[0].startswith("-")
+    )
 
 
 def schema() -> str:

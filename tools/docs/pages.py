@@ -43,7 +43,7 @@ def prometheus_rule() -> str:
 
 
 PAGES: Mapping[Path, Text] = {
-    CONFIGURATION: sections(settings=tables.table_of_settings, url_parameters=tables.table_of_url_parameters),
+    CONFIGURATION: sections(settings=tables.table_of_settings),
     CLI: sections(commands=cli.table_of_commands),
     CLI_SCHEMA: whole(cli.schema),
     PAGE: sections(routes=admin.table_of_routes),

@@ -1,4 +1,4 @@
-"""The tables, indexes, triggers and functions of a migrated database, with their comments.
+"""The tables, triggers and functions of a migrated database, with their comments.
 
 They come from the catalog of an embedded PostgreSQL, after the migrations and ``sql/roles.sql``.
 """
@@ -29,15 +29,6 @@ SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnot
   FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
        LEFT JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'p'
  WHERE a.attrelid = $1::oid AND a.attnum > 0 ORDER BY a.attnum"""
-_CONSTRAINTS = """
-SELECT conname AS name, pg_get_constraintdef(oid, true) AS rule FROM pg_constraint
- WHERE conrelid = $1::oid AND (contype = 'c' OR contype = 'p' AND conname NOT LIKE '%_pkey')
- ORDER BY contype DESC, conname"""
-_INDEXES = """
-SELECT c.relname AS name, pg_get_indexdef(c.oid, 0, true) AS definition,
-       obj_description(c.oid, 'pg_class') AS meaning
-  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
- WHERE i.indrelid = $1::oid AND NOT i.indisprimary ORDER BY c.oid"""
 _TRIGGERS = """
 SELECT tgname AS name, obj_description(oid, 'pg_trigger') AS meaning FROM pg_trigger
  WHERE tgrelid = $1::oid AND NOT tgisinternal ORDER BY oid"""
@@ -78,14 +69,11 @@ def _is_internal(described: Record) -> bool:
 
 
 async def _table(connection: asyncpg.Connection, described: Record) -> str:
-    columns, constraints, indexes, triggers = [
-        await connection.fetch(statement, described["oid"])
-        for statement in (_COLUMNS, _CONSTRAINTS, _INDEXES, _TRIGGERS)
+    columns, triggers = [
+        await connection.fetch(statement, described["oid"]) for statement in (_COLUMNS, _TRIGGERS)
     ]
     found = (
         (("column", "type", "meaning"), map(_column, columns)),
-        (("constraint", "rule"), [(f"`{one['name']}`", _code(one["rule"])) for one in constraints]),
-        (("index", "on", "serves"), [*map(_index, indexes)]),
         (("trigger", "effect"), [(f"`{one['name']}`", one["meaning"]) for one in triggers]),
     )
     head = f"## {described['name']}\n\n{described['meaning']}\n"
@@ -97,10 +85,6 @@ def _column(column: Record) -> Sequence[str]:
     null = "" if column["required"] else ", null"
     default = f", {column['value']}".replace("::text", "") if column["value"] else ""
     return f"`{column['name']}`", _short(column["type"]) + key + null + default, column["meaning"]
-
-
-def _index(index: Record) -> Sequence[str]:
-    return f"`{index['name']}`", _code(index["definition"].partition(" USING btree ")[2]), index["meaning"]
 
 
 async def _functions(connection: asyncpg.Connection) -> str:
@@ -121,7 +105,3 @@ async def _functions(connection: asyncpg.Connection) -> str:
 
 def _short(types: str) -> str:
     return types.replace("timestamp with time zone", "timestamptz")
-
-
-def _code(text: str) -> str:
-    return f"`{text.replace('::text', '')}`"

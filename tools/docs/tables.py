@@ -7,7 +7,6 @@ from pydantic.fields import FieldInfo
 
 from sea_mq_worker.doctor import KINDS
 from sea_mq_worker.doctor.findings import Severity
-from sea_mq_worker.postgres.url import RULES, Rule
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.telemetry.events import FATAL_NOTICES, LOG_EVENTS, NOTICES
 from sea_mq_worker.telemetry.metrics import METRICS, PIPELINE_METRICS
@@ -25,20 +24,6 @@ def table_of_settings() -> str:
             for name, field in Settings.model_fields.items()
         ),
     )
-
-
-def table_of_url_parameters() -> str:
-    """Return a row for each rule about parameters of a PostgreSQL URL, in the order of the code."""
-    return table(
-        ("parameter", "effect", "meaning, or the reason"),
-        ((code(rule.names), rule.effect, _rule(rule)) for rule in RULES),
-    )
-
-
-def _rule(rule: Rule) -> str:
-    values = ", ".join(f"`{value}`" for value in rule.values or ())
-    refused = f" ({values}; any other value is refused)" if values else ""
-    return f"{rule.text}{refused}"
 
 
 def _default(field: FieldInfo) -> str:
