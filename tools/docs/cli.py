@@ -31,21 +31,14 @@ def _below(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def table_of_commands() -> str:
-    """Return a row for each command: its arguments, and the first sentence of its help."""
+    """Return a row for each command: the first sentence of its help."""
     return table(
         ("command", ""),
         (
-            (f"`{name}{_arguments(command)}`", command.help.split("\n\n")[0])
+            (f"`{name}`", command.help.split("\n\n")[0])
             for name, command in commands().items()
             if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
         ),
-    )
-
-
-def _arguments(command: Any) -> str:
-    """Name the arguments, without the options."""
-    return "".join(
-        f" {one.metavar or one.name.upper()}" for one in command.params if not one.opts[0].startswith("-")
     )
 
 
