@@ -10,6 +10,7 @@ from tools.docs.markdown import Text, sections, whole
 ROOT = Path(__file__).parents[2]
 _REFERENCE, _PROOF = ROOT / "docs" / "reference", ROOT / "docs" / "proof"
 
+ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 CONFIGURATION = _REFERENCE / "configuration.md"
 CLI, CLI_SCHEMA = _REFERENCE / "cli.md", _REFERENCE / "cli.schema.json"
 PAGE, PAGE_SCHEMA = _REFERENCE / "page.md", _REFERENCE / "admin.schema.json"
@@ -43,6 +44,7 @@ def prometheus_rule() -> str:
 
 
 PAGES: Mapping[Path, Text] = {
+    ARCHITECTURE: tables.with_files_of_rooms,
     CONFIGURATION: sections(settings=tables.table_of_settings),
     CLI: sections(commands=cli.table_of_commands),
     CLI_SCHEMA: whole(cli.schema),

@@ -1,5 +1,7 @@
-"""The tables of settings, findings, metrics, spans and log events: each follows from the code."""
+"""The tables of rooms, settings, findings, metrics, spans and log events: each follows from the code."""
 
+import re
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from pydantic import SecretStr
@@ -13,6 +15,22 @@ from sea_mq_worker.telemetry.metrics import METRICS, PIPELINE_METRICS
 from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS
 from sea_mq_worker.telemetry.tracing import SpanSpec as SpanKind
 from tools.docs.markdown import code, table
+
+_PACKAGE = Path(__file__).parents[2] / "sea_mq_worker"
+_ROOM = re.compile(r"^\| `([\w/]+)/` \|[^|]*\|(.*\|)$", re.MULTILINE)
+"""A row of the table of rooms: the folder, its files, and what it owns."""
+
+
+def with_files_of_rooms(page: str) -> str:
+    """Return the page with the files of each room; the pipeline's folders are left to its own page."""
+    rooms: dict[str, list[str]] = {}
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        room = path.parent.relative_to(_PACKAGE.parent).as_posix().removeprefix(f"{_PACKAGE.name}/")
+        if not path.stem.startswith("__") and "pipeline" not in path.parts:
+            rooms.setdefault(room, []).append(path.stem)
+    if {row[1] for row in _ROOM.finditer(page)} != rooms.keys():
+        raise ValueError(f"the table of rooms has to have a row for each of {sorted(rooms)}")
+    return _ROOM.sub(lambda row: f"| `{row[1]}/` | {code(rooms[row[1]])} |{row[2]}", page)
 
 
 def table_of_settings() -> str:
