@@ -193,11 +193,6 @@ LESSER_PROOFS = (
         document="docs/proof/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
         less="fewer seeds; planted bugs and stored cases have tests beside it",
     ),
-    Proof(
-        document="docs/proof/mutants.md",
-        test="tests/mutation/test_mutation.py::test_a_mutant_that_its_test_lets_pass_is_a_failure",
-        less="two mutants of its own instead of the list",
-    ),
     Proof(document="docs/proof/soak.md", begins=".*--json", test=_SOAK, less="25 s instead of ten minutes"),
     Proof(
         document="docs/proof/soak.md", begins=".*--negative-control",

@@ -8,11 +8,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^(\| ([\w-]+(?:, [\w-]+)*) \|.*\|)(.*)\|$")
-"""A row of a catalogue: all but its last column, its ids, and the last column, which names the proofs."""
-HEAD = "id"
-PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)")
-"""The proof of a clause that a document meets."""
+ROW = re.compile(r"^(- \*\*([\w-]+(?:, [\w-]+)*)\*\*(?: .*?)?)((?:<br>`[^`]+`)*)$")
+"""An entry of a catalogue: its ids and text, the ids alone, and the tests."""
+PLACE = re.compile(r"by documentation: \[[^\]]+\]\(([^)#]+)\)$")
+"""The end of an entry that a document meets."""
 
 
 @cache
@@ -35,12 +34,12 @@ def proofs_by(mark: str) -> dict[str, list[str]]:
 
 
 def with_tests_of_faults(page: str) -> str:
-    """Return the catalogue of faults with the tests that cause each fault in the row's last column."""
+    """Return the catalogue of faults with the tests that cause each."""
     return _with_tests(page, proofs_by("fault"))
 
 
 def with_tests_of_clauses(page: str) -> str:
-    """Return the catalogue of clauses with the tests that prove each row in its last column."""
+    """Return the catalogue of clauses with the tests that prove each."""
     return _with_tests(page, proofs_by("clause"))
 
 
@@ -50,10 +49,10 @@ def _with_tests(page: str, tests: Mapping[str, list[str]]) -> str:
 
 def _completed(line: str, tests: Mapping[str, list[str]]) -> str:
     row = ROW.match(line)
-    if not row or row[2] == HEAD or PLACE.search(row[3]):
+    if not row:
         return line
-    found = dict.fromkeys(f"`{test}`" for id_ in row[2].split(", ") for test in tests.get(id_, ()))
-    return f"{row[1]} {'<br>'.join(found)} |\n"
+    found = dict.fromkeys(f"<br>`{test}`" for id_ in row[2].split(", ") for test in tests.get(id_, ()))
+    return f"{row[1]}{''.join(found)}\n"
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
