@@ -33,8 +33,7 @@ _TRIGGERS = """
 SELECT tgname AS name, obj_description(oid, 'pg_trigger') AS meaning FROM pg_trigger
  WHERE tgrelid = $1::oid AND NOT tgisinternal ORDER BY oid"""
 _FUNCTIONS = """
-SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS takes,
-       pg_get_function_result(p.oid) AS returns, obj_description(p.oid, 'pg_proc') AS meaning,
+SELECT p.proname AS name, obj_description(p.oid, 'pg_proc') AS meaning,
        ARRAY(SELECT CASE x.grantee WHEN 0 THEN 'everyone' ELSE x.grantee::regrole::text END
                FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) x
               WHERE x.grantee <> p.proowner ORDER BY 1) AS callers
@@ -45,7 +44,7 @@ Record = Mapping[str, str]
 
 
 def tables_and_functions() -> str:
-    """Return a section for each table that is not internal, one for the functions, and one for the others."""
+    """Return a section for each table that is not internal, and one for functions that a role may call."""
     return asyncio.run(_described())
 
 
@@ -59,9 +58,7 @@ async def _described() -> str:
             async with database_connection(server.dsn) as connection:
                 tables = await connection.fetch(_TABLES)
                 public = [await _table(connection, one) for one in tables if not _is_internal(one)]
-                internal = [(f"`{one['name']}`", one["meaning"]) for one in tables if _is_internal(one)]
-                last = f"## Internal tables\n\n{table(('table', 'meaning'), internal)}"
-                return "\n".join([*public, await _functions(connection), last])
+                return "\n".join([*public, await _functions(connection)])
 
 
 def _is_internal(described: Record) -> bool:
@@ -90,16 +87,8 @@ def _column(column: Record) -> Sequence[str]:
 async def _functions(connection: asyncpg.Connection) -> str:
     rows = await connection.fetch(_FUNCTIONS)
     return "## Functions\n\n" + table(
-        ("function", "returns", "effect", "for"),
-        (
-            (
-                f"`{one['name']}({_short(one['takes'])})`",
-                _short(one["returns"]),
-                one["meaning"],
-                code(one["callers"]) or "its owner",
-            )
-            for one in rows
-        ),
+        ("function", "effect", "for"),
+        ((f"`{one['name']}`", one["meaning"], code(one["callers"])) for one in rows if one["callers"]),
     )
 
 

@@ -75,8 +75,8 @@ def table_of_findings() -> str:
     return "\n".join(
         f"### {severity.title()}\n\n"
         + table(
-            ("slug", "condition", "fix"),
-            ((f"`{kind.slug}`", kind.condition, kind.fix) for kind in KINDS if kind.severity is severity),
+            ("slug", "condition"),
+            ((f"`{kind.slug}`", kind.condition) for kind in KINDS if kind.severity is severity),
         )
         for severity in Severity
     )
