@@ -1,6 +1,9 @@
-"""Bugs for the negative control: typical mistakes of such workers, each of which must fail the soak."""
+"""Bugs for the negative control: typical mistakes of such workers, each of which must fail the soak.
 
-from collections.abc import Callable
+Each is a call too many at a port of SDS-047, so the loops above may change as they like.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -11,30 +14,35 @@ def plant(name: str) -> None:
 
 def _ack_before_handling() -> None:
     """Acknowledge on receipt: a killed worker's messages are lost."""
-    from sea_mq_worker.inbox.consumer import InboxConsumer  # noqa: PLC0415 - only in a worker
+    from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer  # noqa: PLC0415 - only in a worker
 
-    honest = InboxConsumer._work
+    honest = NatsJetStreamConsumer.fetch
 
-    async def work(self: Any, item: Any, run: Any, stop: Any) -> None:
-        await self.consumer.ack(item.message)
-        await honest(self, item, run, stop)
+    async def fetch(self: NatsJetStreamConsumer, *args: Any, **given: Any) -> Sequence[Any]:
+        messages = await honest(self, *args, **given)
+        for message in messages:
+            await self.ack(message)
+        return messages
 
-    InboxConsumer._work = work  # type: ignore[method-assign]
+    NatsJetStreamConsumer.fetch = fetch  # type: ignore[method-assign]
 
 
 def _mark_before_publish() -> None:
     """Settle before publishing: events that cannot be published are lost."""
     from sea_mq_worker.nats.message import Stored  # noqa: PLC0415
     from sea_mq_worker.outbox.event import Published  # noqa: PLC0415
-    from sea_mq_worker.outbox.publisher import OutboxPublisher  # noqa: PLC0415
+    from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter  # noqa: PLC0415
 
-    async def publish(self: Any, claim: Any, claimed_at: float, stop: Any) -> bool:
-        verdicts = [Published(event, Stored("SEA_EVENTS", 1)) for event in claim.events]
-        await self.settlement.settle(self.outbox, claim, verdicts, claimed_at=claimed_at)
-        await self.publishing.publish(claim.events, claimed_at=claimed_at, stop=stop)
-        return False
+    honest = PostgresOutboxAdapter.find_unpublished
 
-    OutboxPublisher._publish = publish  # type: ignore[method-assign]
+    async def find_unpublished(self: PostgresOutboxAdapter, **limits: Any) -> Any:
+        claim = await honest(self, **limits)
+        if claim.events:
+            published = [Published(event, Stored("SEA_EVENTS", 1)) for event in claim.events]
+            await self.mark_published_batch(claim, published)
+        return claim
+
+    PostgresOutboxAdapter.find_unpublished = find_unpublished  # type: ignore[method-assign]
 
 
 BUGS: dict[str, Callable[[], None]] = {

@@ -1,6 +1,7 @@
-"""Bugs to plant: mistakes that others have made in this kind of program, each a small patch of the real code.
+"""Bugs to plant: mistakes that others have made in this kind of program.
 
-A simulation that does not find them would not find their like in the worker either.
+Each is a wrong answer or a call too many at a port, between the worker's loops and a simulated server; the
+loops stay as they are. A simulation that does not find them would not find their like in the worker either.
 """
 
 import contextlib
@@ -8,105 +9,134 @@ import dataclasses
 import json
 import random
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
 from sea_mq_worker.errors import InvalidEventError, UnavailableError
-from sea_mq_worker.inbox import dead_letter as dead_letter_publisher
-from sea_mq_worker.inbox.completion import CompletionBatcher
-from sea_mq_worker.inbox.consumer import HandlerCaller
-from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher, dead_letter_message
 from sea_mq_worker.inbox.message import (
+    Accepted,
     AlreadySettled,
-    DeadLetter,
+    HandlerRequest,
     HandlerResult,
     InboxMessage,
     Leased,
     Poison,
-    Processed,
     Receipt,
+    Retry,
 )
 from sea_mq_worker.nats.headers import MSG_ID
-from sea_mq_worker.nats.message import OutboundMessage, Stored
-from sea_mq_worker.outbox import publisher as batch_publisher
-from sea_mq_worker.outbox.event import Claim, EventState, OutboxEvent, Published, Released, Verdict
+from sea_mq_worker.nats.message import InboundMessage, OutboundMessage, PublishOutcome, Stored
+from sea_mq_worker.outbox.event import Claim, EventState, Published, Released, Verdict
 from sea_mq_worker.outbox.message import outbound_message
-from sea_mq_worker.outbox.publisher import BatchPublisher, OutboxPublisher, Settlement
-from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.ports import OtherSession
-from sea_mq_worker.testing import handler
+from sea_mq_worker.testing.handler import InMemoryHandler
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow
-from sea_mq_worker.wiring.context import WorkerContext
+from tests.simulation.broker_wires import ConsumerWire, PublisherWire
 from tests.simulation.sessions import SessionWire
+from tests.simulation.wires import HandlerWire, OutboxWire
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
 BUGS: dict[str, Plant] = {}
 
+_STORED = Stored("SEA_EVENTS", 1)
 
-def _bug(owner: object, name: str, *, called: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a replacement of one function; it gets the real one as its first argument."""
-    real = getattr(owner, name)
+
+def _bug(owner: object, *names: str, called: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a replacement of methods of one class; it gets the real one as its first argument."""
 
     def register(wrong: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(*args: Any, **given: Any) -> Any:
-            return wrong(real, *args, **given)
+        @contextlib.contextmanager
+        def plant() -> Iterator[None]:
+            with contextlib.ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(_replaced(owner, name, wrong))
+                yield
 
-        BUGS[called] = lambda: mock.patch.object(owner, name, replacement)
+        BUGS[called] = plant
         return wrong
 
     return register
 
 
+def _replaced(owner: object, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
+    real = getattr(owner, name)
+
+    def replacement(*args: Any, **given: Any) -> Any:
+        return wrong(real, *args, **given)
+
+    return mock.patch.object(owner, name, replacement)
+
+
 # --- the outbox's statements
 
 
-@_bug(InMemoryOutbox, "_settle", called="no token in the settlement")
-def _(_real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict]) -> frozenset[str]:
+@_bug(
+    InMemoryOutbox,
+    "mark_published_batch",
+    "increment_attempts_batch",
+    "release",
+    called="no token in the settlement",
+)
+async def _(real: Any, self: InMemoryOutbox, claim: Claim, verdicts: Sequence[Verdict]) -> Any:
     """The update names the id alone."""
-    rows = self.table.rows
-    leased = [v for v in verdicts if claim.token and rows[v.event.id].state is EventState.CLAIMED]
-    for verdict in leased:
-        self._change(rows[verdict.event.id], verdict)
-    return frozenset(verdict.event.id for verdict in leased)
+    rows = [self.table.rows[verdict.event.id] for verdict in verdicts]
+    for row in rows:
+        if row.state is EventState.CLAIMED:
+            row.claimed_by = claim.token
+    return await real(self, claim, verdicts)
 
 
-@_bug(InMemoryOutbox, "_lease", called="attempts are counted after a failure alone")
-def _(real: Any, self: InMemoryOutbox, *given: Any, **options: Any) -> OutboxEvent:
-    event: OutboxEvent = real(self, *given, **options)
-    row: OutboxRow = given[0]
-    row.attempts -= 1
-    return event
+@_bug(InMemoryOutbox, "find_unpublished", called="attempts are counted after a failure alone")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
+    claim: Claim = await real(self, **limits)
+    for event in claim.events:
+        self.table.rows[event.id].attempts -= 1
+    return claim
 
 
-@_bug(InMemoryOutbox, "_due", called="polling by a cursor")
-def _(real: Any, self: InMemoryOutbox) -> list[OutboxRow]:
+@_bug(InMemoryOutbox, "find_unpublished", called="polling by a cursor")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     """What commits later with a lower place is never seen."""
     mark = getattr(self, "mark", 0)
-    due: list[OutboxRow] = [row for row in real(self) if row.seq > mark or row.attempts]
-    self.mark = max([mark, *(row.seq for row in due)])  # type: ignore[attr-defined]
-    return due
+    with _hidden(self, lambda row: row.seq <= mark and not row.attempts):
+        claim: Claim = await real(self, **limits)
+    self.mark = max([mark, *(event.seq for event in claim.events)])  # type: ignore[attr-defined]
+    return claim
 
 
-@_bug(InMemoryOutbox, "_ready", called="the worker's clock in the statement")
-def _(_real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
-    skew = self.table.skew  # type: ignore[attr-defined]
-    return row.state is EventState.PENDING and row.available_at <= self.table.clock() + skew
+@_bug(InMemoryOutbox, "find_unpublished", called="the worker's clock in the statement")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
+    clock, skew = self.table.clock, self.table.skew  # type: ignore[attr-defined]
+
+    def ahead() -> float:
+        moment: float = clock() + skew
+        return moment
+
+    with mock.patch.object(self.table, "clock", ahead):
+        claim: Claim = await real(self, **limits)
+    return claim
 
 
-@_bug(InMemoryOutbox, "_ready", called="a lease that ran out is stolen at once")
-def _(real: Any, self: InMemoryOutbox, row: OutboxRow) -> bool:
+@_bug(InMemoryOutbox, "find_unpublished", called="a lease that ran out is stolen at once")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     """CLAIMED -> CLAIMED."""
-    expired = row.claimed_at is not None and row.claimed_at < self.table.clock() - self.lease_seconds
-    return expired or real(self, row)
+    for row in self.table.rows.values():
+        if row.claimed_at is not None and row.claimed_at < self.table.clock() - self.lease_seconds:
+            row.state, row.claimed_at, row.claimed_by = EventState.PENDING, None, None
+    claim: Claim = await real(self, **limits)
+    return claim
 
 
-@_bug(InMemoryOutbox, "_runs", called="locked rows are skipped without regard to keys")
-def _(_real: Any, self: InMemoryOutbox) -> Iterator[OutboxRow]:
-    return filter(self._ready, self._lane())
+@_bug(InMemoryOutbox, "find_unpublished", called="locked rows are skipped without regard to keys")
+async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
+    now = self.table.clock()
+    with _hidden(self, lambda row: row.state is not EventState.PENDING or row.available_at > now):
+        claim: Claim = await real(self, **limits)
+    return claim
 
 
 @_bug(InMemoryOutbox, "find_unpublished", called="a transaction stays open while publishing")
@@ -120,134 +150,187 @@ async def _(real: Any, self: InMemoryOutbox, **limits: int) -> Claim:
     return claim
 
 
+@contextlib.contextmanager
+def _hidden(outbox: InMemoryOutbox, is_hidden: Callable[[OutboxRow], bool]) -> Iterator[None]:
+    """Let a statement see the other rows alone."""
+    seen = {row.id: row for row in outbox.table.rows.values() if not is_hidden(row)}
+    with mock.patch.object(outbox.table, "rows", seen):
+        yield
+
+
 # --- the relay
 
 
-@_bug(OutboxPublisher, "_work", called="marked before it is published")
-async def _(real: Any, self: OutboxPublisher, claim: Claim, *rest: Any) -> None:
-    stored = Stored("SEA_EVENTS", 1)
-    with contextlib.suppress(UnavailableError):
-        await self.outbox.mark_published_batch(claim, [Published(event, stored) for event in claim.events])
-    await real(self, claim, *rest)
+@_bug(OutboxWire, "find_unpublished", called="marked before it is published")
+async def _(real: Any, self: OutboxWire, **limits: int) -> Claim:
+    claim: Claim = await real(self, **limits)
+    if claim.events:
+        with contextlib.suppress(UnavailableError):
+            await self.mark_published_batch(claim, [Published(event, _STORED) for event in claim.events])
+    return claim
 
 
-@_bug(batch_publisher, "outbound_message", called="a new message id for each try")
-def _(real: Any, event: OutboxEvent, **given: Any) -> OutboundMessage:
-    message: OutboundMessage = real(event, **given)
-    fresh = str(uuid.UUID(int=random.getrandbits(128)))
-    return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})
+@_bug(PublisherWire, "publish_batch", called="a new message id for each try")
+async def _(real: Any, self: PublisherWire, messages: Iterable[OutboundMessage], **given: Any) -> Any:
+    return await real(
+        self, [_with_id(m, str(uuid.UUID(int=random.getrandbits(128)))) for m in messages], **given
+    )
 
 
-@_bug(batch_publisher, "outbound_message", called="numbers of the payload become floats")
-def _(real: Any, event: OutboxEvent, **given: Any) -> OutboundMessage:
-    message: OutboundMessage = real(event, **given)
-    return message._replace(payload=json.dumps(json.loads(message.payload)).encode())
+@_bug(PublisherWire, "publish_batch", called="numbers of the payload become floats")
+async def _(real: Any, self: PublisherWire, messages: Iterable[OutboundMessage], **given: Any) -> Any:
+    parsed = [m._replace(payload=json.dumps(json.loads(m.payload)).encode()) for m in messages]
+    return await real(self, parsed, **given)
 
 
-@_bug(BatchPublisher, "publish", called="a bad event ends its batch")
-async def _(real: Any, self: BatchPublisher, events: tuple[OutboxEvent, ...], **given: Any) -> list[Verdict]:
+@_bug(OutboxWire, "find_unpublished", called="a bad event ends its batch")
+async def _(real: Any, self: OutboxWire, **limits: int) -> Claim:
+    claim: Claim = await real(self, **limits)
     try:
-        for event in events:
-            outbound_message(event, context=self.context, source=self.source)
+        for event in claim.events:
+            outbound_message(event, context="sea", source="/sea")
     except InvalidEventError:
-        self.broker_breaker.release()
-        return [Released(event) for event in events]
-    verdicts: list[Verdict] = await real(self, events, **given)
-    return verdicts
+        await self.release(claim, [Released(event) for event in claim.events])
+        return dataclasses.replace(claim, events=())
+    return claim
 
 
-@_bug(Settlement, "_persist", called="nothing is given back on a stop")
-async def _(real: Any, self: Settlement, write: Any, claim: Claim, verdicts: Any, *rest: Any) -> Any:
-    if verdicts and isinstance(verdicts[0], Released):
-        return frozenset()
-    return await real(self, write, claim, verdicts, *rest)
+@_bug(OutboxWire, "release", called="nothing is given back on a stop")
+async def _(_real: Any, _self: OutboxWire, _claim: Claim, _verdicts: Sequence[Released]) -> frozenset[str]:
+    return frozenset()
 
 
-@_bug(RetryPolicy, "_known", called="a replay trusts the duplicate's acknowledgement")
-def _(_real: Any, _self: RetryPolicy, event: OutboxEvent, stored: Stored) -> Verdict:
-    return Published(event, stored)
+@_bug(OutboxWire, "find_unpublished", called="a replay trusts the duplicate's acknowledgement")
+async def _(real: Any, self: OutboxWire, **limits: int) -> Claim:
+    """The claim does not tell where the stream has the event from before."""
+    claim: Claim = await real(self, **limits)
+    events = tuple(event._replace(earlier_stream_seq=0) for event in claim.events)
+    return dataclasses.replace(claim, events=events)
 
 
 # --- the inbox
 
 
-@_bug(InMemoryInbox, "_insert_one", called="a known message is acknowledged")
-def _(real: Any, self: InMemoryInbox, entry: InboxMessage, *rest: Any) -> Receipt:
-    known = entry.message_id in self.table.rows
-    receipt: Receipt = real(self, entry, *rest)
-    return AlreadySettled() if known else receipt
-
-
-@_bug(CompletionBatcher, "_record_and_settle", called="acknowledged before it is marked")
-async def _(real: Any, self: CompletionBatcher, batch: Any, stop: Any) -> None:
-    for item, _run, ending in batch:
-        if isinstance(ending, Processed):
-            await self.consumer.ack(item.message)
-    await real(self, batch, stop)
-
-
-@_bug(CompletionBatcher, "_return_or_report", called="given back without delay")
-async def _(real: Any, self: CompletionBatcher, item: Any, run: Leased, ending: Any) -> None:
-    shorter = dataclasses.replace(ending, delay_seconds=0.0) if hasattr(ending, "delay_seconds") else ending
-    await real(self, item, run, shorter)
-
-
-@_bug(handler, "result_for_status", called="a 404 is taken for poison")
-def _(real: Any, status: int, **given: Any) -> HandlerResult:
-    result: HandlerResult = real(status, **given)
-    return Poison("not found") if status == 404 else result
-
-
-@_bug(HandlerCaller, "handle", called="attempts are the server's deliveries")
-async def _(real: Any, self: HandlerCaller, item: Any, run: Leased, *rest: Any, **given: Any) -> Any:
-    deliveries = run._replace(attempts=item.message.deliveries)
-    return await real(self, item, deliveries, *rest, **given)
-
-
-@_bug(DeadLetterPublisher, "_publish_unless_stored", called="acknowledged although the dead letter failed")
+@_bug(InMemoryInbox, "insert_batch", called="a known message is acknowledged")
 async def _(
-    _real: Any,
-    self: DeadLetterPublisher,
-    message: OutboundMessage,
-    _begun_ago: float,
-    fresh_until: float,
-    _stop: Any,
-) -> None:
-    with contextlib.suppress(UnavailableError):
-        await self._publish(message, fresh_until)
+    real: Any, self: InMemoryInbox, entries: Sequence[InboxMessage], **given: Any
+) -> Sequence[Receipt]:
+    known = set(self.table.rows)
+    receipts = await real(self, entries, **given)
+    return [
+        AlreadySettled() if entry.message_id in known else receipt
+        for entry, receipt in zip(entries, receipts, strict=True)
+    ]
 
 
-@_bug(dead_letter_publisher, "dead_letter_message", called="a new id for each dead letter")
-def _(_real: Any, letter: DeadLetter, **given: Any) -> OutboundMessage:
-    message = dead_letter_message(letter, **given)
-    fresh = f"dlq:{random.getrandbits(64)}"
+@contextlib.contextmanager
+def _acknowledged_early() -> Iterator[None]:
+    delivered: dict[str, tuple[ConsumerWire, InboundMessage]] = {}
+
+    async def fetch(real: Any, self: ConsumerWire, *args: Any, **given: Any) -> Sequence[InboundMessage]:
+        messages: Sequence[InboundMessage] = await real(self, *args, **given)
+        delivered.update((_id(message), (self, message)) for message in messages)
+        return messages
+
+    async def handle(real: Any, self: HandlerWire, request: HandlerRequest) -> HandlerResult:
+        result: HandlerResult = await real(self, request)
+        if isinstance(result, Accepted):
+            consumer, message = delivered[request.message_id]
+            await consumer.ack(message)
+        return result
+
+    with _replaced(ConsumerWire, "fetch", fetch), _replaced(HandlerWire, "handle_request", handle):
+        yield
+
+
+BUGS["acknowledged before it is marked"] = _acknowledged_early
+
+
+@_bug(ConsumerWire, "nak", called="given back without delay")
+async def _(real: Any, self: ConsumerWire, message: InboundMessage, **_delay: float) -> None:
+    await real(self, message, delay_seconds=0.0)
+
+
+@_bug(InMemoryHandler, "handle_request", called="a 404 is taken for poison")
+async def _(real: Any, self: InMemoryHandler, request: HandlerRequest) -> HandlerResult:
+    result: HandlerResult = await real(self, request)
+    return Poison("not found") if isinstance(result, Retry) and result.about == "deployment" else result
+
+
+@contextlib.contextmanager
+def _deliveries_counted() -> Iterator[None]:
+    deliveries: dict[str, int] = {}
+
+    async def fetch(real: Any, self: ConsumerWire, *args: Any, **given: Any) -> Sequence[InboundMessage]:
+        messages: Sequence[InboundMessage] = await real(self, *args, **given)
+        deliveries.update((_id(message), message.deliveries) for message in messages)
+        return messages
+
+    async def insert(
+        real: Any, self: InMemoryInbox, entries: Sequence[InboxMessage], **given: Any
+    ) -> Sequence[Receipt]:
+        receipts = await real(self, entries, **given)
+        return [
+            receipt._replace(attempts=deliveries.get(entry.message_id, receipt.attempts))
+            if isinstance(receipt, Leased)
+            else receipt
+            for entry, receipt in zip(entries, receipts, strict=True)
+        ]
+
+    with _replaced(ConsumerWire, "fetch", fetch), _replaced(InMemoryInbox, "insert_batch", insert):
+        yield
+
+
+BUGS["attempts are the server's deliveries"] = _deliveries_counted
+
+
+@_bug(PublisherWire, "publish", called="acknowledged although the dead letter failed")
+async def _(
+    real: Any, self: PublisherWire, subject: str, payload: bytes, headers: Mapping[str, str]
+) -> PublishOutcome:
+    outcome: PublishOutcome = await real(self, subject, payload, headers)
+    return outcome if isinstance(outcome, Stored) else Stored("SEA_DLQ", 1)
+
+
+@_bug(PublisherWire, "publish", called="a new id for each dead letter")
+async def _(
+    real: Any, self: PublisherWire, subject: str, payload: bytes, headers: Mapping[str, str]
+) -> PublishOutcome:
+    outcome: PublishOutcome = await real(
+        self, subject, payload, {**headers, MSG_ID: f"dlq:{random.getrandbits(64)}"}
+    )
+    return outcome
+
+
+def _with_id(message: OutboundMessage, fresh: str) -> OutboundMessage:
     return message._replace(id=fresh, headers={**message.headers, MSG_ID: fresh})
+
+
+def _id(message: InboundMessage) -> str:
+    return message.headers.get("ce-id", "")
 
 
 # --- the takeover
 
 
-@_bug(WorkerContext, "session_lost_since", called="a worker sends on without its session")
-def _(_real: Any, _self: WorkerContext, _moment: float) -> bool:
+@_bug(SessionWire, "lost_since", called="a worker sends on without its session")
+def _(_real: Any, _self: SessionWire, _moment: float) -> bool:
     return False
 
 
 @contextlib.contextmanager
 def _lock_ignored() -> Iterator[None]:
     """Nobody asks for the lock: neither the look nor the statement that ends the leases."""
-    look, take_over = SessionWire._others, InMemoryOutbox.take_over
 
-    def all_gone(self: SessionWire) -> list[OtherSession]:
-        return [other._replace(is_gone=True) for other in look(self)]
+    async def all_gone(real: Any, self: SessionWire) -> list[OtherSession]:
+        return [other._replace(is_gone=True) for other in await real(self)]
 
-    async def unlocked(self: InMemoryOutbox, session: str) -> int:
+    async def unlocked(real: Any, self: InMemoryOutbox, session: str) -> int:
         with mock.patch.object(self.table, "held_sessions", frozenset()):
-            return await take_over(self, session)
+            count: int = await real(self, session)
+        return count
 
-    with (
-        mock.patch.object(SessionWire, "_others", all_gone),
-        mock.patch.object(InMemoryOutbox, "take_over", unlocked),
-    ):
+    with _replaced(SessionWire, "others", all_gone), _replaced(InMemoryOutbox, "take_over", unlocked):
         yield
 
 

@@ -87,9 +87,8 @@ class OutboxAudit:
                 f"{self.sends[event_id]} publishes of {event_id} with {row.attempts} attempts counted",
             )
             granted = self.granted(life, event_id)
-            lost = life.session is not None and life.session.lost_since(
-                self._claimed_at[life.number, event_id]
-            )
+            claimed_at = self._claimed_at[life.number, event_id]
+            lost = life.session is not None and life.session.lost_at >= claimed_at
             self._check(not lost, "I9", f"{life.name} sends {event_id}, and may have been taken for gone")
             self._check(
                 now <= granted + self._timeout + 1e-9,

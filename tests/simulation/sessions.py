@@ -28,7 +28,7 @@ class SessionWire:
         self.id = f"{line.life.number:08x}"
         self.is_connected = True
         self._line = line
-        self._lost_at = _NEVER
+        self.lost_at = _NEVER
         self._change = asyncio.Event()
         line.servers.sessions[self.id] = self
         self.begin()
@@ -54,12 +54,12 @@ class SessionWire:
         line.servers.report.saw("session lost")
         line.tell(f"has no connection to the database for {seconds} s")
         self.is_connected, line.life.hurt = False, True
-        self._lost_at = line.life.clock()
+        self.lost_at = line.life.clock()
         line.later(seconds, self.begin)
 
     def lost_since(self, moment: float) -> bool:
         """Return whether others may have taken this worker for gone since ``moment``."""
-        return self._lost_at >= moment
+        return self.lost_at >= moment
 
     async def others(self) -> Sequence[OtherSession]:
         """Look at the sessions of other workers.
