@@ -255,7 +255,7 @@ def _takeovers(report: Mapping[str, Any]) -> Iterator[str]:
     yield from images(TAKEOVER_PICTURES)
     yield _measured_on(report["machine"])
     yield ""
-    yield from of_kills(report)
+    yield from _consequences(report)
 
 
 def of_kills(report: Mapping[str, Any]) -> Iterator[str]:
@@ -266,6 +266,10 @@ def of_kills(report: Mapping[str, Any]) -> Iterator[str]:
             figures = (f"{s['kills']}", *(f"{s[each]:.2f}" for each in ("p50", "p99", "worst")))
             yield _row("" if number else way, name, *figures)
     yield ""
+    yield from _consequences(report)
+
+
+def _consequences(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _head("after the kill", "lost", "doubled", "out of order", "repeated calls of the handler")
     for way, kills in report["ways"].items():
         counts = ("lost", "doubled", "out_of_order", "repeated_calls")
