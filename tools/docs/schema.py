@@ -1,4 +1,4 @@
-"""The tables, triggers and functions of a migrated database, with their comments.
+"""The tables and functions of a migrated database, with their comments.
 
 They come from the catalog of an embedded PostgreSQL, after the migrations and ``sql/roles.sql``.
 """
@@ -29,9 +29,6 @@ SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnot
   FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
        LEFT JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'p'
  WHERE a.attrelid = $1::oid AND a.attnum > 0 ORDER BY a.attnum"""
-_TRIGGERS = """
-SELECT tgname AS name, obj_description(oid, 'pg_trigger') AS meaning FROM pg_trigger
- WHERE tgrelid = $1::oid AND NOT tgisinternal ORDER BY oid"""
 _FUNCTIONS = """
 SELECT p.proname AS name, obj_description(p.oid, 'pg_proc') AS meaning,
        ARRAY(SELECT CASE x.grantee WHEN 0 THEN 'everyone' ELSE x.grantee::regrole::text END
@@ -66,15 +63,9 @@ def _is_internal(described: Record) -> bool:
 
 
 async def _table(connection: asyncpg.Connection, described: Record) -> str:
-    columns, triggers = [
-        await connection.fetch(statement, described["oid"]) for statement in (_COLUMNS, _TRIGGERS)
-    ]
-    found = (
-        (("column", "type", "meaning"), map(_column, columns)),
-        (("trigger", "effect"), [(f"`{one['name']}`", one["meaning"]) for one in triggers]),
-    )
-    head = f"## {described['name']}\n\n{described['meaning']}\n"
-    return "\n".join([head, *(table(heads, rows) for heads, rows in found if rows)])
+    columns = await connection.fetch(_COLUMNS, described["oid"])
+    heads = ("column", "type", "meaning")
+    return f"## {described['name']}\n\n{described['meaning']}\n\n{table(heads, map(_column, columns))}"
 
 
 def _column(column: Record) -> Sequence[str]:
