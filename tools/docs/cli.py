@@ -1,6 +1,7 @@
 """The table of all commands but the pipeline's, and the schema of each command's JSON output."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,11 +32,11 @@ def _below(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def table_of_commands() -> str:
-    """Return a row for each command: the first sentence of its help."""
+    """Return a row for each command: the first clause of its help, which has the rest."""
     return table(
         ("command", ""),
         (
-            (f"`{name}`", command.help.split("\n\n")[0])
+            (f"`{name}`", f"{re.split(r'[;.]', command.help)[0]}.")
             for name, command in commands().items()
             if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
         ),
