@@ -8,10 +8,9 @@ from pathlib import Path
 from benchmarks.comparison import RELAYS
 from benchmarks.counters import Cost, Figure, cpu_seconds
 from benchmarks.inbox import CONSUMER, fill_stream, inbox, is_consumed
+from benchmarks.relay import Description, install
 from benchmarks.stage import Run, Stage
-from kit.description import Description
-from kit.process import KeptProcess
-from kit.provision import install
+from tests.support.kept_process import KeptProcess
 
 _NAME = "faststream-outbox"
 _TABLE = "CREATE TABLE peer_inbox (message_id TEXT PRIMARY KEY, at TIMESTAMPTZ DEFAULT clock_timestamp())"
@@ -23,7 +22,7 @@ async def inbox_peer(stage: Stage, *, count: int, work: Path) -> dict[str, Figur
     """Install FastStream below ``work`` unless it is there, and measure both.
 
     Raises:
-        CommandError: it cannot be installed.
+        RelayError: it cannot be installed.
     """
     description = Description.load(RELAYS / f"{_NAME}.toml")
     await asyncio.to_thread(install, description, work / _NAME)

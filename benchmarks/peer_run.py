@@ -2,11 +2,13 @@
 
 import asyncio
 import tempfile
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import nats
@@ -14,13 +16,10 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.counters import cpu_seconds
-from kit.audit import audit
-from kit.description import Description
-from kit.ledger import SUBJECT, TYPE, Event, positional
-from kit.process import KeptProcess
-from kit.provision import STREAM, create_database, prepared_relays, put_stream
-from kit.streams import Message
+from benchmarks.relay import STREAM, Description, Event, prepared
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from tests.support.audit import exact, out_of_order
+from tests.support.kept_process import KeptProcess
 from tests.support.servers import database_connection
 
 _POSTGRES = {"wal_level": "logical"}
@@ -58,11 +57,6 @@ class PeerRun:
     stream: JetStreamContext
     database: asyncpg.Connection
     dsn: str
-
-    def statement(self, event: Event) -> tuple[str, Sequence[object]]:
-        """Return the statement that inserts an event, with its arguments."""
-        values = {"id": event.id, "type": TYPE, "key": event.key, "subject": SUBJECT, "body": event.body}
-        return positional(self.description.table.insert, values)
 
     async def grown_to(self, count: int, *, timeout_seconds: float) -> int:
         """Wait until the stream has that many messages; return how many it has.
@@ -103,8 +97,8 @@ class PeerRun:
         pids = {"relay": self.relay.process.pid, **self.pids}
         return {name: cpu_seconds(pid) for name, pid in pids.items()}
 
-    async def read(self, written: Sequence[Event]) -> tuple[list[Message], list[datetime]]:
-        """Return all messages, and the times at which the stream stored them.
+    async def read(self, written: Sequence[Event]) -> tuple[list[bytes], list[datetime]]:
+        """Return the bodies of all messages, and the times at which the stream stored them.
 
         Raises:
             PeerError: an event is missing, repeated, altered or out of order.
@@ -112,13 +106,12 @@ class PeerRun:
         consumer = await self.stream.pull_subscribe(
             "", stream=STREAM, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
         )
-        stored: list[Message] = []
+        stored: list[bytes] = []
         stamps = []
         while len(stored) < len(written):
             for message in await consumer.fetch(_FETCH):
                 stamps.append(message.metadata.timestamp)
-                seq = message.metadata.sequence.stream
-                stored.append(Message(seq=seq, headers=message.headers or {}, body=message.data))
+                stored.append(message.data)
         _check(written, stored, self.description.message.body)
         return stored, stamps
 
@@ -137,17 +130,14 @@ async def peer_run(description: Description, *, work: Path) -> AsyncIterator[Pee
     """Start the servers and prepare the relay; end all of them with the block.
 
     Raises:
-        CommandError: a command of the relay failed.
-        DescriptionError: a command names an unknown placeholder.
+        RelayError: a command of the relay failed, or names an unknown placeholder.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sea-mq-benchmarks-")))
         postgres = EmbeddedPostgres(folder / "postgres", settings=_POSTGRES)
         broker = EmbeddedNats(folder / "nats")
         await asyncio.gather(stack.enter_async_context(postgres), stack.enter_async_context(broker))
-        await put_stream(broker.url, description, "CREATE", {})
-        dsn = await create_database(postgres, description.table.create)
-        relay, _ = await prepared_relays(description, folder, work, database_url=dsn, nats_url=broker.url)
+        relay, dsn = await prepared(description, folder, work, postgres=postgres, nats_url=broker.url)
         database = await stack.enter_async_context(database_connection(dsn))
         client = await nats.connect(broker.url)
         stack.push_async_callback(client.close)
@@ -171,13 +161,28 @@ def rate_of(stamps: Sequence[datetime]) -> float:
     return (len(stamps) - 1) / (max(stamps) - min(stamps)).total_seconds()
 
 
-def _check(written: Sequence[Event], stored: Sequence[Message], pointer: str) -> None:
-    found = audit(written, stored, pointer=pointer, unfinished=frozenset(), refused=frozenset())[""]
+def at(body: bytes, pointer: str) -> Any:
+    """Return what a JSON pointer names in a body, JSON in a string included; None where it names nothing."""
+    try:
+        content = exact(body)
+        for token in pointer.split("/")[1:]:
+            content = content[int(token)] if isinstance(content, list) else content[token]
+        return exact(content) if isinstance(content, str) else content
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _check(written: Sequence[Event], stored: Sequence[bytes], pointer: str) -> None:
+    found: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+    for seq, body in enumerate(stored):
+        content = at(body, pointer)
+        found[content["event"] if isinstance(content, dict) else ""].append((seq, content))
+    first = {event_id: copies[0][0] for event_id, copies in found.items()}
     wrong = {
-        "missing": found.lost,
-        "repeated": found.copies,
-        "altered": found.altered,
-        "out of order": found.disordered,
+        "missing": sum(event.id not in first for event in written),
+        "repeated": sum(len(found[event.id]) > 1 for event in written),
+        "altered": sum(any(body != exact(event.body) for _, body in found[event.id]) for event in written),
+        "out of order": len(out_of_order(((event.id, event.key) for event in written), first)),
     }
-    if problems := ", ".join(f"{len(ids)} {kind}" for kind, ids in wrong.items() if ids):
+    if problems := ", ".join(f"{count} {kind}" for kind, count in wrong.items() if count):
         raise PeerError(f"of {len(written)} events, {problems}")

@@ -11,10 +11,8 @@ from statistics import quantiles
 
 import asyncpg
 
-from benchmarks.peer_run import Measured, PeerError, PeerRun, peer_run, per_100000, rate_of
-from kit.audit import at, identity
-from kit.description import Description
-from kit.ledger import Event
+from benchmarks.peer_run import Measured, PeerError, PeerRun, at, peer_run, per_100000, rate_of
+from benchmarks.relay import Description, Event
 from tests.support.servers import database_connection
 
 _KEYS_AT_ONCE = 10
@@ -30,8 +28,7 @@ async def drain(
 
     Raises:
         PeerError: the relay ended or stopped, or did not store every event once, unaltered and in order.
-        CommandError: a command of the relay failed.
-        DescriptionError: a command names an unknown placeholder.
+        RelayError: a command of the relay failed, or names an unknown placeholder.
     """
     written = orders(events, per_key)
     async with peer_run(description, work=work) as run:
@@ -54,20 +51,18 @@ async def steady(
 
     Raises:
         PeerError: as for ``drain``; the time runs from the last commit.
-        CommandError: a command of the relay failed.
-        DescriptionError: a command names an unknown placeholder.
+        RelayError: a command of the relay failed, or names an unknown placeholder.
     """
     first, *written = orders(events + 1, 0)
     async with peer_run(description, work=work) as run, run.relay:
-        await _insert(run.database, *run.statement(first))
+        await _insert(run.database, *description.insertion(first))
         await run.settled(1, timeout_seconds=timeout_seconds)
         before = run.cpu()
         sent = await _produce(run, written, per_second)
         await run.settled(1 + events, timeout_seconds=timeout_seconds)
         cost = per_100000(before, run.cpu(), events)
         stored, stamps = await run.read([first, *written])
-    pointer = description.message.body
-    ids = [identity(at(message.body, pointer), message.headers) for message in stored]
+    ids = [at(body, description.message.body)["event"] for body in stored]
     found = [
         (stamp.timestamp() - sent[event_id]) * 1e3
         for event_id, stamp in zip(ids, stamps, strict=True)
@@ -95,13 +90,13 @@ def _order(number: int, per_key: int) -> Event:
         "total": number * 125,
         "lines": [{"article": number % 89, "quantity": 2}],
     }
-    return Event(id=event_id, key=key, body=json.dumps(body), fault="", committed=True)
+    return Event(id=event_id, key=key, body=json.dumps(body))
 
 
 async def _write(run: PeerRun, events: Sequence[Event]) -> None:
     """Write the events, 100 to a transaction, then analyze the tables and force a checkpoint."""
     for start in range(0, len(events), _PER_TRANSACTION):
-        rows = [run.statement(each) for each in events[start : start + _PER_TRANSACTION]]
+        rows = [run.description.insertion(each) for each in events[start : start + _PER_TRANSACTION]]
         async with run.database.transaction():
             await run.database.executemany(rows[0][0], [arguments for _, arguments in rows])
     await run.database.execute("ANALYZE")
@@ -117,7 +112,7 @@ async def _produce(run: PeerRun, events: Sequence[Event], per_second: int) -> Ma
         for number, event in turns:
             due_seconds = number / per_second
             await asyncio.sleep(began + due_seconds - time.perf_counter())
-            at_commit = await _insert(connection, *run.statement(event))
+            at_commit = await _insert(connection, *run.description.insertion(event))
             if due_seconds >= _WARM_UP_SECONDS:
                 sent[event.id] = at_commit
 

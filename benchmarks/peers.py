@@ -13,12 +13,9 @@ from typing import Any
 from benchmarks.comparison import KEYED, OURS, RELAYS, STEADY, UNKEYED, WORK, Comparison, Lane
 from benchmarks.peer_run import Measured, PeerError
 from benchmarks.peer_workloads import drain, steady
+from benchmarks.relay import Description, RelayError, install
 from benchmarks.report import Progress, machine, say, write
 from benchmarks.results import of_comparison, on_terminal
-from kit.description import Description, DescriptionError
-from kit.guarantees import Guarantee
-from kit.process import CommandError
-from kit.provision import install
 
 _PER_KEY = {UNKEYED: 0, KEYED: 10, STEADY: 0}
 _QUICK = {"rounds": 1, "events": 2_000, "rate": 100, "steady_seconds": 3}
@@ -51,7 +48,7 @@ def descriptions(names: Iterable[str] = ()) -> list[Description]:
     """Return our own description first, then the named ones, or all.
 
     Raises:
-        DescriptionError: a description is missing or wrong.
+        RelayError: a description is missing or wrong.
     """
     chosen = dict.fromkeys([OURS, *(names or sorted(file.stem for file in RELAYS.glob("*.toml")))])
     return [Description.load(RELAYS / f"{name}.toml") for name in chosen]
@@ -109,7 +106,7 @@ async def _turn(lane: Lane, number: int, measuring: Awaitable[Measured], size: S
     """Record the result, or the size that follows from it in the extra first round."""
     try:
         measured = await measuring
-    except (PeerError, CommandError, DescriptionError) as error:
+    except (PeerError, RelayError) as error:
         lane.failures[number] = str(error)
         return str(error)
     if number:
@@ -120,14 +117,14 @@ async def _turn(lane: Lane, number: int, measuring: Awaitable[Measured], size: S
 
 
 def _takes(relay: Description, workload: str) -> bool:
-    return not (_PER_KEY[workload] and Guarantee.ORDER in relay.not_promised)
+    return relay.ordered or not _PER_KEY[workload]
 
 
 async def _is_installed(relay: Description, work: Path, skipped: dict[str, str]) -> bool:
     say(f"installing {relay.name}")
     try:
         await asyncio.to_thread(install, relay, work / relay.name)
-    except (CommandError, DescriptionError, OSError) as error:
+    except (RelayError, OSError) as error:
         skipped[relay.name] = str(error)
         return False
     return True
@@ -141,7 +138,7 @@ def main() -> None:
         vars(options).update(_QUICK)
     try:
         relays = descriptions(options.relay)
-    except DescriptionError as error:
+    except RelayError as error:
         parser.error(str(error))
     about = machine()
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks.report import Progress, machine, write
 from benchmarks.results import of_kills, on_terminal
-from kit.audit import out_of_order
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from sea_mq_worker.postgres.migrations import migrate
+from tests.support.audit import out_of_order
 from tests.support.handlers import Call
 from tests.support.jetstream import SECOND, consumer_info
 from tests.support.servers import database_connection

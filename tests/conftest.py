@@ -34,7 +34,7 @@ _GROUPS = {
     **{f"{_PIPELINE}{name}.py": "" for name in _WITHOUT_SPARK},
     "tests/acceptance/test_pipeline_commands.py": "java",
     _PIPELINE: "spark",
-    "tests/kit/test_soak.py": "soak",
+    "tests/soak/test_soak.py": "soak",
     "tests/acceptance/test_release.py": "release",
     "tests/acceptance/test_wheel.py": "wheel",
 }

@@ -100,7 +100,7 @@ def parts() -> dict[str, list[Module]]:
     return {
         "worker": [m for m in _modules(PACKAGE) if not _of_pipeline(m)],
         "pipeline": [m for m in _modules(PACKAGE) if _of_pipeline(m)],
-        "tests, tools": [m for m in _modules("tests", "kit", "tools") if not _of_pipeline(m)],
+        "tests, tools": [m for m in _modules("tests", "tools") if not _of_pipeline(m)],
         "pipeline's tests": [m for m in _modules("tests") if _of_pipeline(m)],
         "benchmarks": list(_modules("benchmarks")),
     }

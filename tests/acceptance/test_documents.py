@@ -21,7 +21,6 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import MetaData, create_engine, make_url
 from typer.testing import CliRunner
 
-from kit.description import Description
 from sea_mq_worker.cli import app
 from sea_mq_worker.inbox.http import read_statuses
 from sea_mq_worker.producer import enqueue
@@ -172,12 +171,6 @@ def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SEA_MQ_CONFIG", str(tmp_path / "worker.toml"))
     found = load_settings().model_dump(mode="json", exclude_unset=True)
     assert found.keys() >= tomllib.loads(example).keys()
-
-
-def test_a_relay_is_described(tmp_path: Path) -> None:
-    [example] = [text for _, language, text in blocks("kit/README.md") if language == "toml"]
-    (tmp_path / "mine.toml").write_text(example)
-    assert Description.load(tmp_path / "mine.toml").name == "mine"
 
 
 def test_the_trail_of_a_seed_is_printed() -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import asyncpg
 import nats.errors
 
-from kit.audit import out_of_order
 from sea_mq_worker.errors import BrokerUnavailableError, WorkerError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.producer import Event, enqueue
+from tests.support.audit import out_of_order
 from tests.support.handlers import Call, answer, handler_server
 from tests.support.jetstream import SECOND, connected, consumer_info, read_stream, store
 from tests.support.servers import database_connection

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -92,12 +92,19 @@ def _renamed(text: str, upstream: str) -> str:
     return text.replace("vibespro", upstream).replace("VIBESPRO", upstream.upper())
 
 
-async def stored_messages(
-    connection: NatsConnection, stream: str
-) -> list[tuple[int, str, bytes, dict[str, str]]]:
-    """Read a whole stream: sequence, subject, body, headers."""
+class Stored(NamedTuple):
+    """A message of a stream."""
+
+    seq: int
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+
+
+async def stored_messages(connection: NatsConnection, stream: str) -> list[Stored]:
+    """Read a whole stream."""
     return [
-        (message.metadata.sequence.stream, message.subject, message.data, dict(message.headers or {}))
+        Stored(message.metadata.sequence.stream, message.subject, message.data, dict(message.headers or {}))
         for message in await read_stream(connection, stream)
     ]
 

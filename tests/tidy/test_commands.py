@@ -40,12 +40,11 @@ _PIPELINE = (
 )
 _BENCHMARKS = "tests/acceptance/test_benchmarks.py::test_the_quick_round_measures_every_workload"
 _JOBS = "tests/acceptance/test_benchmarks.py::test_the_jobs_of_the_pipeline_are_measured"
-_KIT = "tests/kit/test_kit.py::test_this_worker_keeps_what_it_promises"
 _SIMULATION = (
     "tests/simulation/test_simulation.py::"
     "test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur"
 )
-_SOAK = "tests/kit/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
+_SOAK = "tests/soak/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
 _RELAYS = "tests/unit/test_benchmarks.py::test_a_description_can_be_used"
 _KILLS = "tests/faults/test_kill_table.py::test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else"
 _CLUSTER = (
@@ -196,11 +195,9 @@ LESSER_PROOFS = (
     Proof(document="docs/proof/soak.md", begins=".*--json", test=_SOAK, less="25 s instead of ten minutes"),
     Proof(
         document="docs/proof/soak.md", begins=".*--negative-control",
-        test="tests/kit/test_soak.py::test_a_planted_bug_fails_the_soak",
+        test="tests/soak/test_soak.py::test_a_planted_bug_fails_the_soak",
         less="another of the planted bugs",
     ),
-    Proof(document="docs/proof/peers.md", test=_KIT, less="this worker's relay alone, under four faults"),
-    Proof(document="kit/README.md", test=_KIT, less="four of the faults"),
     Proof(document="docs/proof/benchmarks.md", test=_BENCHMARKS, less="a small round, only with -m long"),
     Proof(
         document="docs/proof/benchmarks-peers.md", test=_RELAYS,
@@ -290,8 +287,8 @@ def test_every_pytest_path_of_a_document_exists(pytestconfig: pytest.Config) -> 
         "python -m sea_mq_worker outbox list --stat DEAD",
         "python -m sea_mq_worker outbox list --state DAED",
         "python -m sea_mq_worker outbox lst",
-        ".venv/bin/python -m kit soak --second 1",
-        ".venv/bin/python -m kit soak --seconds long",
+        ".venv/bin/python -m tests.soak --second 1",
+        ".venv/bin/python -m tests.soak --seconds long",
         "kubectl exec d -- python -m sea_mq_worker doctor --strct",
         "python -m benchmarks.nothing",
     ],

@@ -16,7 +16,7 @@ from sea_mq_worker.telemetry.tracing import SPANS
 from tests.support.documents import ROOT
 from tools.docs.cli import commands
 
-FOLDERS = ("sea_mq_worker", "benchmarks", "kit", "tools")
+FOLDERS = ("sea_mq_worker", "benchmarks", "tools")
 QUIRKS = re.compile(
     r"(?:^|[.!?] )(?:What|Whoever)\b(?![^.!]*\?)"  # a sentence that begins with a free relative clause
     r"|\bis told\b|\btells what\b|\bso many\b|\bat the least\b|\b[Mm]end(?:s|ed|ing)?\b"

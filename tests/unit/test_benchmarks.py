@@ -14,19 +14,16 @@ from benchmarks.peer_run import Measured
 from benchmarks.peer_workloads import orders
 from benchmarks.peers import Size, descriptions
 from benchmarks.publish import COMMANDS
+from benchmarks.relay import Description, Event, filled
 from benchmarks.report import WORKER
 from benchmarks.results import of_workloads
 from benchmarks.workloads import long_workloads, network_workloads, workloads
-from kit.description import Description, filled
-from kit.ledger import positional
-from tests.support.documents import ROOT
 
 FILES = sorted(RELAYS.glob("*.toml"))
-OF_THE_KIT = sorted((ROOT / "kit" / "relays").glob("*.toml"))
 PLACES = {
     name: name
     for name in (
-        *("python", "work", "root", "own", "instance", "stream", "nats_url", "database_url"),
+        *("python", "work", "root", "own", "stream", "nats_url", "database_url"),
         *(f"database_{part}" for part in ("address", "host", "port", "user", "password", "name")),
     )
 }
@@ -36,9 +33,7 @@ def measured(rate: float, relay: float = 1.0) -> Measured:
     return Measured(rate=rate, cpu_seconds_per_100000={"relay": relay, "postgres": 2.0, "nats": 3.0})
 
 
-@pytest.mark.parametrize(
-    "file", [*FILES, *OF_THE_KIT], ids=lambda file: f"{file.parent.parent.name} {file.stem}"
-)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_description_can_be_used(file: Path) -> None:
     description = Description.load(file)
     assert description.name == file.stem
@@ -47,9 +42,7 @@ def test_a_description_can_be_used(file: Path) -> None:
     values = tuple(description.relay.environment.values())
     for command in (*commands, values):
         filled(command, PLACES)
-    statement, arguments = positional(
-        description.table.insert, {"id": "i", "type": "t", "key": None, "subject": "s", "body": "b"}
-    )
+    statement, arguments = description.insertion(Event(id="i", key=None, body="b"))
     assert "b" in arguments
     assert ";" not in statement
 

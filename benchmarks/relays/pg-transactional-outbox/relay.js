@@ -10,7 +10,7 @@ const slot = "relay";
 const publication = "outbox";
 const setup = {
   outboxOrInbox: "outbox",
-  database: "kit",
+  database: "bench",
   schema: "public",
   table: "outbox",
   listenerRole: "postgres",

@@ -1,0 +1,184 @@
+"""One soak: traffic and faults, then traffic without faults, a stop, and the checks."""
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.nats.connection import api
+from tests.soak.behaviour import BEHAVIOUR, rare_paths_were_reached
+from tests.soak.chaos import Chaos, Injected, redrive
+from tests.soak.checks import CONTENT, Check, judge
+from tests.soak.deployment import CONTEXT, STOP_SECONDS, Stage, stage
+from tests.soak.evidence import Evidence, gather
+from tests.soak.schedule import Fault, draw
+from tests.soak.traffic import Producer, Sender
+from tests.soak.transactions import Ledger
+from tests.soak.watch import Watch
+from tests.support.jetstream import consumer_info, stored_messages
+
+DRAIN_SECONDS = 60.0
+_RARE_PATHS_SECONDS = 300.0
+"""Minimum length of a soak that must take every rare path."""
+_UNFINISHED = """
+SELECT (SELECT count(*) FROM outbox_events WHERE state IN ('PENDING', 'CLAIMED')),
+       (SELECT count(*) FROM inbox_messages WHERE processed_at IS NULL AND dead_lettered_at IS NULL)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soaked:
+    """The result of a soak."""
+
+    seed: int
+    seconds: float
+    bug: str
+    planned: int
+    drain_seconds: float
+    evidence: Evidence
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+async def soak(
+    *,
+    seed: int,
+    seconds: float,
+    folder: Path,
+    bug: str = "",
+    only: frozenset[str] = frozenset(),
+    drain_seconds: float = DRAIN_SECONDS,
+) -> Soaked:
+    """Run a soak.
+
+    Args:
+        seed: seed of faults and traffic.
+        seconds: duration of both.
+        folder: folder for logs and the ledger.
+        bug: bug to plant in every worker.
+        only: kinds of faults to cause; empty: all.
+        drain_seconds: limit after the last fault until everything is settled.
+    """
+    plan = draw(seed, seconds, only=only)
+    async with stage(folder, seed=seed, bug=bug) as made:
+        await asyncio.gather(*(worker.ready() for worker in made.workers.values()))
+        watch, over = Watch(made), asyncio.Event()
+        async with asyncio.TaskGroup() as watching:
+            watching.create_task(watch.run(over))
+            hurt = await _hurt(made, plan, seed=seed, seconds=seconds, drain_seconds=drain_seconds)
+            for worker in made.workers.values():
+                await worker.scrape()
+            over.set()
+        for worker in made.workers.values():
+            await worker.process.stop(within=STOP_SECONDS)
+        evidence = await gather(made, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch)
+    late = f"it took {hurt.drained:.0f} s" if hurt.drained > drain_seconds else ""
+    unfinished = tuple(filter(None, (hurt.left, late)))
+    end = Check("A0", f"Everything is settled {drain_seconds:g} s after the last fault", unfinished)
+    return Soaked(
+        seed=seed,
+        seconds=seconds,
+        bug=bug,
+        planned=len(plan),
+        drain_seconds=hurt.drained,
+        evidence=evidence,
+        checks=[end, *_judged(evidence, seconds)],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hurt:
+    """The injected faults, the broker's acknowledgements, the seconds to drain, and the unfinished work."""
+
+    faults: list[Injected]
+    acknowledged: dict[int, str]
+    drained: float
+    left: str
+
+
+async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, drain_seconds: float) -> _Hurt:
+    """Run traffic and faults together, then let the deployment drain without faults."""
+    ledger = Ledger(made.ledger)
+    chaos, sender, stop = Chaos(made), Sender(made, random.Random(seed + 3)), asyncio.Event()
+    async with asyncio.TaskGroup() as traffic:
+        for number in (1, 2):
+            producer = Producer(made, ledger, f"p{number}", random.Random(seed + number))
+            traffic.create_task(producer.run(stop))
+        traffic.create_task(sender.run(stop))
+        began = time.monotonic()
+        await chaos.run(plan)
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+        sender.only_good = True
+        peace = time.monotonic()
+        await _settled_under_traffic(made, drain_seconds)
+        stop.set()
+    left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
+    drained = time.monotonic() - peace
+    await _redrive_the_rest(made)
+    ledger.close()
+    faults = sorted(chaos.done, key=lambda fault: fault.began)
+    return _Hurt(faults=faults, acknowledged=sender.acknowledged, drained=drained, left=left)
+
+
+def _judged(evidence: Evidence, seconds: float) -> list[Check]:
+    checks = judge(evidence, CONTENT + BEHAVIOUR)
+    if seconds >= _RARE_PATHS_SECONDS:
+        checks += judge(evidence, (("A11", rare_paths_were_reached),))
+    return checks
+
+
+async def _settled_under_traffic(made: Stage, seconds: float) -> None:
+    """Wait until all earlier messages are settled, while good messages continue.
+
+    If only bad messages were left, a worker could not distinguish them from a failing handler, and they would
+    wait.
+    """
+    target = made.direct
+    deadline = time.monotonic() + seconds
+    last = (await api(made.broker, f"STREAM.INFO.{target.upstream_stream}"))["state"]["last_seq"]
+    while time.monotonic() < deadline:
+        with contextlib.suppress(WorkerError):
+            info = await consumer_info(made.broker, target.upstream_stream, target.durable)
+            if info["ack_floor"]["stream_seq"] >= last:
+                return
+        await asyncio.sleep(0.25)
+
+
+async def _drained(made: Stage, seconds: float) -> str:
+    """Wait until nothing is left to do; return the unfinished work if the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = await _left(made)
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(0.25)
+
+
+async def _left(made: Stage) -> str:
+    target = made.direct
+    try:
+        async with made.database() as connection:
+            events, messages = await connection.fetchrow(_UNFINISHED)
+        info = await consumer_info(made.broker, target.upstream_stream, target.durable)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, WorkerError) as error:
+        return f"no response: {error}"
+    waiting = (events, messages, info["num_pending"], info["num_ack_pending"])
+    if any(waiting):
+        return "{} events, {} messages, {} not delivered, {} not acknowledged".format(*waiting)
+    return ""
+
+
+async def _redrive_the_rest(made: Stage) -> None:
+    """Repeat interrupted redrives, as an operator would."""
+    letters = await stored_messages(made.broker, f"{CONTEXT.upper()}_DLQ")
+    left = sorted(made.pardoned & {letter.seq for letter in letters})
+    if left:
+        await redrive(made, left)
