@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from tests.soak.bugs import BUGS
+from tests.soak.faults import KINDS
 from tests.soak.run import DRAIN_SECONDS, soak
-from tests.soak.schedule import KINDS
 from tests.soak.summary import data, page
 
 
@@ -22,7 +22,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the plan of faults (%(default)s)")
     parser.add_argument("--json", type=Path, help="file for the result as JSON")
-    parser.add_argument("--folder", type=Path, help="folder for logs and the ledger, which are kept")
+    parser.add_argument("--folder", type=Path, help="folder for logs, which are kept")
     parser.add_argument(
         "--negative-control",
         choices=sorted(BUGS),

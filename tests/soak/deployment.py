@@ -1,11 +1,16 @@
-"""The deployment: servers, a handler, and workers, each with its own proxies."""
+"""The deployment: servers, a handler, and workers, each with its own proxies and database role."""
 
+import asyncio
+import contextlib
+import hashlib
 import json
 import os
 import random
 import signal
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,21 +18,185 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx2
 
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.postgres.migrations import migrate
-from tests.soak import change_log
-from tests.soak.schedule import SIDES, WORKERS
-from tests.soak.service import Service
-from tests.soak.workers import Worker
-from tests.support.handlers import HandlerServer, handler_server
+from tests.support.handlers import Behaviour, Call, HandlerServer, answer, handler_server, raw
 from tests.support.jetstream import SECOND, connected
 from tests.support.kept_process import KeptProcess, Life
 from tests.support.proxy import TcpProxy, proxied
 from tests.support.servers import QUICK, database_connection
 from tests.support.site import FAST, FAST_CONSUMER
-from tests.support.worker import Deployment, apply_streams, deployment
+from tests.support.worker import Deployment, WorkerProcess, apply_streams, deployment
+
+WORKERS = ("w1", "w2", "w3")
+SIDES = ("database", "broker", "handler")
+_PAYLOAD = b', "payload": '
+_HANG_SECONDS = 3.0
+"""Longer than the worker's time-out."""
+
+Mood = str
+MOODS: dict[Mood, Behaviour] = {
+    "fails": answer(500),
+    "resets": raw(b"", reset=True),
+    "busy": answer(429, retry_after="1"),
+    "garbles": raw(b"HTTP/1.1 2", close=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One call: message, worker, time, and hash of the payload."""
+
+    id: str
+    worker: str
+    at: float
+    digest: str
+    status: int
+    """Status of the response; 0: no response."""
+
+
+@dataclass
+class Service:
+    """An idempotent service; messages in ``rejects`` get status 422, those in ``never`` 500."""
+
+    chance: random.Random
+    mood: Mood = "well"
+    heard: list[Heard] = field(default_factory=list)
+    effects: Counter[str] = field(default_factory=Counter)
+    rejects: set[str] = field(default_factory=set)
+    never: set[str] = field(default_factory=set)
+
+    async def take(self, call: Call, writer: asyncio.StreamWriter) -> None:
+        """Respond to a call according to the present behaviour."""
+        mood, came = self.mood, time.time()
+        await asyncio.sleep(self.chance.uniform(0.005, 0.1))
+        if mood == "hangs":
+            self._note(call, came, 0)
+            await asyncio.sleep(_HANG_SECONDS)
+            writer.transport.abort()
+            return
+        if mood in MOODS:
+            self._note(call, came, 0)
+            await MOODS[mood](call, writer)
+            return
+        status = self._status(call.message_id)
+        if mood == "works_then_resets":
+            self._note(call, came, 0)
+            await MOODS["resets"](call, writer)
+            return
+        self._note(call, came, status)
+        await answer(status)(call, writer)
+
+    def _status(self, message_id: str) -> int:
+        if message_id in self.rejects:
+            return 422
+        if message_id in self.never:
+            return 500
+        if message_id in self.effects:
+            return 409
+        self.effects[message_id] += 1
+        return 200
+
+    def _note(self, call: Call, came: float, status: int) -> None:
+        payload = call.body.partition(_PAYLOAD)[2][:-1]
+        worker = call.path.rpartition("/")[2]
+        digest = hashlib.sha256(payload).hexdigest()
+        self.heard.append(Heard(call.message_id, worker, came, digest, status))
+
+
+_SCRAPE_SECONDS_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker, and the proxies between it and its servers."""
+
+    process: KeptProcess
+    proxies: Mapping[str, TcpProxy]
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+    async def ready(self) -> None:
+        """Wait until the worker is ready."""
+        await self._running().ready()
+
+    async def scrape(self) -> None:
+        """Read the worker's metrics if it responds."""
+        if not self.process.alive:
+            return
+        life, running = self.process.lives[-1], self._running()
+        with contextlib.suppress(httpx2.HTTPError, AssertionError, TimeoutError):
+            async with asyncio.timeout(_SCRAPE_SECONDS_MAX):
+                life.metrics = await running.metrics()
+
+    def _running(self) -> WorkerProcess:
+        return WorkerProcess(self.process.process, self.process.lives[-1].log)
+
+
+_CHANGE_LOG = """
+CREATE SCHEMA soak;
+CREATE TABLE soak.outbox_log (
+    n BIGINT GENERATED ALWAYS AS IDENTITY, at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    txid BIGINT NOT NULL DEFAULT txid_current(), who TEXT NOT NULL, id UUID NOT NULL,
+    was TEXT, became TEXT, was_owner TEXT, owner TEXT, was_claimed_at TIMESTAMPTZ,
+    was_attempts INT, attempts INT, was_published_at TIMESTAMPTZ, published_at TIMESTAMPTZ,
+    was_available_at TIMESTAMPTZ, error TEXT, content TEXT);
+CREATE TABLE soak.inbox_log (
+    n BIGINT GENERATED ALWAYS AS IDENTITY, at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
+    txid BIGINT NOT NULL DEFAULT txid_current(), who TEXT NOT NULL, id UUID NOT NULL,
+    was_owner TEXT, owner TEXT, was_locked_until TIMESTAMPTZ, was_attempts INT, attempts INT,
+    was_processed_at TIMESTAMPTZ, processed_at TIMESTAMPTZ,
+    was_dead_lettered_at TIMESTAMPTZ, dead_lettered_at TIMESTAMPTZ);
+
+CREATE FUNCTION soak.see_outbox() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = '' AS $$
+DECLARE o public.outbox_events := OLD; n public.outbox_events := NEW;
+BEGIN
+    INSERT INTO soak.outbox_log (who, id, was, became, was_owner, owner, was_claimed_at,
+        was_attempts, attempts, was_published_at, published_at, was_available_at, error, content)
+    VALUES (session_user, coalesce(n.id, o.id), o.state, n.state, o.claimed_by, n.claimed_by,
+        o.claimed_at, o.publish_attempts, n.publish_attempts, o.published_at, n.published_at,
+        o.available_at, n.publish_error,
+        md5(row(n.id, n.aggregate_type, n.aggregate_id, n.event_type, n.event_version, n.payload,
+                n.occurred_at, n.correlation_id, n.causation_id, n.seq, n.created_at, n.partition_key,
+                n.ordering_key, n.headers, n.metadata)::text));
+    RETURN NULL;
+END $$;
+CREATE FUNCTION soak.see_inbox() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = '' AS $$
+DECLARE o public.inbox_messages := OLD; n public.inbox_messages := NEW;
+BEGIN
+    INSERT INTO soak.inbox_log (who, id, was_owner, owner, was_locked_until, was_attempts, attempts,
+        was_processed_at, processed_at, was_dead_lettered_at, dead_lettered_at)
+    VALUES (session_user, coalesce(n.message_id, o.message_id), o.locked_by, n.locked_by, o.locked_until,
+        o.attempts, n.attempts, o.processed_at, n.processed_at, o.dead_lettered_at, n.dead_lettered_at);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER zz_soak AFTER INSERT OR UPDATE OR DELETE ON outbox_events FOR EACH ROW
+    EXECUTE FUNCTION soak.see_outbox();
+CREATE TRIGGER zz_soak AFTER INSERT OR UPDATE OR DELETE ON inbox_messages FOR EACH ROW
+    EXECUTE FUNCTION soak.see_inbox();
+"""
+_RIGHTS = """
+CREATE ROLE {role} LOGIN PASSWORD '{password}';
+GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role};
+GRANT UPDATE ON outbox_events TO {role};
+GRANT INSERT, UPDATE ON inbox_messages TO {role};
+GRANT INSERT ON sea_mq_context TO {role};
+GRANT INSERT, UPDATE ON sea_mq_consumers, sea_mq_standings TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON sea_mq_sessions TO {role};
+"""
+
+
+async def install_change_log(connection: asyncpg.Connection, *, password: str) -> None:
+    """Create the log and the workers' roles, with only a worker's rights, in a migrated database."""
+    await connection.execute(_CHANGE_LOG)
+    for role in WORKERS:
+        await connection.execute(_RIGHTS.format(role=role, password=password))
+
 
 CONTEXT = "sea"
 SECRET = "canary-secret-7f3a"
@@ -59,11 +228,6 @@ class Stage:
     to_producers: TcpProxy
     pardoned: set[int] = field(default_factory=set)
     """Sequences of dead letters that an operator has tried to redrive."""
-
-    @property
-    def ledger(self) -> Path:
-        """The file in which the producers record their transactions."""
-        return self.folder / "ledger"
 
     def lives(self) -> list[Life]:
         """Return each run of each worker."""
@@ -118,7 +282,7 @@ async def stage(folder: Path, *, seed: int, bug: str = "") -> AsyncIterator[Stag
         nats = await stack.enter_async_context(EmbeddedNats(home / "nats", config=config))
         await migrate(postgres.dsn)
         async with database_connection(postgres.dsn) as connection:
-            await change_log.install(connection, password=SECRET)
+            await install_change_log(connection, password=SECRET)
         handler = await stack.enter_async_context(handler_server(service.take))
         broker = await stack.enter_async_context(connected(nats.url, user="admin", password=SECRET))
         to_producers, producer_url = await stack.enter_async_context(proxied(postgres.dsn))

@@ -11,15 +11,11 @@ import asyncpg
 
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.nats.connection import api
-from tests.soak.behaviour import BEHAVIOUR, rare_paths_were_reached
-from tests.soak.chaos import Chaos, Injected, redrive
-from tests.soak.checks import CONTENT, Check, judge
+from tests.soak.checks import BEHAVIOUR, CONTENT, Check, judge, rare_paths_were_reached
 from tests.soak.deployment import CONTEXT, STOP_SECONDS, Stage, stage
-from tests.soak.evidence import Evidence, gather
-from tests.soak.schedule import Fault, draw
-from tests.soak.traffic import Producer, Sender
-from tests.soak.transactions import Ledger
-from tests.soak.watch import Watch
+from tests.soak.evidence import Evidence, Watch, gather
+from tests.soak.faults import Chaos, Fault, Injected, draw, redrive
+from tests.soak.traffic import Producer, Sender, Transaction
 from tests.support.jetstream import consumer_info, stored_messages
 
 DRAIN_SECONDS = 60.0
@@ -62,7 +58,7 @@ async def soak(
     Args:
         seed: seed of faults and traffic.
         seconds: duration of both.
-        folder: folder for logs and the ledger.
+        folder: folder for logs.
         bug: bug to plant in every worker.
         only: kinds of faults to cause; empty: all.
         drain_seconds: limit after the last fault until everything is settled.
@@ -79,7 +75,9 @@ async def soak(
             over.set()
         for worker in made.workers.values():
             await worker.process.stop(within=STOP_SECONDS)
-        evidence = await gather(made, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch)
+        evidence = await gather(
+            made, ledger=hurt.ledger, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch
+        )
     late = f"it took {hurt.drained:.0f} s" if hurt.drained > drain_seconds else ""
     unfinished = tuple(filter(None, (hurt.left, late)))
     end = Check("A0", f"Everything is settled {drain_seconds:g} s after the last fault", unfinished)
@@ -96,8 +94,9 @@ async def soak(
 
 @dataclass(frozen=True, kw_only=True)
 class _Hurt:
-    """The injected faults, the broker's acknowledgements, the seconds to drain, and the unfinished work."""
+    """Transactions, injected faults, the broker's acknowledgements, seconds to drain, and unfinished work."""
 
+    ledger: dict[str, Transaction]
     faults: list[Injected]
     acknowledged: dict[int, str]
     drained: float
@@ -106,7 +105,7 @@ class _Hurt:
 
 async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, drain_seconds: float) -> _Hurt:
     """Run traffic and faults together, then let the deployment drain without faults."""
-    ledger = Ledger(made.ledger)
+    ledger: dict[str, Transaction] = {}
     chaos, sender, stop = Chaos(made), Sender(made, random.Random(seed + 3)), asyncio.Event()
     async with asyncio.TaskGroup() as traffic:
         for number in (1, 2):
@@ -123,9 +122,8 @@ async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, dr
     left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
     drained = time.monotonic() - peace
     await _redrive_the_rest(made)
-    ledger.close()
     faults = sorted(chaos.done, key=lambda fault: fault.began)
-    return _Hurt(faults=faults, acknowledged=sender.acknowledged, drained=drained, left=left)
+    return _Hurt(ledger=ledger, faults=faults, acknowledged=sender.acknowledged, drained=drained, left=left)
 
 
 def _judged(evidence: Evidence, seconds: float) -> list[Check]:

@@ -3,8 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from tests.soak.behaviour import log_rates, slopes, sometimes
-from tests.soak.checks import Check, late_calls, replays
+from tests.soak.checks import Check, late_calls, log_rates, replays, slopes, sometimes
 from tests.soak.evidence import Evidence
 from tests.soak.run import Soaked
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.telemetry.metrics import METRICS
-from tests.soak.behaviour import BEHAVIOUR, SERIES
-from tests.soak.checks import CONTENT, judge
+from tests.soak.checks import BEHAVIOUR, CONTENT, SERIES, judge
 from tests.soak.evidence import Evidence
+from tests.soak.faults import KINDS, draw
 from tests.soak.run import Soaked, soak
-from tests.soak.schedule import KINDS, draw
 from tests.soak.summary import data, page
 
 SEED = 47

@@ -8,16 +8,43 @@ import uuid
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import asyncpg
 import nats.errors
 
 from sea_mq_worker.producer import Event, enqueue
-from tests.soak.deployment import MAX_PAYLOAD, PAYLOAD_CANARY, Stage
-from tests.soak.service import Service
-from tests.soak.transactions import Fate, Ledger, Planned
+from tests.soak.deployment import MAX_PAYLOAD, PAYLOAD_CANARY, Service, Stage
 from tests.support.jetstream import store
+
+
+class Fate(StrEnum):
+    """The outcome of a transaction, as known to its producer."""
+
+    OK = "ok"
+    ROLLED_BACK = "rolled back"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """An event that the producer writes; ``dead`` is a word of its expected error, empty for a good event."""
+
+    id: str
+    payload: str
+    key: str | None = None
+    dead: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """Events to be committed together."""
+
+    name: str
+    events: tuple[Planned, ...]
+    fate: Fate
+
 
 _PAUSE_SECONDS = 0.25
 _TIMEOUT_SECONDS = 4.0
@@ -42,7 +69,7 @@ class Producer:
     """Commits events; each transaction holds the producer's lock, since order is promised only then."""
 
     stage: Stage
-    ledger: Ledger
+    ledger: dict[str, Transaction]
     name: str
     chance: random.Random
     _connection: asyncpg.Connection | None = None
@@ -68,7 +95,6 @@ class Producer:
         good = [self._good() for _ in range(self.chance.randint(1, 6))]
         bad = [self._bad()] if self.chance.random() < 0.03 else []
         planned = [plan for plan, _ in good] + [plan for plan, *_ in bad]
-        await self.ledger.intend(name, planned)
         fate = Fate.ROLLED_BACK
         try:
             transaction = connection.transaction()
@@ -88,7 +114,7 @@ class Producer:
                 fate = Fate.OK
         except _LOST:
             connection.terminate()
-        await self.ledger.settle(name, fate)
+        self.ledger[name] = Transaction(name=name, events=tuple(planned), fate=fate)
 
     def _good(self) -> tuple[Planned, Event]:
         key = f"{self.name}-{self.chance.randrange(_KEYS)}" if self.chance.random() < 0.5 else None
