@@ -17,7 +17,7 @@ from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.outbox.maintenance import LeaseReaper, PartitionMaker, PeriodicTask
 from sea_mq_worker.outbox.pace import MemoryBudget, Pace
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
-from sea_mq_worker.outbox.publisher import BatchPublisher, DeferredSettlements, OutboxPublisher, Settlement
+from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.outbox.search import StreamSearches
 from sea_mq_worker.outbox.wakeup import PostgresWakeup
@@ -230,9 +230,19 @@ def _check_window(base: WorkerContext, seconds: float) -> None:
         base.observer.observe(Noticed(event="duplicate_window_short", text=text))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publishing:
+    """The parts that both lanes share."""
+
+    publisher: JetStreamPublisher
+    policy: RetryPolicy
+    breaker: CircuitBreaker
+    searches: StreamSearches
+
+
 def _lane(
     base: WorkerContext,
-    publishing: BatchPublisher,
+    publishing: Publishing,
     outbox: OutboxRepository,
     *,
     keyed: bool,
@@ -242,18 +252,14 @@ def _lane(
     turn: LaneTurn | None = None,
 ) -> OutboxPublisher:
     s = base.settings
-    settlement = Settlement(
-        context=s.context,
-        observer=base.observer,
-        store_breaker=store_breaker,
-        clock=base.clock,
-        lease_seconds=s.outbox_lease_seconds,
-    )
     return OutboxPublisher(
+        context=s.context,
+        source=s.source,
         outbox=outbox,
-        publishing=publishing,
-        settlement=settlement,
-        deferred=None if keyed else DeferredSettlements(outbox=outbox, settlement=settlement),
+        publisher=publishing.publisher,
+        policy=publishing.policy,
+        searches=publishing.searches,
+        observer=base.observer,
         pace=Pace(
             wakeup=wakeup(keyed),
             clock=base.clock,
@@ -261,18 +267,24 @@ def _lane(
             poll_seconds=s.outbox_poll_seconds,
             random=publishing.policy.backoff.random,
         ),
-        broker_breaker=publishing.broker_breaker,
+        broker_breaker=publishing.breaker,
         store_breaker=store_breaker,
         clock=base.clock,
         room=room,
         batch_max=s.outbox_batch_max,
         batch_bytes_max=s.outbox_batch_bytes_max,
         batches_max=s.outbox_batches_max,
+        lease_seconds=s.outbox_lease_seconds,
+        publish_seconds=s.outbox_publish_timeout_seconds,
+        search_seconds=_search_seconds(s),
+        hold_dead_keys=s.outbox_dead_key == "hold",
+        session_lost_since=base.session_lost_since,
+        settles_together=not keyed,
         turn=turn,
     )
 
 
-def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> BatchPublisher:
+def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> Publishing:
     s = base.settings
     policy = RetryPolicy(
         backoff=base.backoff(base_seconds=s.outbox_backoff_seconds, cap_seconds=s.outbox_backoff_max_seconds),
@@ -280,18 +292,11 @@ def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> BatchPubl
         age_max_seconds=s.outbox_age_max_seconds,
         duplicate_window=lambda: publisher.duplicate_window_seconds,
     )
-    return BatchPublisher(
-        context=s.context,
-        source=s.source,
+    return Publishing(
         publisher=publisher,
         policy=policy,
-        broker_breaker=base.breaker(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
+        breaker=base.breaker(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
         searches=StreamSearches(context=s.context, observer=base.observer),
-        clock=base.clock,
-        timeout_seconds=s.outbox_publish_timeout_seconds,
-        search_seconds=_search_seconds(s),
-        hold_dead_keys=s.outbox_dead_key == "hold",
-        session_lost_since=base.session_lost_since,
     )
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from sea_mq_worker.errors import StoreTooSlowError
 from sea_mq_worker.nats.message import OutboundMessage
-from sea_mq_worker.outbox.event import Claim, Died, EventState, Released
+from sea_mq_worker.outbox.event import Claim, EventState
 from sea_mq_worker.telemetry.events import Noticed
-from tests.support.builders import claimed_event
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_outbox_publisher import LEASE, World
 
@@ -58,27 +57,37 @@ async def test_a_claim_that_took_longer_to_read_than_to_publish_is_published() -
 @in_virtual_time
 async def test_what_can_never_be_sent_is_dead_although_its_time_is_over_and_the_rest_is_given_back() -> None:
     world = World()
-    bad = {
-        "wildcard": claimed_event(event_type="*"),
-        "large": claimed_event(payload=b"x" * 2**20),
-        "good": claimed_event(),
-    }
-    publishing = world.lane().publishing
-    late = world.clock() - LEASE
-    verdicts = await publishing.publish(tuple(bad.values()), claimed_at=late, stop=world.stop)
-    assert [type(verdict) for verdict in verdicts] == [Died, Died, Released]
-    assert world.sent == []
+    world.table.add("wildcard", event_type="*")
+    world.table.add("large", payload=b"x" * (2**20 - 100))  # fits without its headers
+    world.table.add("good")
+    find, claims = world.outbox.find_unpublished, []
+
+    async def find_too_late(**limits: int) -> Claim:
+        found: Claim = await find(**limits)
+        claims.append(found)
+        if len(claims) == 1:
+            await asyncio.sleep(LEASE - 1)
+        return found
+
+    world.outbox.find_unpublished = find_too_late
+    async with world.relaying():
+        await world.published(1)
+    assert world.states() == {"wildcard": "DEAD", "large": "DEAD", "good": "PUBLISHED"}
+    assert [len(claim.events) for claim in claims if claim.events] == [3, 1]
+    assert world.sent == ["good"]
 
 
 @in_virtual_time
 async def test_an_event_released_repeatedly_is_logged_at_a_bounded_rate() -> None:
     world = World()
     world.table.add("a")
-    settlement = world.lane().settlement
-    for _ in range(70):
-        claim = await world.outbox.find_unpublished(batch_max=1)
-        returned = [Released(event) for event in claim.events]
-        await settlement.settle(world.outbox, claim, returned, claimed_at=world.clock())
+
+    def lost(_claimed_at: float) -> bool:
+        if world.row("a").attempts == 70:
+            world.stop.set()
+        return True
+
+    await replace(world.lane(), session_lost_since=lost).run(world.stop)
     reported = [fact.text for fact in world.observer.of(Noticed)]
     assert [re.findall(r"claimed (\d+) times", text) for text in reported] == [["16"], ["32"], ["64"]]
 
