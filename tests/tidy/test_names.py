@@ -3,8 +3,6 @@
 import re
 import tomllib
 
-import pytest
-
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
 from tests.support.documents import ROOT, documents, files, inline
 
@@ -27,18 +25,21 @@ def paths(document: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("document", documents())
-def test_every_file_that_is_named_exists(document: str) -> None:
-    bases = [ROOT, PACKAGE, (ROOT / document).parent]
-    bare = {path for path in paths(document) - MADE if not any((base / path).exists() for base in bases)}
-    assert bare - {file.rpartition("/")[2] for file in files()} == set()
+def test_every_file_that_is_named_exists() -> None:
+    present = {file.rpartition("/")[2] for file in files()} | MADE
+    assert [
+        (document, path)
+        for document in documents()
+        for path in paths(document) - present
+        if not any((base / path).exists() for base in (ROOT, PACKAGE, (ROOT / document).parent))
+    ] == []
 
 
-@pytest.mark.parametrize("document", documents())
-def test_every_setting_that_is_named_exists(document: str) -> None:
+def test_every_setting_that_is_named_exists() -> None:
     known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
-    found = set(re.findall(rf"\b{ENV_PREFIX}\w*[A-Z]\b", (ROOT / document).read_text()))
-    assert found - known == set()
+    named = re.compile(rf"\b{ENV_PREFIX}\w*[A-Z]\b")
+    found = {(name, word) for name in documents() for word in named.findall((ROOT / name).read_text())}
+    assert {(name, word) for name, word in found if word not in known} == set()
 
 
 def test_every_extra_that_is_named_exists() -> None:
