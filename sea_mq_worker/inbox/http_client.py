@@ -11,22 +11,31 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Self, TypeAlias, cast
+from dataclasses import dataclass
+from typing import TypeAlias, cast
 
 import httptools
 import httpx2
-
-# --- Parses one response from the bytes of a connection: llhttp parses, this module keeps parts and sets
-# limits.
-#
-# Bytes after a response are no part of the next one: they end the connection (``ResponseParser.reusable``).
 
 _HEAD_BYTES_MAX = 65536
 _HEADER_BYTES = 32
 """Bytes counted per header besides its text, as in HTTP/2; so the cap also limits their number."""
 _SUCCESS = 200
 _SWITCHING_PROTOCOLS = 101
+_INTERIM_MAX = 100
+"""Cap on 1xx responses; after it the connection is not read any more, and the deadline ends the call."""
+_SILENT_MILLISECONDS = 8000
+_TCP = {"TCP_USER_TIMEOUT": _SILENT_MILLISECONDS, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
+"""Detect a vanished peer within ten seconds, also while a call waits for its response."""
+_LARGE_BYTES = 65_536
+"""A peer's buffer takes a smaller request even while the peer does not read."""
+_PORTS = {"http": 80, "https": 443}
+
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+class DisconnectedError(httpx2.RemoteProtocolError):
+    """The connection ended properly, but before a whole response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +43,18 @@ class Response:
     """One response; ``body`` is as it came over the wire, cut if it was too long."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: list[Header]
     body: bytes
 
 
 class ResponseParser:
     """Reads one response after another from a connection's bytes; call ``begin`` before each.
 
-    Args:
-        body_bytes_max: a longer body is not read to its end.
+    llhttp parses; this class keeps the parts and sets limits. Bytes after a response are no part of the next
+    one: they end the connection.
 
     Attributes:
-        answer: the response once it is complete or cut, else None.
+        answer: the response once it is complete or cut, else None; a body beyond ``body_bytes_max`` is cut.
         interim: number of 1xx responses before it.
         reusable: whether the connection can take another request.
     """
@@ -63,11 +72,7 @@ class ResponseParser:
         self.on_message_begin()
 
     def feed(self, data: bytes) -> None:
-        """Parse more bytes.
-
-        Raises:
-            httpx2.RemoteProtocolError: the bytes are not HTTP, or the head is too long.
-        """
+        """Parse more bytes; raise httpx2.RemoteProtocolError if they are no HTTP, or the head is too long."""
         self._other_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -75,8 +80,12 @@ class ResponseParser:
             self.reusable = False
             if self.answer is None:
                 raise httpx2.RemoteProtocolError(str(error)) from error
-        if self.answer is None:
-            self._stop_at_bounds()
+        if self.answer is None and (
+            self._body_bytes > self._body_bytes_max or self._other_bytes > _HEAD_BYTES_MAX
+        ):
+            if self._status is None:
+                raise httpx2.RemoteProtocolError("the head is too long")
+            self._finish(self._status)  # cut: of so long a response, only the status matters
 
     def feed_eof(self) -> None:
         """End a response that announces no length with the connection."""
@@ -84,13 +93,6 @@ class ResponseParser:
             names = {name.lower() for name, _ in self._headers}
             if names.isdisjoint((b"content-length", b"transfer-encoding")):
                 self._finish(self._status)
-
-    def _stop_at_bounds(self) -> None:
-        """Cut a response that is too long: only its status matters."""
-        if self._body_bytes > self._body_bytes_max or self._other_bytes > _HEAD_BYTES_MAX:
-            if self._status is None:
-                raise httpx2.RemoteProtocolError("the head is too long")
-            self._finish(self._status)
 
     def _finish(self, status: int) -> None:
         self.answer = Response(status, self._headers, b"".join(self._chunks))
@@ -101,7 +103,7 @@ class ResponseParser:
         if self.answer is not None:
             self.reusable = False
         self._status: int | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[Header] = []
         self._chunks: list[bytes] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -132,25 +134,17 @@ class ResponseParser:
         self.reusable = status != _SWITCHING_PROTOCOLS and self._parser.should_keep_alive()
 
 
-# --- One HTTP/1.1 connection to the handler, for one request at a time.
-
-_SILENT_MILLISECONDS = 8000
-_TCP = {"TCP_USER_TIMEOUT": _SILENT_MILLISECONDS, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
-"""Detect a vanished peer within ten seconds, also while a call waits for its response."""
-_LARGE_BYTES = 65_536
-"""A peer's buffer takes a smaller request even while the peer does not read."""
-_INTERIM_MAX = 100
-"""Cap on 1xx responses; after it the connection is not read any more, and the deadline ends the call."""
-
-
 class Connection(asyncio.Protocol):
-    """Sends requests and reads responses; unexpected bytes end the connection.
+    """One HTTP/1.1 connection, for one request at a time; unexpected bytes end it.
 
     Attributes:
+        transport: the socket's, or TLS over it.
         closed: done once the connection has ended.
         received_any: bytes arrived since the last request.
         idle_since: on the loop's clock; set by the pool.
     """
+
+    transport: asyncio.Transport
 
     def __init__(self, *, body_bytes_max: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -163,23 +157,19 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._may_stall = False
 
-    def use(self, transport: asyncio.Transport) -> None:
-        """Use this transport: the socket's, or TLS over it."""
-        self._transport = transport
-
     @property
     def is_reusable(self) -> bool:
         """Whether the last response leaves it open, and no byte of a request or response is in flight."""
-        transport = self._transport
+        transport = self.transport
         return self._reader.reusable and not transport.is_closing() and not transport.get_write_buffer_size()
 
     @property
     def is_quiet(self) -> bool:
         """Whether neither bytes nor an end arrived, including those that the loop has not read yet."""
-        return not self._transport.is_closing() and not self._arrivals.poll(0)
+        return not self.transport.is_closing() and not self._arrivals.poll(0)
 
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     async def exchange(self, request: Sequence[bytes], deadline: float) -> Response:
         """Send one request, head and body, and return the response; without one the connection ends.
@@ -191,7 +181,7 @@ class Connection(asyncio.Protocol):
             httpx2.ReadTimeout: no response before the deadline, on the loop's clock.
             httpx2.ReadError, httpx2.RemoteProtocolError: the connection broke, or the bytes are not HTTP.
         """
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             raise httpx2.ConnectError("the connection has ended")
         self.received_any = False
         self._reader.begin()
@@ -200,11 +190,14 @@ class Connection(asyncio.Protocol):
         self._watch(deadline)
         is_large = sum(map(len, request)) > _LARGE_BYTES
         try:
-            self._let_stall(is_large)
+            if is_large != self._may_stall:
+                # A busy peer may leave a large request unread: to the system, it would be a vanished peer.
+                self._may_stall = is_large
+                _set_tcp(self._socket, {"TCP_USER_TIMEOUT": 0 if is_large else _SILENT_MILLISECONDS})
             if is_large:
-                self._transport.writelines(request)
+                self.transport.writelines(request)
             else:
-                self._transport.write(b"".join(request))
+                self.transport.write(b"".join(request))
             outcome = await waiter
         except BaseException:
             self.abort()
@@ -215,12 +208,6 @@ class Connection(asyncio.Protocol):
             self.abort()
             raise outcome
         return outcome
-
-    def _let_stall(self, may_stall: bool) -> None:
-        """Let a busy peer leave a large request unread: to the system, its full buffer is a vanished peer."""
-        if may_stall != self._may_stall:
-            self._may_stall = may_stall
-            _set_tcp(self._socket, {"TCP_USER_TIMEOUT": 0 if may_stall else _SILENT_MILLISECONDS})
 
     def _watch(self, deadline: float) -> None:
         """Set the timer unless it fires earlier anyway; one timer serves many requests."""
@@ -247,7 +234,7 @@ class Connection(asyncio.Protocol):
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.use(cast("asyncio.Transport", transport))
+        self.transport = cast("asyncio.Transport", transport)
         self._socket = transport.get_extra_info("socket")
         self._arrivals = select.poll()
         self._arrivals.register(self._socket, select.POLLIN)
@@ -267,7 +254,7 @@ class Connection(asyncio.Protocol):
         if reader.answer is not None:
             self._end(reader.answer)
         elif reader.interim > _INTERIM_MAX:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set_result(None)
@@ -277,7 +264,7 @@ class Connection(asyncio.Protocol):
             self._end(httpx2.ReadError(str(exc)))
             return
         self._reader.feed_eof()
-        self._end(self._reader.answer or httpx2.RemoteProtocolError("Server disconnected without an answer."))
+        self._end(self._reader.answer or DisconnectedError("the connection ended without an answer"))
 
 
 def _set_tcp(end: socket.socket, options: Mapping[str, int]) -> None:
@@ -286,48 +273,120 @@ def _set_tcp(end: socket.socket, options: Mapping[str, int]) -> None:
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# --- A pool of at most N connections to one handler; the one used last is used first.
-
-
-class ConnectionPool:
-    """Slots for calls, entered by ``async with``, and idle connections.
+class HandlerTransport:
+    """Posts to one URL over a pool of connections, of which the one used last is used first.
 
     The pool has no timer: it closes expired connections when a call takes or returns one.
 
+    ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that nothing of a request was sent,
+    ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
+
     Args:
-        size: number of slots.
-        wait_seconds: time limit of the wait for a slot.
+        url: where to POST.
+        headers: of every request.
+        size: most connections, and so most calls side by side.
         keepalive_seconds: an idle connection is not used again after this long.
+        deadline_seconds: from the call to the answer's last byte.
+        connect_seconds: for the wait for a turn, and again for a new connection with its TLS handshake.
+        body_bytes_max: an answer's body is not read any further.
+        tls: for https.
+        forbidden: addresses that no connection is used to, whatever name leads there.
     """
 
-    def __init__(self, *, size: int, wait_seconds: float, keepalive_seconds: float) -> None:
-        self._slots = asyncio.Semaphore(size)
-        self._wait_seconds = wait_seconds
+    def __init__(
+        self,
+        url: httpx2.URL,
+        *,
+        headers: Iterable[Header],
+        size: int,
+        keepalive_seconds: float,
+        deadline_seconds: float,
+        connect_seconds: float,
+        body_bytes_max: int,
+        tls: ssl.SSLContext,
+        forbidden: Callable[[str], bool],
+    ) -> None:
+        tls.set_alpn_protocols(["http/1.1"])
+        self._host = url.raw_host.decode("ascii")
+        self._port = url.port or _PORTS[url.scheme]
+        self._tls = tls if url.scheme == "https" else None
+        self._head = b"POST %b HTTP/1.1\r\n" % url.raw_path + _lines(headers)
         self._keepalive_seconds = keepalive_seconds
+        self._deadline_seconds = deadline_seconds
+        self._connect_seconds = connect_seconds
+        self._body_bytes_max = body_bytes_max
+        self._forbidden = forbidden
+        self._slots = asyncio.Semaphore(size)
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
-        self.closed = False
+        self._is_closed = False
 
-    async def __aenter__(self) -> Self:
+    async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Response:
+        """Send a request, whose body is given in parts, and return its answer, read to its end.
+
+        A request that finds an idle connection just closed by the server is sent once more, on a new one.
+        The handler has probably not seen the first request; if it has, it knows the message id. If the new
+        connection fails, the outcome of the first request stays unknown.
+
+        Raises:
+            httpx2.TransportError: there is no answer; see the class.
+            httpx2.LocalProtocolError: a header would not end where it should.
+        """
+        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
+        length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
+        request = (self._head + _lines(headers) + length, *body)
+        await self._wait_for_slot()
+        try:
+            closed: httpx2.TransportError | None = None
+            if idle := self._take_idle():
+                try:
+                    answer = await idle.exchange(request, deadline)
+                except (httpx2.ReadError, httpx2.RemoteProtocolError) as error:
+                    if idle.received_any:
+                        raise
+                    closed = error
+                else:
+                    self._put(idle)
+                    return answer
+            try:
+                connection = await self._connect(deadline)
+                answer = await connection.exchange(request, deadline)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                if closed is None:
+                    raise
+                raise closed from None
+            self._put(connection)
+            return answer
+        finally:
+            self._slots.release()
+
+    async def reach(self) -> None:
+        """Open a connection and close it; raise ConnectError, ConnectTimeout or PoolTimeout without one."""
+        await self._wait_for_slot()
+        try:
+            (await self._connect(asyncio.get_running_loop().time() + self._deadline_seconds)).abort()
+        finally:
+            self._slots.release()
+
+    async def aclose(self) -> None:
+        """Close all connections; safe to call twice."""
+        self._is_closed = True
+        connections = tuple(self._open)
+        for connection in connections:
+            connection.abort()
+        await asyncio.gather(*(connection.closed for connection in connections))
+
+    async def _wait_for_slot(self) -> None:
         if not self._slots.locked():
             await self._slots.acquire()
-            return self
+            return
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            async with asyncio.timeout(self._connect_seconds):
                 await self._slots.acquire()
         except TimeoutError:
             raise httpx2.PoolTimeout("all connections are in use") from None
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._slots.release()
-
-    def add(self, connection: Connection) -> None:
-        """Track a new connection until it has ended."""
-        self._open.add(connection)
-        connection.closed.add_done_callback(lambda _: self._open.discard(connection))
-
-    def take(self) -> Connection | None:
+    def _take_idle(self) -> Connection | None:
         """Return the connection used last that is still usable, if there is one."""
         fresh_since = asyncio.get_running_loop().time() - self._keepalive_seconds
         while self._idle:
@@ -337,9 +396,9 @@ class ConnectionPool:
             connection.abort()
         return None
 
-    def put(self, connection: Connection) -> None:
+    def _put(self, connection: Connection) -> None:
         """Keep a connection for the next call if it is reusable, else close it."""
-        if self.closed or not connection.is_reusable:
+        if self._is_closed or not connection.is_reusable:
             connection.abort()
             return
         now = asyncio.get_running_loop().time()
@@ -348,168 +407,57 @@ class ConnectionPool:
         connection.idle_since = now
         self._idle.append(connection)
 
-    async def aclose(self) -> None:
-        """Close all connections; safe to call twice."""
-        self.closed = True
-        connections = tuple(self._open)
-        for connection in connections:
-            connection.abort()
-        await asyncio.gather(*(connection.closed for connection in connections))
-
-
-_PORTS = {"http": 80, "https": 443}
-
-Header: TypeAlias = tuple[bytes, bytes]
-
-
-@dataclass(eq=False, repr=False)
-class HandlerTransport:
-    """Posts to one URL.
-
-    ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that nothing of a request was sent,
-    ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
-
-    Attributes:
-        url: where to POST.
-        pool: bounds the calls and keeps the connections.
-        headers: of every request.
-        deadline_seconds: from the call to the answer's last byte.
-        connect_seconds: of these for a new connection, with its TLS handshake.
-        body_bytes_max: an answer's body is not read any further.
-        tls: for https.
-        forbidden: addresses that no connection is used to, whatever name leads there.
-    """
-
-    url: httpx2.URL
-    pool: ConnectionPool
-    _: KW_ONLY
-    headers: Iterable[Header]
-    deadline_seconds: float
-    connect_seconds: float
-    body_bytes_max: int
-    tls: ssl.SSLContext
-    forbidden: Callable[[str], bool]
-
-    def __post_init__(self) -> None:
-        self._head = b"POST %b HTTP/1.1\r\n" % self.url.raw_path + _lines(self.headers)
-        self.tls.set_alpn_protocols(["http/1.1"])
-
-    async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Response:
-        """Send a request, whose body is given in parts, and return its answer, read to its end.
-
-        Raises:
-            httpx2.TransportError: there is no answer; see the class.
-            httpx2.LocalProtocolError: a header would not end where it should.
-        """
-        deadline = asyncio.get_running_loop().time() + self.deadline_seconds
-        length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
-        request = (self._head + _lines(headers) + length, *body)
-        async with self.pool:
-            return await self._send(request, deadline)
-
-    async def reach(self) -> None:
-        """Open a connection, and close it.
-
-        Raises:
-            httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout: there is none to be had.
-        """
-        async with self.pool:
-            (await self._connect(asyncio.get_running_loop().time() + self.deadline_seconds)).abort()
-
-    async def aclose(self) -> None:
-        await self.pool.aclose()
-
-    async def _send(self, request: Sequence[bytes], deadline: float) -> Response:
-        """Retry once on a new connection if the server was just closing the idle one.
-
-        The handler has probably not seen the first request; if it has, it knows the message id. If the new
-        connection fails, the outcome of the first request stays unknown.
-        """
-        idle = self.pool.take()
-        if idle is None:
-            return await self._send_on_new_connection(request, deadline)
-        try:
-            answer = await idle.exchange(request, deadline)
-        except (httpx2.ReadError, httpx2.RemoteProtocolError) as closed:
-            if idle.received_any:
-                raise
-            try:
-                return await self._send_on_new_connection(request, deadline)
-            except (httpx2.ConnectError, httpx2.ConnectTimeout):
-                raise closed from None
-        self.pool.put(idle)
-        return answer
-
-    async def _send_on_new_connection(self, request: Sequence[bytes], deadline: float) -> Response:
-        connection = await self._connect(deadline)
-        answer = await connection.exchange(request, deadline)
-        self.pool.put(connection)
-        return answer
-
     async def _connect(self, deadline: float) -> Connection:
-        if self.pool.closed:
+        """Connect to the first address of the host that answers; each has an equal share of the time left."""
+        if self._is_closed:
             raise httpx2.ConnectError("the transport is closed")
-        end = min(asyncio.get_running_loop().time() + self.connect_seconds, deadline)
+        loop = asyncio.get_running_loop()
+        end = min(loop.time() + self._connect_seconds, deadline)
+        failure = OSError("the host has no address")
         try:
             async with asyncio.timeout_at(end):
-                return await self._open(end)
+                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                for left, (*_, address) in zip(range(len(found), 0, -1), found, strict=True):
+                    try:
+                        async with asyncio.timeout((end - loop.time()) / left):
+                            _, connection = await loop.create_connection(
+                                lambda: Connection(body_bytes_max=self._body_bytes_max),
+                                *(str(address[0]), self._port),
+                            )
+                    except OSError as error:
+                        failure = error
+                        continue
+                    try:
+                        await self._admit(connection)
+                    except BaseException:
+                        connection.abort()
+                        raise
+                    return connection
+                raise failure
         except TimeoutError:
             raise httpx2.ConnectTimeout("no connection in time") from None
         except (OSError, UnicodeError) as error:
             raise httpx2.ConnectError(str(error)) from error
 
-    async def _open(self, end: float) -> Connection:
-        host = self.url.raw_host.decode("ascii")
-        transport, connection = await self._reach(host, end)
-        try:
-            self._check_peer(transport)
-            if self.url.scheme == "https":
-                await self._secure(connection, transport, host)
-        except BaseException:
-            transport.abort()
-            raise
-        self.pool.add(connection)
-        return connection
-
-    async def _reach(self, host: str, end: float) -> tuple[asyncio.Transport, Connection]:
-        """Connect to the first address of the host that answers; each has an equal share of the time left."""
-        loop, port = asyncio.get_running_loop(), self.url.port or _PORTS[self.url.scheme]
-        failure = OSError("the host has no address")
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for left, (*_, address) in zip(range(len(found), 0, -1), found, strict=True):
-            try:
-                async with asyncio.timeout((end - loop.time()) / left):
-                    return await loop.create_connection(
-                        lambda: Connection(body_bytes_max=self.body_bytes_max), str(address[0]), port
-                    )
-            except OSError as error:
-                failure = error
-        raise failure
-
-    def _check_peer(self, transport: asyncio.Transport) -> None:
-        """Check the address that the name resolved to, before anything is sent."""
-        peer = transport.get_extra_info("peername")
-        if peer is None:
+    async def _admit(self, connection: Connection) -> None:
+        """Check the address that the name resolved to, before anything is sent; begin TLS, and track it."""
+        if (peer := connection.transport.get_extra_info("peername")) is None:
             raise ConnectionResetError("the connection has ended")
-        address, *_ = peer
-        if self.forbidden(address):
-            raise httpx2.ConnectError(f"{address} is link-local or a cloud's metadata service")
-
-    async def _secure(self, connection: Connection, transport: asyncio.Transport, host: str) -> None:
-        secured = await asyncio.get_running_loop().start_tls(
-            transport, connection, self.tls, server_hostname=host
-        )
-        if secured is None:
-            raise ConnectionResetError("the connection ended in the TLS handshake")
-        connection.use(secured)
+        if self._forbidden(peer[0]):
+            raise httpx2.ConnectError(f"{peer[0]} is link-local or a cloud's metadata service")
+        if self._tls is not None:
+            secured = await asyncio.get_running_loop().start_tls(
+                connection.transport, connection, self._tls, server_hostname=self._host
+            )
+            if secured is None:
+                raise ConnectionResetError("the connection ended in the TLS handshake")
+            connection.transport = secured
+        self._open.add(connection)
+        connection.closed.add_done_callback(lambda _: self._open.discard(connection))
 
 
 def _lines(headers: Iterable[Header]) -> bytes:
-    """Encode headers.
-
-    Raises:
-        httpx2.LocalProtocolError: one would not end where it should.
-    """
+    """Encode headers; raise httpx2.LocalProtocolError if one would not end where it should."""
     lines = [b"%b: %b\r\n" % header for header in headers]
     encoded = b"".join(lines)
     if not encoded.count(b"\r") == encoded.count(b"\n") == len(lines) or b"\0" in encoded:

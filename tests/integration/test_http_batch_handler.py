@@ -100,7 +100,7 @@ async def test_both_endpoints_have_to_be_reachable(make: MakeHandler) -> None:
     handler, other = make(), make()
     assert await handler.reach() is None
     await other.close()
-    handler.batch = other.batch
+    handler._batch = other._batch
     assert isinstance(await handler.reach(), NotDelivered)
 
 

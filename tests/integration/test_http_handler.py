@@ -162,7 +162,7 @@ async def test_an_endless_body_is_not_read(
     result = await handler.handle_request(REQUEST)
     assert isinstance(result, kind)
     assert "answer within" not in repr(result)
-    assert not handler._transport.pool._slots.locked()
+    assert not handler._transport._slots.locked()
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

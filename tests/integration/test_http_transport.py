@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from sea_mq_worker.inbox.http_client import Connection, ConnectionPool, HandlerTransport
+from sea_mq_worker.inbox.http_client import Connection, HandlerTransport
 from tests.support.clocks import pass_time
 from tests.support.handlers import Call, HandlerServer, answer, hang, in_turn
 from tests.support.waiting import eventually
@@ -27,8 +27,9 @@ async def make() -> AsyncIterator[MakeTransport]:
     def make_transport(
         url: str, *, size: int = 4, keepalive_seconds: float = 60.0, **changes: Any
     ) -> HandlerTransport:
-        pool = ConnectionPool(size=size, wait_seconds=1.0, keepalive_seconds=keepalive_seconds)
         arguments: dict[str, Any] = {
+            "size": size,
+            "keepalive_seconds": keepalive_seconds,
             "headers": [(b"host", b"handler")],
             "deadline_seconds": 5.0,
             "connect_seconds": 1.0,
@@ -36,7 +37,7 @@ async def make() -> AsyncIterator[MakeTransport]:
             "tls": ssl.create_default_context(),
             "forbidden": lambda _address: False,
         }
-        made.append(HandlerTransport(httpx2.URL(url), pool, **arguments | changes))
+        made.append(HandlerTransport(httpx2.URL(url), **arguments | changes))
         return made[-1]
 
     yield make_transport
