@@ -21,40 +21,39 @@ An example with at most 10 in-flight messages, so that five outcomes make a batc
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, assert_never
 
 from sea_mq_worker.inbox.leases import InboxLeases, InFlight, InFlightMessage
 from sea_mq_worker.inbox.message import (
+    Accepted,
     AlreadySettled,
-    ContentConflict,
     DeadLettered,
     FailedHandling,
     GivenBack,
-    HandlingOutcome,
     Leased,
-    LeasedElsewhere,
     LeaseLost,
-    Processed,
-    Unwritable,
+    Outcome,
 )
 from sea_mq_worker.inbox.rescue import ReturnedMessages
-from sea_mq_worker.ports import JetStreamConsumer, Observer, Settler
+from sea_mq_worker.ports import JetStreamConsumer, Observer
 from sea_mq_worker.runtime.row_isolation import report_refused, write_isolated
 from sea_mq_worker.runtime.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError
 from sea_mq_worker.telemetry.events import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried
 
-
-@dataclass(frozen=True, slots=True)
-class CompletedMessage:
-    """The inbox has the outcome already, from whichever worker: acknowledge."""
-
-
-_Settlement: TypeAlias = Processed | GivenBack | DeadLettered | CompletedMessage
-_Closed: TypeAlias = tuple[InFlightMessage, Leased, HandlingOutcome]
-_Settled: TypeAlias = tuple[InFlightMessage, Leased, _Settlement]
-
 _LINGER_SECONDS = 0.005
 """Longest wait of an outcome for others, so that several share one write."""
+
+
+class _Done(NamedTuple):
+    """A message with its outcome, and the lease under which that is recorded."""
+
+    item: InFlightMessage
+    lease: Leased
+    outcome: Outcome
+
+    @property
+    def id(self) -> str:
+        return self.lease.lease.message_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,14 +65,14 @@ class CompletionBatcher:
     observer: Observer
     in_flight: InFlight
     returned: ReturnedMessages
-    _waiting: list[_Closed] = field(default_factory=list)
+    _waiting: list[_Done] = field(default_factory=list)
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _timer: asyncio.TimerHandle | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, item: InFlightMessage, run: Leased, outcome: HandlingOutcome) -> None:
+    def add(self, item: InFlightMessage, lease: Leased, outcome: Outcome) -> None:
         """Queue an outcome; it is recorded within milliseconds."""
-        self._waiting.append((item, run, outcome))
+        self._waiting.append(_Done(item, lease, outcome))
         self._idle.clear()
         self._flush_if_due()
 
@@ -89,9 +88,19 @@ class CompletionBatcher:
             else:
                 self._idle.set()
             await self._due.wait()
-            batch = self._take()
-            await self._record_and_settle(batch, stop)
-            self.in_flight.release([item for item, _, _ in batch])
+            self._due.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            batch, self._waiting = self._waiting, []
+            try:
+                settled = await self._record(batch, stop)
+            except StoppedError:
+                for done in batch:
+                    await done.item.settler.nak(done.item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
+            else:
+                await self._reply_and_report(settled)
+            self.in_flight.release([done.item for done in batch])
 
     def _flush_if_due(self) -> None:
         if len(self._waiting) >= self.in_flight.completion_batch:
@@ -99,144 +108,86 @@ class CompletionBatcher:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._due.set)
 
-    def _take(self) -> Sequence[_Closed]:
-        self._due.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        batch, self._waiting = self._waiting, []
-        return batch
+    async def _record(self, batch: Sequence[_Done], stop: asyncio.Event) -> Sequence[_Done]:
+        """Write outcomes, once more where a lease was lost; return those that this worker may settle.
 
-    async def _record_and_settle(self, batch: Sequence[_Closed], stop: asyncio.Event) -> None:
-        try:
-            recorded, lost = await self._record(batch, stop)
-            again, others = await self._record_again(lost, stop)
-        except StoppedError:
-            for item, _, _ in batch:
-                await self._settler(item).nak(item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
-            return
-        settled = [*recorded, *again]
-        await self._acknowledge(settled)
-        for item, run, outcome in settled:
-            await self._return_or_report(item, run, outcome)
-        if others:
-            self.observer.observe(LeasesLost(side="inbox", count=others))
-
-    async def _record(
-        self, batch: Sequence[_Closed], stop: asyncio.Event
-    ) -> tuple[Sequence[_Settled], Sequence[_Closed]]:
-        """Write to the inbox; return the outcomes that are recorded now, and those without a lease.
-
-        An outcome that the inbox refuses is in neither: its message is not acknowledged, and is delivered
-        again, when the cause may be fixed.
+        An outcome that the inbox refuses is not settled: its message is delivered again, when the cause may
+        be fixed.
         """
-        kept, refused = await self._write(batch, stop)
-        recorded: list[_Settled] = []
-        lost: list[_Closed] = []
-        for item, run, outcome in batch:
-            if not isinstance(outcome, LeaseLost) and run.lease.message_id in kept:
-                recorded.append((item, run, outcome))
-            elif run.lease.message_id not in refused:
-                lost.append((item, run, outcome))
+        recorded, lost = await self._write(batch, stop)
+        if not lost:
+            return recorded
+        receipts = await self.leases.lease([done.item for done in lost], stop)
+        again = []
+        for done, receipt in zip(lost, receipts, strict=True):
+            if isinstance(receipt, Leased):
+                again.append(_under(receipt, done))
+            elif isinstance(receipt, AlreadySettled):
+                recorded.append(done._replace(outcome=receipt))
+        second, _ = await self._write(again, stop)
+        if others := len(lost) - len(second):
+            self.observer.observe(LeasesLost(side="inbox", count=others))
+        return recorded + second
+
+    async def _write(self, batch: Sequence[_Done], stop: asyncio.Event) -> tuple[list[_Done], list[_Done]]:
+        """Write outcomes; return those that are recorded now, and those whose lease held no more."""
+        inbox, breaker = self.leases.inbox, self.leases.store_breaker
+        effects = [done.lease.lease for done in batch if isinstance(done.outcome, Accepted)]
+        failures = [
+            FailedHandling(lease=done.lease.lease, error=done.outcome.error, counted=done.outcome.counted)
+            for done in batch
+            if isinstance(done.outcome, GivenBack)
+        ]
+        marked = await write_isolated(effects, inbox.mark_processed_batch, breaker=breaker, stop=stop)
+        noted = await write_isolated(failures, inbox.record_error_batch, breaker=breaker, stop=stop)
+        kept: set[str] = set().union(*(ids for _, ids in (*marked.answers, *noted.answers)))
+        refused = {lease.message_id: error for lease, error in marked.refused}
+        refused |= {failure.lease.message_id: error for failure, error in noted.refused}
+        for message_id, error in refused.items():
+            report_refused(self.observer, f"message {message_id}", error)
+        recorded, lost = [], []
+        for done in batch:
+            held = done.id in kept and not isinstance(done.outcome, LeaseLost)
+            if held or isinstance(done.outcome, DeadLettered):
+                recorded.append(done)
+            elif done.id not in refused:
+                lost.append(done)
         return recorded, lost
 
-    async def _record_again(
-        self, lost: Sequence[_Closed], stop: asyncio.Event
-    ) -> tuple[Sequence[_Settled], int]:
-        """Record outcomes under a new lease where none holds; return the settled and the number of lost."""
-        if not lost:
-            return (), 0
-        receipts = await self.leases.lease([item for item, _, _ in lost], stop)
-        known: list[_Settled] = []
-        leased: list[_Closed] = []
-        for (item, run, outcome), receipt in zip(lost, receipts, strict=True):
-            match receipt:
-                case Leased():
-                    leased.append((item, receipt, _with_new_lease(outcome, run, receipt)))
-                case AlreadySettled():
-                    known.append((item, run, CompletedMessage()))
-                case LeasedElsewhere() | ContentConflict() | Unwritable():
+    async def _reply_and_report(self, settled: Sequence[_Done]) -> None:
+        """ACK the finished messages, those of the consumer in one write; NAK those without an effect."""
+        finished = [done.item for done in settled if not isinstance(done.outcome, GivenBack)]
+        await self.consumer.ack_batch([item.message for item in finished if item.settler is self.consumer])
+        for item in finished:
+            if item.settler is not self.consumer:
+                await item.settler.ack(item.message)
+        now, consumer = self.leases.clock(), self.consumer.name
+        for done in settled:
+            item, outcome = done.item, done.outcome
+            match outcome:
+                case Accepted(status):
+                    subject, seconds = item.message.subject, now - item.received_at
+                    self.observer.observe(MessageProcessed(done.id, consumer, subject, status, seconds))
+                case GivenBack(error, delay):
+                    await item.settler.nak(item.message, delay_seconds=delay)
+                    self.returned.add(item.message, outcome, item.settler)
+                    about = {"message_id": done.id, "consumer": consumer, "error": error}
+                    self.observer.observe(
+                        MessageRetried(**about, attempts=done.lease.attempts, delay_seconds=delay)
+                        if outcome.counted
+                        else MessageGivenBack(**about, delay_seconds=delay)
+                    )
+                case DeadLettered() | AlreadySettled() | LeaseLost():
                     pass
                 case _:
-                    assert_never(receipt)
-        recorded, _ = await self._record(leased, stop)
-        return [*known, *recorded], len(lost) - len(recorded)
-
-    async def _write(
-        self, batch: Sequence[_Closed], stop: asyncio.Event
-    ) -> tuple[frozenset[str], frozenset[str]]:
-        """Write outcomes; return the message ids whose lease still held, and those that the inbox refuses."""
-        processed = [run.lease for _, run, outcome in batch if isinstance(outcome, Processed)]
-        failed = [
-            FailedHandling(lease=run.lease, error=outcome.error, counted=outcome.counted)
-            for _, run, outcome in batch
-            if isinstance(outcome, GivenBack)
-        ]
-        kept = {run.lease.message_id for _, run, outcome in batch if isinstance(outcome, DeadLettered)}
-        inbox, breaker = self.leases.inbox, self.leases.store_breaker
-        done = await write_isolated(processed, inbox.mark_processed_batch, breaker=breaker, stop=stop)
-        undone = await write_isolated(failed, inbox.record_error_batch, breaker=breaker, stop=stop)
-        kept = kept.union(*(answer for _, answer in (*done.answers, *undone.answers)))
-        refused = [(lease.message_id, error) for lease, error in done.refused]
-        refused += [(failure.lease.message_id, error) for failure, error in undone.refused]
-        for message_id, error in refused:
-            report_refused(self.observer, f"message {message_id}", error)
-        return frozenset(kept), frozenset(message_id for message_id, _ in refused)
-
-    def _settler(self, item: InFlightMessage) -> Settler:
-        return item.settler or self.consumer
-
-    async def _acknowledge(self, settled: Sequence[_Settled]) -> None:
-        """ACK the finished messages; those of the consumer, nearly all, in one write."""
-        finished = [item for item, _, outcome in settled if not isinstance(outcome, GivenBack)]
-        await self.consumer.ack_batch([item.message for item in finished if item.settler is None])
-        for item in finished:
-            if item.settler is not None:
-                await item.settler.ack(item.message)
-
-    async def _return_or_report(self, item: InFlightMessage, run: Leased, outcome: _Settlement) -> None:
-        """NAK a message without an effect; report what became of it."""
-        settler = self._settler(item)
-        match outcome:
-            case Processed(status):
-                self._report_processed(item, run, status)
-            case DeadLettered() | CompletedMessage():
-                pass
-            case GivenBack():
-                await settler.nak(item.message, delay_seconds=outcome.delay_seconds)
-                self.returned.add(item.message, outcome, item.settler)
-                self._report_given_back(run, outcome)
-            case _:
-                assert_never(outcome)
-
-    def _report_given_back(self, run: Leased, outcome: GivenBack) -> None:
-        known = {"message_id": run.lease.message_id, "consumer": self.consumer.name, "error": outcome.error}
-        delay = outcome.delay_seconds
-        if outcome.counted:
-            self.observer.observe(MessageRetried(**known, attempts=run.attempts, delay_seconds=delay))
-        else:
-            self.observer.observe(MessageGivenBack(**known, delay_seconds=delay))
-
-    def _report_processed(self, item: InFlightMessage, run: Leased, status: int) -> None:
-        self.observer.observe(
-            MessageProcessed(
-                message_id=run.lease.message_id,
-                consumer=self.consumer.name,
-                subject=item.message.subject,
-                status=status,
-                seconds=self.leases.clock() - item.received_at,
-            )
-        )
+                    assert_never(outcome)
 
 
-def _with_new_lease(outcome: HandlingOutcome, lost: Leased, now: Leased) -> HandlingOutcome:
-    """Return the outcome for a new lease, which has counted another attempt unless the row was lost."""
-    match outcome:
-        case LeaseLost():
-            return GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
-        case GivenBack(counted=True) if now.attempts > lost.attempts:
-            return replace(outcome, counted=False)
-        case Processed() | DeadLettered() | GivenBack():
-            return outcome
-        case _:
-            assert_never(outcome)
+def _under(lease: Leased, done: _Done) -> _Done:
+    """Return the outcome under a new lease, which has counted another attempt unless the row was lost."""
+    outcome = done.outcome
+    if isinstance(outcome, LeaseLost):
+        outcome = GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
+    elif isinstance(outcome, GivenBack) and outcome.counted and lease.attempts > done.lease.attempts:
+        outcome = replace(outcome, counted=False)
+    return _Done(done.item, lease, outcome)

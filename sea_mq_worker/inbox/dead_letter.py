@@ -4,7 +4,7 @@ The inbox records the intent, the stream confirms the dead letter, the inbox rec
 the message acknowledged. Inside the deduplication window the stream drops a repeat; a later repeat finds the
 recorded intent and searches the stream before it publishes.
 
-``handler_call`` decides which messages are dead-lettered.
+``consumer`` decides which messages are dead-lettered, and ``leases`` which are a CONTENT_CONFLICT.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from urllib.parse import quote
 
 from sea_mq_worker.errors import BrokerUnavailableError, RowsRefusedError
@@ -37,9 +38,6 @@ from sea_mq_worker.runtime.row_isolation import report_refused
 from sea_mq_worker.telemetry.events import MessageDeadLettered
 
 # --- Build dead letters (CMD-052, EVT-047-002), and restore the original headers for a redrive.
-#
-# ``application/inbox/handler_call`` decides which messages are dead-lettered, and
-# ``application/inbox/leases`` which are a CONTENT_CONFLICT.
 
 _DETAIL_CHARS_MAX = 500
 _QUOTED_CHARS_MAX = 1000
@@ -174,7 +172,7 @@ class DeadLetterPublisher:
     lease_seconds: float
 
     async def dead_letter(
-        self, letter: DeadLetter, run: Leased, stop: asyncio.Event
+        self, letter: DeadLetter, lease: Leased, stop: asyncio.Event
     ) -> DeadLettered | LeaseLost:
         """Dead-letter a leased message; leave it to a redelivery where PostgreSQL refuses to change its row.
 
@@ -182,91 +180,11 @@ class DeadLetterPublisher:
             StoppedError: the worker stopped while the stream or the inbox was away; it may be dead-lettered.
         """
         try:
-            done = await self._dead_letter(letter, run, stop)
+            if not await self._store_and_record(letter, lease, stop):
+                return LeaseLost()
         except RowsRefusedError as error:
             report_refused(self.observer, f"message {letter.message_id}", error)
             return LeaseLost()
-        if done:
-            self._report(letter)
-        return DeadLettered() if done else LeaseLost()
-
-    async def _dead_letter(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
-        """Store the dead letter and record that; return False where another worker has the lease."""
-        message = dead_letter_message(letter, context=self.context)
-        began_at = recorded_at = self.clock()
-        stored = False
-        while not stored:
-            if not await self._record_intent(letter, run, stop):
-                return False
-            begun_ago = run.dead_letter_begun_seconds_ago + recorded_at - began_at
-            with contextlib.suppress(_LeaseExpiredError):
-                await self._publish_unless_stored(message, begun_ago, recorded_at + self.lease_seconds, stop)
-                stored = True
-            recorded_at = self.clock()
-        kept = await call_when_available(
-            lambda: self.inbox.mark_dead_lettered([run.lease]), breaker=self.store_breaker, stop=stop
-        )
-        return bool(kept)
-
-    async def _record_intent(self, letter: DeadLetter, run: Leased, stop: asyncio.Event) -> bool:
-        """Record the intent; return False where another worker has the lease."""
-        kept = await call_when_available(
-            lambda: self.inbox.begin_dead_letter(run.lease, reason=letter.reason, detail=letter.detail),
-            breaker=self.store_breaker,
-            stop=stop,
-        )
-        return bool(kept)
-
-    async def _publish_unless_stored(
-        self, message: OutboundMessage, begun_ago: float, fresh_until: float, stop: asyncio.Event
-    ) -> None:
-        """Publish the dead letter unless the stream has it."""
-        if not await self._is_stored(message, begun_ago, stop):
-            await call_when_available(
-                lambda: self._publish(message, fresh_until), breaker=self.breaker, stop=stop
-            )
-
-    async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
-        """Search for the dead letter of an earlier attempt that may be outside the deduplication window."""
-        if not begun_ago:
-            return False
-        window_seconds = await self.publisher.read_duplicate_window()
-        if not may_be_outside_window(begun_ago, window_seconds=window_seconds):
-            return False
-        wanted = SearchedId(message.id, search_seconds(begun_ago), message.subject)
-        return await call_when_available(lambda: self._finds(wanted), breaker=self.breaker, stop=stop)
-
-    async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
-        """Publish the dead letter, under a new id where the stream remembers only a copy that was removed."""
-        stored = await self._store(message, fresh_until)
-        while stored.duplicate and not await self._is_in_stream(message):
-            message = with_new_id(message, removed_seq=stored.seq)
-            stored = await self._store(message, fresh_until)
-
-    async def _is_in_stream(self, message: OutboundMessage) -> bool:
-        since = search_seconds(await self.publisher.read_duplicate_window() or -1.0)
-        return await self._finds(SearchedId(message.id, since, message.subject))
-
-    async def _finds(self, wanted: SearchedId) -> bool:
-        """Search the stream to its end, in as many parts as necessary."""
-        while True:
-            result = (await self.publisher.find([wanted]))[wanted.id]
-            if isinstance(result, Stored) or result.is_over:
-                return isinstance(result, Stored)
-            wanted = wanted._replace(looked=result)
-
-    async def _store(self, message: OutboundMessage, fresh_until: float) -> Stored:
-        if self.clock() > fresh_until:
-            raise _LeaseExpiredError
-        outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
-        if isinstance(outcome, Rejected):
-            short = headers_only(message)
-            outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
-        if not isinstance(outcome, Stored):
-            raise BrokerUnavailableError(f"the dead-letter stream does not take messages: {outcome.reason}")
-        return outcome
-
-    def _report(self, letter: DeadLetter) -> None:
         self.observer.observe(
             MessageDeadLettered(
                 message_id=letter.message_id,
@@ -276,3 +194,67 @@ class DeadLetterPublisher:
                 consumer=letter.source.consumer,
             )
         )
+        return DeadLettered()
+
+    async def _store_and_record(self, letter: DeadLetter, lease: Leased, stop: asyncio.Event) -> bool:
+        """Store the dead letter and record that; return False where another worker has the lease."""
+        message = dead_letter_message(letter, context=self.context)
+        began_at = recorded_at = self.clock()
+        while True:
+            kept = await call_when_available(
+                lambda: self.inbox.begin_dead_letter(lease.lease, reason=letter.reason, detail=letter.detail),
+                breaker=self.store_breaker,
+                stop=stop,
+            )
+            if not kept:
+                return False
+            begun_ago = lease.dead_letter_begun_seconds_ago + recorded_at - began_at
+            fresh_until = recorded_at + self.lease_seconds
+            with contextlib.suppress(_LeaseExpiredError):
+                if not await self._is_stored(message, begun_ago, stop):
+                    publish = partial(self._publish, message, fresh_until)
+                    await call_when_available(publish, breaker=self.breaker, stop=stop)
+                break
+            recorded_at = self.clock()
+        kept = await call_when_available(
+            lambda: self.inbox.mark_dead_lettered([lease.lease]), breaker=self.store_breaker, stop=stop
+        )
+        return bool(kept)
+
+    async def _is_stored(self, message: OutboundMessage, begun_ago: float, stop: asyncio.Event) -> bool:
+        """Search for the dead letter of an earlier attempt that may be outside the deduplication window."""
+        if not begun_ago:
+            return False
+        window_seconds = await self.publisher.read_duplicate_window()
+        if not may_be_outside_window(begun_ago, window_seconds=window_seconds):
+            return False
+        wanted = SearchedId(message.id, search_seconds(begun_ago), message.subject)
+        return await call_when_available(partial(self._finds, wanted), breaker=self.breaker, stop=stop)
+
+    async def _finds(self, wanted: SearchedId) -> bool:
+        """Search the stream to its end, in as many parts as necessary."""
+        while True:
+            result = (await self.publisher.find([wanted]))[wanted.id]
+            if isinstance(result, Stored) or result.is_over:
+                return isinstance(result, Stored)
+            wanted = wanted._replace(looked=result)
+
+    async def _publish(self, message: OutboundMessage, fresh_until: float) -> None:
+        """Publish the dead letter, under a new id where the stream remembers only a copy that was removed."""
+        while True:
+            if self.clock() > fresh_until:
+                raise _LeaseExpiredError
+            outcome = await self.publisher.publish(message.subject, message.payload, message.headers)
+            if isinstance(outcome, Rejected):
+                short = headers_only(message)
+                outcome = await self.publisher.publish(short.subject, short.payload, short.headers)
+            if not isinstance(outcome, Stored):
+                raise BrokerUnavailableError(
+                    f"the dead-letter stream does not take messages: {outcome.reason}"
+                )
+            if not outcome.duplicate:
+                return
+            since = search_seconds(await self.publisher.read_duplicate_window() or -1.0)
+            if await self._finds(SearchedId(message.id, since, message.subject)):
+                return
+            message = with_new_id(message, removed_seq=outcome.seq)

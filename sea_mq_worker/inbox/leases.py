@@ -11,7 +11,6 @@ from sea_mq_worker.errors import DependencyError
 from sea_mq_worker.inbox.dead_letter import Reason, conflict_detail
 from sea_mq_worker.inbox.message import (
     ContentConflict,
-    HandlerRequest,
     InboxMessage,
     InvalidMessage,
     Lease,
@@ -20,7 +19,6 @@ from sea_mq_worker.inbox.message import (
     Unwritable,
     content_hash,
     identify,
-    parse_message,
     storage_id,
 )
 from sea_mq_worker.nats.message import InboundMessage
@@ -47,23 +45,23 @@ class InFlightMessage:
     received_at: float
     size: int
     """Bytes in memory."""
+    settler: Settler
+    """Receiver of acknowledgements: the consumer, or where another loop fetched the message."""
     refusal: InvalidMessage | None = None
     """Reason why it cannot be handled, as far as that is known without reading the body."""
-    run: Leased | None = None
+    lease: Leased | None = None
     """The lease, once the inbox has given one to this worker."""
     leased_until: float = 0.0
     """Time until which this worker certainly holds the lease."""
-    settler: Settler | None = None
-    """Receiver of acknowledgements, where that is not the consumer."""
     hand_over: bool = False
     """Another worker should have the message, because this one does not reach its handler."""
 
     @classmethod
-    def of(cls, message: InboundMessage, *, received_at: float) -> Self:
+    def of(cls, message: InboundMessage, settler: Settler, *, received_at: float) -> Self:
         """Identify a fetched message by its headers."""
         identity = identify(message)
         refusal = identity if isinstance(identity, InvalidMessage) else None
-        message_id = identity.message_id if isinstance(identity, InvalidMessage) else identity
+        message_id = identity if isinstance(identity, str) else identity.message_id
         entry = InboxMessage(
             message_id=message_id,
             subject=message.subject,
@@ -73,16 +71,14 @@ class InFlightMessage:
             content_hash=content_hash(message),
             reply=message.reply,
         )
-        return cls(message=message, entry=entry, received_at=received_at, size=message.size, refusal=refusal)
-
-    def refuse(self, refusal: InvalidMessage) -> None:
-        """Mark the message as invalid, and record it under the refusal's id from now on."""
-        self.refusal = refusal
-        self.entry = self.entry._replace(message_id=refusal.message_id)
-
-    def open(self) -> HandlerRequest | InvalidMessage:
-        """Parse the body; call this only after the attempt is counted, for a body may kill the process."""
-        return self.refusal or parse_message(self.message)
+        return cls(
+            message=message,
+            entry=entry,
+            received_at=received_at,
+            size=message.size,
+            settler=settler,
+            refusal=refusal,
+        )
 
 
 class InFlight:
@@ -268,7 +264,8 @@ class InboxLeases:
             return receipts
         for item in conflicting:
             detail = conflict_detail(item.entry.message_id)
-            item.refuse(InvalidMessage(storage_id(item.message), Reason.CONTENT_CONFLICT, detail))
+            item.refusal = InvalidMessage(storage_id(item.message), Reason.CONTENT_CONFLICT, detail)
+            item.entry = item.entry._replace(message_id=item.refusal.message_id)
         again = iter(await self.lease(conflicting, stop))
         return [next(again) if isinstance(receipt, ContentConflict) else receipt for receipt in receipts]
 
@@ -278,17 +275,20 @@ class InboxLeases:
         Raises:
             StoppedError: the worker stopped while the database was away.
         """
-        isolator = await write_isolated(items, self._write, breaker=self.store_breaker, stop=stop)
-        receipts: dict[InFlightMessage, Receipt] = {
-            item: receipt
-            for part, answer in isolator.answers
-            for item, receipt in zip(part, answer, strict=True)
-        }
+
+        async def insert(part: Sequence[InFlightMessage]) -> Sequence[Receipt]:
+            entries = [item.entry for item in part]
+            return await self.inbox.insert_batch(entries, lease_seconds=self.lease_seconds)
+
+        isolator = await write_isolated(items, insert, breaker=self.store_breaker, stop=stop)
+        receipts: dict[InFlightMessage, Receipt] = {}
+        for part, answer in isolator.answers:
+            receipts.update(zip(part, answer, strict=True))
         for item, error in isolator.refused:
             report_refused(self.observer, f"message {item.entry.message_id}", error)
             receipts[item] = Unwritable()
         for item, receipt in receipts.items():
-            item.run = receipt if isinstance(receipt, Leased) else None
+            item.lease = receipt if isinstance(receipt, Leased) else None
             # The inbox gave the lease after the message was received.
             item.leased_until = item.received_at + self.lease_seconds
         return [receipts[item] for item in items]
@@ -296,7 +296,7 @@ class InboxLeases:
     async def renew(self, items: Iterable[InFlightMessage]) -> None:
         """Extend all leases in one statement; a failure opens the circuit of the database."""
         try:
-            await self._extend([(item, item.run) for item in items if item.run is not None])
+            await self._extend([(item, item.lease) for item in items if item.lease is not None])
         except DependencyError as error:
             self.store_breaker.record_exception(error)
 
@@ -305,10 +305,10 @@ class InboxLeases:
 
         A message that PostgreSQL has not recorded yet is kept for as long as a lease.
         """
-        until = item.leased_until if item.run is not None else item.received_at + self.lease_seconds
+        until = item.leased_until if item.lease is not None else item.received_at + self.lease_seconds
         return self.clock() < until
 
-    async def still_leased(self, item: InFlightMessage, run: Leased, stop: asyncio.Event) -> bool:
+    async def still_leased(self, item: InFlightMessage, lease: Leased, stop: asyncio.Event) -> bool:
         """Return whether this worker still holds the lease.
 
         Query the database only after a missed renewal, or where the lease is older than a lost session.
@@ -319,25 +319,20 @@ class InboxLeases:
         confirmed_at = item.leased_until - self.lease_seconds
         if self.clock() >= item.leased_until or self.session_lost_since(confirmed_at):
             await call_when_available(
-                lambda: self._extend([(item, run)]), breaker=self.store_breaker, stop=stop
+                lambda: self._extend([(item, lease)]), breaker=self.store_breaker, stop=stop
             )
         return self.clock() < item.leased_until
 
-    async def _write(self, items: Sequence[InFlightMessage]) -> Sequence[Receipt]:
-        return await self.inbox.insert_batch([item.entry for item in items], lease_seconds=self.lease_seconds)
-
     async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
-        if not held:
-            return
         began = self.clock()
         isolator = RowIsolator(
-            [run.lease for _, run in held],
+            [lease.lease for _, lease in held],
             lambda part: self.inbox.extend(part, lease_seconds=self.lease_seconds),
         )
         await isolator.run()
         extended = frozenset().union(*(answer for _, answer in isolator.answers))
-        for item, run in held:
-            item.leased_until = began + self.lease_seconds if run.lease.message_id in extended else began
+        for item, lease in held:
+            item.leased_until = began + self.lease_seconds if lease.lease.message_id in extended else began
 
 
 @contextlib.asynccontextmanager

@@ -117,16 +117,15 @@ class DeadLetter:
     source: InboundMessage
 
 
-# --- Closed unions: outcomes of a publish, an event, a handler call and a received message.
+# --- Closed unions: the results of a handler call, and what becomes of a message.
 #
 # Every ``match`` on one ends with ``assert_never``, so a new outcome is a type error until each loop
-# decides on it. The outcomes of nearly every event are tuples, created in half the time of a frozen
-# dataclass.
+# decides on it.
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """200, 409 or a status that the settings add: the effect is there (POL-047-005)."""
+    """200, 409 or a status that the settings add: the effect is there (POL-047-005): mark, then ACK."""
 
     status: int
 
@@ -174,13 +173,6 @@ HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered | BatchFaile
 
 
 @dataclass(frozen=True, slots=True)
-class Processed:
-    """The effect is there: mark, then ACK."""
-
-    status: int
-
-
-@dataclass(frozen=True, slots=True)
 class GivenBack:
     """No effect: record the error, then NAK with a delay; ``counted``: it costs an attempt.
 
@@ -205,7 +197,8 @@ class LeaseLost:
     """Another worker has the message: send nothing, because that worker settles it."""
 
 
-HandlingOutcome: TypeAlias = Processed | GivenBack | DeadLettered | LeaseLost
+Outcome: TypeAlias = "Accepted | GivenBack | DeadLettered | AlreadySettled | LeaseLost"
+"""What becomes of a message; AlreadySettled, where another worker ended it meanwhile: ACK."""
 
 
 # --- Meaning of a handler's HTTP status (SDS-047, handler contract; POL-047-005, POL-047-006, POL-047-007).

@@ -1,13 +1,21 @@
-"""Orphans: messages that are recorded in the inbox without an outcome, and that no delivery will bring.
+"""Rescue of messages that the consumer will not deliver in time, or never again.
 
-A message becomes an orphan when the server stopped delivering it and the advisory was lost, when the durable
-was deleted and created again with another start, or when another client acknowledged it without handling
-it. Its inbox row still names its place in the stream.
+The idea is one for all of them: read the message from the stream itself, give it one of the extra slots,
+and handle it as a delivered one; the inbox recognises it, should the consumer deliver it after all. It is
+taken up when it is
+
+- *exhausted*: the server stopped delivering it because it reached max_deliver. An advisory names it
+  (``ports.ExhaustedMessages``); ``consumer.recover_exhausted`` submits it.
+- *orphaned*: the inbox has it without an outcome and no delivery will bring it: its advisory was lost,
+  the durable was created again with another start, or another client acknowledged it without handling it.
+  Its inbox row still names its place in the stream (``OrphanFinder``).
+- *behind others*: messages that wait for a retry fill the consumer's max_ack_pending, so that it
+  delivers nothing (``ReturnedMessages`` knows those that wait, ``ReadAhead`` reads past them).
 """
 
 import asyncio
 import contextlib
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,7 +47,8 @@ _HELD_MAX = 10_000
 
 class _Held(NamedTuple):
     message: InboundMessage
-    settler: Settler | None
+    """Without its body and headers: thousands of bodies would fill memory."""
+    settler: Settler
     event_type: str
     due_at: float
     not_before: float
@@ -53,24 +62,24 @@ class ReturnedMessages:
         clock: monotonic seconds.
     """
 
+    consumer: Settler
     clock: Callable[[], float]
     _held: dict[int, _Held] = field(default_factory=dict)
     _added: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, message: InboundMessage, outcome: GivenBack, settler: Settler | None = None) -> None:
-        """Remember when a message is due again; ``settler`` acknowledged it, where the consumer did not."""
+    def add(self, message: InboundMessage, outcome: GivenBack, settler: Settler) -> None:
+        """Remember when a message is due again; ``settler`` requested its redelivery."""
         now = self.clock()
         if len(self._held) >= _HELD_MAX:
             self._held = {seq: held for seq, held in self._held.items() if held.due_at > now}
         due_at, not_before = now + outcome.delay_seconds, now + outcome.least_seconds
         if len(self._held) < _HELD_MAX and due_at > now:
-            self._held[message.seq] = _Held(
-                _position(message), settler, outcome.event_type, due_at, not_before
-            )
+            position = message._replace(payload=b"", headers={})
+            self._held[message.seq] = _Held(position, settler, outcome.event_type, due_at, not_before)
             self._added.set()
 
-    def early_seconds(self, message: InboundMessage) -> float:
-        """Return the seconds that a message received again must still wait.
+    def came_again(self, message: InboundMessage) -> float:
+        """Note that a message was received again, and return the seconds that it must still wait.
 
         A delivered message waits as long as the handler requested; one read ahead waits its whole delay.
         """
@@ -81,22 +90,22 @@ class ReturnedMessages:
         if early <= 0:
             del self._held[message.seq]
         elif message.reply:  # from now on it fills a slot under this reply subject
-            self._held[message.seq] = held._replace(message=_position(message), due_at=held.not_before)
+            position = message._replace(payload=b"", headers={})
+            self._held[message.seq] = held._replace(message=position, due_at=held.not_before)
             self._added.set()
         return max(0.0, early)
 
     async def wait_for_held(self) -> int:
         """Wait until messages that are not due yet fill slots of max_ack_pending; return their number."""
-        while not (count := self._count_held()):
+        while True:
+            now = self.clock()
+            delivered = (held for held in self._held.values() if held.message.reply)
+            if count := sum(held.due_at > now and held.settler is self.consumer for held in delivered):
+                return count
             self._added.clear()
             await self._added.wait()
-        return count
 
-    def _count_held(self) -> int:
-        now = self.clock()
-        return sum(held.due_at > now and _fills_slot(held) for held in self._held.values())
-
-    def take(self, event_type: str) -> Iterator[tuple[InboundMessage, Settler | None, float]]:
+    def take(self, event_type: str) -> Iterator[tuple[InboundMessage, Settler, float]]:
         """Forget the messages of a type; yield each with its settler and the delay of its redelivery."""
         now = self.clock()
         for seq, held in list(self._held.items()):
@@ -107,22 +116,17 @@ class ReturnedMessages:
                 yield held.message, held.settler, max(IMMEDIATE_REDELIVERY_SECONDS, held.not_before - now)
 
 
-def _position(message: InboundMessage) -> InboundMessage:
-    """Return the message without its body and headers: thousands of bodies would fill memory."""
-    return message._replace(payload=b"", headers={})
-
-
-def _fills_slot(held: _Held) -> bool:
-    return held.settler is None and bool(held.message.reply)
-
-
-# --- Reading ahead: messages behind those that fill a consumer's max_ack_pending, read from the stream
-# itself.
+# --- Reading ahead.
 #
-# A message that waits for a retry counts against max_ack_pending until it is settled. While such messages
-# fill it, the consumer delivers nothing, and healthy messages behind them would wait. The worker reads and
-# handles those here; the consumer delivers them later, and the inbox recognises them then. No guarantee
-# depends on reading ahead, so the cursor is in memory only.
+# No guarantee depends on it, so the state is in memory only. An example, of a page whose types B and C are
+# slow::
+#
+#     stream      1  2  3  4 | A5  B6  A7  C8  A9 | ...
+#     delivered, waiting ----+  |   |   |   |   |
+#     handled at once           5       7       9    <- cursor
+#     postponed                     6                   until the throttle of B gives it a turn
+#     skipped: no room                      8           the cursor returns to it, after the end of the
+#                                                       stream and the last postponed message
 
 LOOK_SECONDS = 0.5
 """Interval between two checks for messages to read ahead."""
@@ -136,15 +140,45 @@ _PAGE = 50
 _PAGES_MAX = 20
 
 
+@dataclass(slots=True)
+class _Postponed:
+    """Messages of slow event types that were read and wait for their turn, up to a number and size."""
+
+    health: HandlerHealth
+    _by_type: dict[str, deque[InboundMessage]] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_type)
+
+    def add(self, message: InboundMessage, event_type: str) -> bool:
+        """Keep a message; return False where there is no room. One message fits, however large."""
+        count = sum(map(len, self._by_type.values()))
+        if count and (count >= _POSTPONED_MAX or self._bytes + message.size > _POSTPONED_BYTES_MAX):
+            return False
+        self._by_type.setdefault(event_type, deque()).append(message)
+        self._bytes += message.size
+        return True
+
+    def take(self, limit: int) -> list[InboundMessage]:
+        """Return the messages whose turn has come, at most ``limit``."""
+        found: list[InboundMessage] = []
+        for event_type, messages in list(self._by_type.items()):
+            takes = min(len(messages), self.health.calls_soon(event_type, limit - len(found)))
+            found += [messages.popleft() for _ in range(takes)]
+            if not messages:
+                del self._by_type[event_type]
+        self._bytes -= sum(message.size for message in found)
+        return found
+
+
 @dataclass(slots=True, kw_only=True)
 class ReadAhead:
     """Reads ahead for one consumer, as fast as its messages are handled.
 
-    Messages of a slow event type wait here for their turn, and others are read past them. The reader returns
-    to messages that found no room to wait.
-
     Attributes:
         clock: monotonic seconds.
+        cursor: sequence of the last message that was read.
     """
 
     consumer: JetStreamConsumer
@@ -153,16 +187,16 @@ class ReadAhead:
     broker_breaker: CircuitBreaker
     clock: Callable[[], float]
     cursor: int = 0
-    """Sequence of the last message that was read."""
+    _postponed: _Postponed = field(init=False)
+    _postponed_first: bool = True
+    _skipped_seq: int = 0
+    """Sequence of the first message that found no room among the postponed; 0: none."""
     _read_in_vain_at: float = float("-inf")
     _waiting_with_room: int = 0
     """Messages that waited for a retry when the consumer had room; 0: it had none at the last check."""
-    _postponed: dict[str, deque[InboundMessage]] = field(default_factory=lambda: defaultdict(deque))
-    _postponed_bytes: int = 0
-    _first_skipped: int = 0
-    """Sequence of the first message that found no room among the postponed."""
-    _forbidden: bool = False
-    _postponed_first: bool = True
+
+    def __post_init__(self) -> None:
+        self._postponed = _Postponed(self.health)
 
     @property
     def pause_seconds(self) -> float:
@@ -178,80 +212,44 @@ class ReadAhead:
             StoppedError: the worker stopped while the broker was away.
         """
         self._postponed_first = not self._postponed_first  # both take turns at the slots
-        found = self._take_postponed(limit) if self._postponed_first else []
-        found += await self._read_more(limit - len(found), waiting, stop)
-        return found + self._take_postponed(limit - len(found))
+        found = self._postponed.take(limit) if self._postponed_first else []
+        found += await self._read(limit - len(found), waiting, stop)
+        return found + self._postponed.take(limit - len(found))
 
-    def _take_postponed(self, limit: int) -> list[InboundMessage]:
-        found: list[InboundMessage] = []
-        for event_type, messages in list(self._postponed.items()):
-            takes = self.health.calls_soon(event_type, limit - len(found))
-            taken = [messages.popleft() for _ in range(min(len(messages), takes))]
-            self._postponed_bytes -= sum(one.size for one in taken)
-            found += taken
-            if not messages:
-                del self._postponed[event_type]
-        return found
-
-    async def _read_more(self, limit: int, waiting: int, stop: asyncio.Event) -> list[InboundMessage]:
+    async def _read(self, limit: int, waiting: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Read at most 20 pages, until there is a message to handle; postpone messages of slow types."""
         found: list[InboundMessage] = []
         interval = _ROOM_SECONDS if waiting <= self._waiting_with_room else LOOK_SECONDS
-        pages = _PAGES_MAX if limit else 0
-        while pages and not found and self.clock() >= self._read_in_vain_at + interval:
-            page = await self._read(self.cursor, _PAGE, stop)
-            self._waiting_with_room = waiting if page is None else 0
-            found = self._sort(page or (), limit)
-            pages -= 1
-        return found
-
-    def _sort(self, messages: Sequence[InboundMessage], limit: int) -> list[InboundMessage]:
-        """Return the messages to handle; keep no others of a page while the next one is read."""
-        if not messages:
-            self._return_to_skipped()
-        found: list[InboundMessage] = []
-        for message in messages:
-            if len(found) == limit:
+        for _ in range(_PAGES_MAX if limit else 0):
+            if found or self.clock() < self._read_in_vain_at + interval:
                 break
-            self.cursor = message.seq
-            event_type = event_type_of(message.subject)
-            if self.health.is_slow(event_type):
-                self._postpone(message, event_type)
-            else:
-                found.append(message)
+            page = await call_when_available(self._page, breaker=self.broker_breaker, stop=stop)
+            self._waiting_with_room = waiting if page is None else 0
+            if not page:
+                self._read_in_vain_at = max(self._read_in_vain_at, self.clock())
+                if self._skipped_seq and not self._postponed:
+                    self.cursor, self._skipped_seq = self._skipped_seq - 1, 0
+            for message in page or ():
+                if len(found) == limit:
+                    break
+                self.cursor = message.seq
+                event_type = event_type_of(message.subject)
+                if not self.health.is_slow(event_type):
+                    found.append(message)
+                elif not self._skipped_seq and not self._postponed.add(message, event_type):
+                    self._skipped_seq = message.seq
         return found
 
-    def _return_to_skipped(self) -> None:
-        """At the end, wait for more messages, or return to those that found no room."""
-        self._read_in_vain_at = self.clock()
-        if self._first_skipped and not self._postponed:
-            self.cursor, self._first_skipped = self._first_skipped - 1, 0
-
-    def _postpone(self, message: InboundMessage, event_type: str) -> None:
-        if not self._first_skipped and self._has_room(message):
-            self._postponed[event_type].append(message)
-            self._postponed_bytes += message.size
-        elif not self._first_skipped:
-            self._first_skipped = message.seq
-
-    def _has_room(self, message: InboundMessage) -> bool:
-        fits = self._postponed_bytes + message.size <= _POSTPONED_BYTES_MAX
-        return not self._postponed or (fits and sum(map(len, self._postponed.values())) < _POSTPONED_MAX)
-
-    async def _read(self, after_seq: int, limit: int, stop: asyncio.Event) -> Sequence[InboundMessage] | None:
-        if self._forbidden:
-            return ()
-        return await call_when_available(
-            lambda: self._ahead(after_seq, limit), breaker=self.broker_breaker, stop=stop
-        )
-
-    async def _ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
+    async def _page(self) -> Sequence[InboundMessage] | None:
         try:
-            return await self.consumer.ahead(after_seq, limit)
+            return await self.consumer.ahead(self.cursor, _PAGE)
         except ContractError as error:  # a worker without the right to read the stream still consumes it
-            self._forbidden = True
+            self._read_in_vain_at = float("inf")
             self.observer.observe(Noticed(event="read_ahead_failed", text=str(error)))
             return ()
+
+
+# --- Orphans.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -291,22 +289,23 @@ class OrphanFinder:
         )
         found = []
         for entry in entries:
-            message = stored.get(entry.stream_seq)
+            if entry.stream_seq not in stored:
+                continue
+            message, name = stored[entry.stream_seq], f"message {entry.message_id}"
+            name += f" ({entry.stream} {entry.stream_seq})"
             if message is not None and _is_recorded(message, entry):
                 found.append(message)
-                self._notice(
-                    "message_undeliverable",
-                    f"{_describe(entry)} is handled again: no delivery would bring it",
-                )
-            elif entry.stream_seq in stored:
-                await self._report_lost(entry, stop)
+                text = f"{name} is handled again: no delivery would bring it"
+                self.observer.observe(Noticed(event="message_undeliverable", text=text))
+            else:
+                await self._report_lost(entry, name, stop)
         return found
 
     async def _find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
         try:
             return await self.consumer.find_undeliverable(seqs)
         except ContractError as error:  # a worker without the right to read the stream still consumes it
-            self._notice("undeliverable_not_readable", str(error))
+            self.observer.observe(Noticed(event="undeliverable_not_readable", text=str(error)))
             return {}
 
     async def _page(self) -> Sequence[InboxMessage]:
@@ -319,13 +318,13 @@ class OrphanFinder:
             limit=_PAGE,
         )
 
-    async def _report_lost(self, entry: InboxMessage, stop: asyncio.Event) -> None:
+    async def _report_lost(self, entry: InboxMessage, name: str, stop: asyncio.Event) -> None:
         """Report a lost message once; its row stays open, because a producer may publish it again."""
         self._seen.add(entry.message_id)
         if entry.message_id in self._lost:
             return
         text = (
-            f"{_describe(entry)} had no effect and its stream no longer holds it: publish it again, "
+            f"{name} had no effect and its stream no longer holds it: publish it again, "
             f"or end it with `python -m sea_mq_worker inbox close {entry.message_id} --reason lost`"
         )
         with contextlib.suppress(RowsRefusedError):  # the log line reports it anyway
@@ -333,7 +332,7 @@ class OrphanFinder:
                 lambda: self._record_lost(entry, text), breaker=self.leases.store_breaker, stop=stop
             )
         self._lost.add(entry.message_id)
-        self._notice("message_lost", text)
+        self.observer.observe(Noticed(event="message_lost", text=text))
 
     async def _record_lost(self, entry: InboxMessage, text: str) -> None:
         inbox = self.leases.inbox
@@ -341,15 +340,8 @@ class OrphanFinder:
         if isinstance(receipt, Leased):
             await inbox.record_error_batch([FailedHandling(lease=receipt.lease, error=text, counted=False)])
 
-    def _notice(self, event: str, text: str) -> None:
-        self.observer.observe(Noticed(event=event, text=text))
-
 
 def _is_recorded(message: InboundMessage, entry: InboxMessage) -> bool:
     """Return whether a stored message is the recorded one, not another of a stream created again."""
     known_as = {recorded_as(message), storage_id(message)}
     return entry.message_id in known_as and entry.content_hash == content_hash(message)
-
-
-def _describe(entry: InboxMessage) -> str:
-    return f"message {entry.message_id} ({entry.stream} {entry.stream_seq})"

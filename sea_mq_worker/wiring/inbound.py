@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -11,7 +12,7 @@ import asyncpg
 from sea_mq_worker.connections import open_batch_handler, open_handler
 from sea_mq_worker.errors import ContractError, LimitsError, WorkerError
 from sea_mq_worker.inbox.completion import CompletionBatcher
-from sea_mq_worker.inbox.consumer import HandlerCaller, InboxConsumer, MaxDeliveriesLoop
+from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher
 from sea_mq_worker.inbox.health import HandlerHealth, ResumeRequests
 from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
@@ -29,7 +30,7 @@ from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_ava
 from sea_mq_worker.runtime.supervisor import Loop
 from sea_mq_worker.runtime.takeover import AbandonedDeliveries
 from sea_mq_worker.runtime.waiting import StoppedError
-from sea_mq_worker.settings import ConsumerSettings, Settings, SettingsError
+from sea_mq_worker.settings import ConsumerSettings, SettingsError
 from sea_mq_worker.telemetry.events import Noticed
 from sea_mq_worker.wiring.context import WorkerContext
 from sea_mq_worker.wiring.telemetry import traced_handler
@@ -124,9 +125,12 @@ async def inbound_loops(
     connection = await base.nats("inbox")
     inbox = PostgresInboxAdapter(pool=pool, worker=base.name, session=base.session_id)
     store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
-    leases = _leases(base, inbox, store_breaker)
-    dead_letters = await _dead_letter_stream(base, connection)
-    handler_caller = _handler_caller(base, leases, dead_letters, _handler(base))
+    leases = inbox_leases(base, inbox, store_breaker)
+    dead_letters = dead_letter_publisher(base, leases, await _dead_letter_stream(base, connection))
+    health = handler_health(base)
+    build = partial(
+        inbox_loop, base, handler=_handler(base), health=health, leases=leases, dead_letters=dead_letters
+    )
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
     sharing = InboxSharing(base, pool, consumers)
     await sharing.start()
@@ -142,22 +146,23 @@ async def inbound_loops(
             backoff=_backoff(base),
         ).take_over
     for consumer in consumers:
-        loops[f"inbox {consumer.name}"] = _consumer_loop(base, consumer, handler_caller, sharing, consuming)
-    max_deliveries = MaxDeliveriesLoop(
-        exhausted=await _exhausted_messages(base, connection),
-        loops=consuming,
-        broker_breaker=base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
+        loops[f"inbox {consumer.name}"] = _consumer_loop(base, consumer, build, sharing, consuming)
+    recovering = partial(
+        recover_exhausted,
+        await _exhausted_messages(base, connection),
+        consuming,
+        base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
     )
     resuming = ResumeRequests(
         resumptions=PostgresResumptions(pool=pool),
-        health=handler_caller.health,
+        health=health,
         observer=base.observer,
         seconds=_RESUME_SECONDS,
     )
-    return connection, consumers, loops | {"max deliveries": max_deliveries.run, "resume": resuming.run}
+    return connection, consumers, loops | {"max deliveries": recovering, "resume": resuming.run}
 
 
-def _leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitBreaker) -> InboxLeases:
+def inbox_leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitBreaker) -> InboxLeases:
     return InboxLeases(
         inbox=inbox,
         store_breaker=store_breaker,
@@ -171,7 +176,7 @@ def _leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitB
 def _consumer_loop(
     base: WorkerContext,
     consumer: NatsJetStreamConsumer,
-    handler_caller: HandlerCaller,
+    build: Callable[[NatsJetStreamConsumer, CircuitBreaker], InboxConsumer],
     sharing: InboxSharing,
     consuming: dict[tuple[str, str], InboxConsumer],
 ) -> Loop:
@@ -188,73 +193,67 @@ def _consumer_loop(
                 await call_when_available(begin, breaker=breaker, stop=stop)
             except StoppedError:
                 return
-        loop = _inbox_loop(base, consumer, handler_caller, breaker)
+        loop = build(consumer, breaker)
         consuming[consumer.stream, consumer.name] = loop
         await loop.run(stop)
 
     return run
 
 
-def _inbox_loop(
+def inbox_loop(
     base: WorkerContext,
     consumer: NatsJetStreamConsumer,
-    handler_caller: HandlerCaller,
     broker_breaker: CircuitBreaker,
+    *,
+    handler: EventHandler,
+    health: HandlerHealth,
+    leases: InboxLeases,
+    dead_letters: DeadLetterPublisher,
 ) -> InboxConsumer:
-    s, leases = base.settings, handler_caller.leases
+    """Build the loop of one durable; the handler's side is shared by all of them."""
+    s = base.settings
     in_flight = InFlight(
         messages_max=min(s.in_flight_max, consumer.max_ack_pending),
         bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
     )
-    completion = CompletionBatcher(
-        consumer=consumer,
-        leases=leases,
-        observer=base.observer,
-        in_flight=in_flight,
-        returned=ReturnedMessages(base.clock),
-    )
-    ahead = ReadAhead(
-        consumer=consumer,
-        health=handler_caller.health,
-        observer=base.observer,
-        broker_breaker=broker_breaker,
-        clock=base.clock,
-    )
+    again_seconds = max(consumer.ack_wait_seconds, leases.lease_seconds)
     return InboxConsumer(
         consumer=consumer,
+        handler=handler,
+        health=health,
         leases=leases,
-        handler_caller=handler_caller,
+        dead_letters=dead_letters,
+        backoff=_backoff(base),
+        attempts_max=s.inbox_attempts_max,
         in_flight=in_flight,
-        completion=completion,
+        completion=CompletionBatcher(
+            consumer=consumer,
+            leases=leases,
+            observer=base.observer,
+            in_flight=in_flight,
+            returned=ReturnedMessages(consumer, base.clock),
+        ),
         observer=base.observer,
         broker_breaker=broker_breaker,
-        calls=_call_slots(s, in_flight),
+        # messages that share calls are bounded by the client's requests
+        calls=CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency),
         heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
         siblings=frozenset(durable.durable for durable in s.consumers),
-        orphans=_orphan_finder(base, consumer, leases, broker_breaker),
-        ahead=ahead,
-    )
-
-
-def _call_slots(s: Settings, in_flight: InFlight) -> CallSlots:
-    """Bound the calls, unless messages share them; then the client bounds its requests."""
-    return CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency)
-
-
-def _orphan_finder(
-    base: WorkerContext,
-    consumer: NatsJetStreamConsumer,
-    leases: InboxLeases,
-    broker_breaker: CircuitBreaker,
-) -> OrphanFinder:
-    again_seconds = max(consumer.ack_wait_seconds, leases.lease_seconds)
-    return OrphanFinder(
-        consumer=consumer,
-        leases=leases,
-        observer=base.observer,
-        broker_breaker=broker_breaker,
-        older_than_seconds=2 * again_seconds,
-        every_seconds=min(_ORPHAN_SEARCH_SECONDS, 2 * again_seconds),
+        orphans=OrphanFinder(
+            consumer=consumer,
+            leases=leases,
+            observer=base.observer,
+            broker_breaker=broker_breaker,
+            older_than_seconds=2 * again_seconds,
+            every_seconds=min(_ORPHAN_SEARCH_SECONDS, 2 * again_seconds),
+        ),
+        ahead=ReadAhead(
+            consumer=consumer,
+            health=health,
+            observer=base.observer,
+            broker_breaker=broker_breaker,
+            clock=base.clock,
+        ),
     )
 
 
@@ -284,27 +283,18 @@ async def _dead_letter_stream(base: WorkerContext, connection: NatsConnection) -
     return publisher
 
 
-def _handler_caller(
-    base: WorkerContext, leases: InboxLeases, dead_letters: JetStreamPublisher, handler: EventHandler
-) -> HandlerCaller:
-    s = base.settings
-    dead_letter_publisher = DeadLetterPublisher(
-        context=s.context,
+def dead_letter_publisher(
+    base: WorkerContext, leases: InboxLeases, stream: JetStreamPublisher
+) -> DeadLetterPublisher:
+    return DeadLetterPublisher(
+        context=base.settings.context,
         inbox=leases.inbox,
-        publisher=dead_letters,
+        publisher=stream,
         observer=base.observer,
-        breaker=base.breaker(f"stream {s.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
+        breaker=base.breaker(f"stream {base.settings.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
         store_breaker=leases.store_breaker,
         clock=base.clock,
         lease_seconds=leases.lease_seconds,
-    )
-    return HandlerCaller(
-        handler=handler,
-        health=_health(base),
-        leases=leases,
-        dead_letter_publisher=dead_letter_publisher,
-        backoff=_backoff(base),
-        attempts_max=s.inbox_attempts_max,
     )
 
 
@@ -326,7 +316,7 @@ def _handler_client(base: WorkerContext) -> HttpEventHandler | HttpBatchHandler:
     return open_batch_handler(s, concurrency=concurrency, on_failed=report)
 
 
-def _health(base: WorkerContext) -> HandlerHealth:
+def handler_health(base: WorkerContext) -> HandlerHealth:
     s = base.settings
     health = HandlerHealth(
         breaker=base.breaker("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
-from sea_mq_worker.inbox.consumer import MaxDeliveriesLoop
+from sea_mq_worker.inbox.consumer import recover_exhausted
 from sea_mq_worker.outbox.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.outbox.pace import MemoryBudget
 from sea_mq_worker.runtime.breaker import Backoff
@@ -223,9 +223,10 @@ class Assembly:
                 consumers={(consumer.stream, consumer.name): consumer},
                 backoff=base.backoff(base_seconds=1.0, cap_seconds=4.0),
             ).take_over
-        rescuer = MaxDeliveriesLoop(
-            exhausted=StrandedWire(line, self.inbox_audit),
-            loops={(consumer.stream, consumer.name): loop},
-            broker_breaker=base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
+        recovering = partial(
+            recover_exhausted,
+            StrandedWire(line, self.inbox_audit),
+            {(consumer.stream, consumer.name): loop},
+            base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
         )
-        return {"inbox": loop.run, "rescue": rescuer.run}
+        return {"inbox": loop.run, "rescue": recovering}

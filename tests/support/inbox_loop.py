@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
-from sea_mq_worker.inbox.consumer import InboxConsumer, MaxDeliveriesLoop
+from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.leases import InboxLeases, InFlightMessage
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.runtime.breaker import CircuitBreaker
@@ -16,8 +16,8 @@ from sea_mq_worker.testing.consumer import InMemoryConsumer, InMemoryExhaustedMe
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 from sea_mq_worker.testing.stream import InMemoryPublisher, InMemoryStream
+from sea_mq_worker.wiring import inbound
 from sea_mq_worker.wiring.context import WorkerContext
-from sea_mq_worker.wiring.inbound import _handler_caller, _inbox_loop, _leases
 from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
 from tests.support.simulation import Interrupted
 
@@ -108,23 +108,20 @@ class World(LoopWorld):
     async def consuming(self) -> AsyncIterator[None]:
         """Run the loop and the max-deliveries loop for a block; then stop them gracefully."""
         loop = self.loop()
-        max_deliveries = MaxDeliveriesLoop(
-            exhausted=self.exhausted,
-            loops={(self.consumer.stream, self.consumer.name): loop},
-            broker_breaker=self._breaker("stranded"),
-        )
+        loops = {(self.consumer.stream, self.consumer.name): loop}
+        recovering = recover_exhausted(self.exhausted, loops, self._breaker("stranded"), self.stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run(self.stop))
-            group.create_task(max_deliveries.run(self.stop))
+            group.create_task(recovering)
             yield
             self.stop.set()
 
     def leases(self) -> InboxLeases:
-        return _leases(self.context(), self.inbox, self._breaker("store"))
+        return inbound.inbox_leases(self.context(), self.inbox, self._breaker("store"))
 
     async def record(self, message: InboundMessage) -> InFlightMessage:
         """Record a message as a worker does that dies then."""
-        item = InFlightMessage.of(message, received_at=self.clock())
+        item = InFlightMessage.of(message, self.consumer, received_at=self.clock())
         await self.leases().record([item], self.stop)
         return item
 
@@ -137,7 +134,7 @@ class World(LoopWorld):
             handler=self.handler,
             dead_letters=self.dlq,
         )
-        self.health = loop.handler_caller.health
+        self.health = loop.health
         return loop
 
     def _breaker(self, name: str) -> CircuitBreaker:
@@ -154,9 +151,16 @@ def inbox_loop(
     dead_letters: Any,
 ) -> InboxConsumer:
     """Put the loop together as the worker does, between these ends."""
-    leases = _leases(base, inbox, store_breaker)
-    breaker = base.breaker(f"consumer {consumer.name}", cap_seconds=PROBE_MAX_SECONDS)
-    return _inbox_loop(base, consumer, _handler_caller(base, leases, dead_letters, handler), breaker)
+    leases = inbound.inbox_leases(base, inbox, store_breaker)
+    return inbound.inbox_loop(
+        base,
+        consumer,
+        base.breaker(f"consumer {consumer.name}", cap_seconds=PROBE_MAX_SECONDS),
+        handler=handler,
+        health=inbound.handler_health(base),
+        leases=leases,
+        dead_letters=inbound.dead_letter_publisher(base, leases, dead_letters),
+    )
 
 
 def always(behaviour: Behaviour) -> Any:

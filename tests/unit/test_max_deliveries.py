@@ -21,7 +21,7 @@ async def give_up(world: World, *, body: bytes = b"{}") -> tuple[str, InFlightMe
     await world.consumer.nak(message, delay_seconds=0)
     await world.consumer.fetch(1)
     assert world.consumer.exhausted_deliveries
-    return message_id, InFlightMessage.of(message, received_at=world.clock())
+    return message_id, InFlightMessage.of(message, world.consumer, received_at=world.clock())
 
 
 async def lease(world: World, item: InFlightMessage) -> Leased:
