@@ -6,11 +6,12 @@ unaltered, or that the server would take for the worker's, is refused.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from sea_mq_worker.errors import InvalidMessageError
 from sea_mq_worker.nats.message import OutboundMessage
@@ -142,9 +143,94 @@ def subject_problem(subject: str) -> str:
     return "" if subject.encode(errors="ignore").decode() == subject else "the subject is not UTF-8"
 
 
+# --- The headers of an event: encoder, parser, reserved names, AsyncAPI and the pipeline read this table.
+
 MSG_ID = "Nats-Msg-Id"
+_PLAIN = re.compile(r"[!#$&-~]*")
+"""Visible ASCII except the quotation mark and the per cent sign."""
+_PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def percent_encoded(text: str) -> str:
+    """Percent-encode everything but visible ASCII in a CloudEvents attribute value."""
+    return text if _PLAIN.fullmatch(text) else quote(text, safe=_PRINTABLE_SAFE)
+
+
+@lru_cache(maxsize=256)  # events of one transaction share their moment
+def rfc3339(moment: datetime) -> str:
+    """Write a moment as RFC 3339 in UTC with a ``Z``."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+class EventHeader(NamedTuple):
+    """A header of an event; without column and ``made`` it comes only from the row's own headers."""
+
+    name: str
+    meaning: str
+    column: str = ""
+    """The column of the row that is sent, if it is not empty; UUIDs and other visible ASCII as they are."""
+    made: Callable[[Any], str] | None = None
+    """Makes the value instead: from the row, or with ``of_type`` from its type, version and source."""
+    of_type: bool = False
+    """All events of a type and version have the same value."""
+    own: bool = False
+    """A row's own header may say it."""
+    required: bool = False
+    field: str = ""
+    """The field of the CorrelationContext that a consumer reads it into."""
+
+
+EVENT_HEADERS = (
+    EventHeader(MSG_ID, "ID of the event, a UUID", "id", required=True),
+    EventHeader("ce-id", "ID of the event, a UUID", "id", required=True),
+    EventHeader(
+        "ce-source", "CloudEvents source", made=lambda kind: kind.source, of_type=True, required=True
+    ),
+    EventHeader("ce-specversion", "1.0", made=lambda _kind: "1.0", of_type=True, required=True),
+    EventHeader(
+        "ce-type",
+        "type of the event",
+        made=lambda kind: percent_encoded(kind.event_type),
+        of_type=True,
+        required=True,
+    ),
+    EventHeader(
+        "ce-subject",
+        "aggregate type and ID, as type/ID",
+        made=lambda row: percent_encoded(f"{row.aggregate_type}/{row.aggregate_id}"),
+    ),
+    EventHeader(
+        "ce-time", "time of the event (RFC 3339)", made=lambda row: rfc3339(row.occurred_at), required=True
+    ),
+    EventHeader(
+        "ce-eventversion",
+        "version of the event's schema",
+        made=lambda kind: str(kind.event_version),
+        of_type=True,
+    ),
+    EventHeader("ce-correlationid", "ID of the business process", "correlation_id", field="correlation_id"),
+    EventHeader(
+        "ce-causationid", "ID of the message that caused the event", "causation_id", field="causation_id"
+    ),
+    EventHeader(
+        "ce-partitionkey",
+        "routing hint",
+        "partition_key",
+        made=lambda row: row.partition_key and percent_encoded(row.partition_key),
+    ),
+    EventHeader(
+        "ce-datacontenttype",
+        "application/json",
+        made=lambda _kind: "application/json",
+        of_type=True,
+        own=True,
+    ),
+    EventHeader("ce-dataschema", "URI of the payload's schema", own=True),
+    EventHeader("traceparent", "W3C trace context", own=True),
+    EventHeader("tracestate", "W3C trace context", own=True),
+)
+
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_CORRELATION_HEADERS = ("ce-correlationid", "ce-causationid")
 _IDENTITY_HEADERS = ("ce-type", "ce-subject")
 _TRACESTATE_CHARS_MAX = 512
 """Length that W3C requires everybody to propagate; the handler may refuse a longer value."""
@@ -182,11 +268,10 @@ class CorrelationContext(NamedTuple):
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "CorrelationContext":
         """Read the headers, whose names are in lower case; what is not a UUID counts as missing."""
-        return cls(*(_uuid_or_none(headers.get(name)) for name in _CORRELATION_HEADERS))
+        return cls(**{field: _uuid_or_none(headers.get(name)) for field, name in _CORRELATION})
 
-    def lines(self) -> list[str]:
-        """Return the header lines."""
-        return [f"{name}: {value}" for name, value in zip(_CORRELATION_HEADERS, self, strict=True) if value]
+
+_CORRELATION = tuple((header.field, header.name) for header in EVENT_HEADERS if header.field)
 
 
 def _uuid_or_none(text: str | None) -> str | None:
@@ -235,7 +320,7 @@ class _Number:
 
 def trace_context(metadata: str) -> dict[str, str]:
     """Return the valid W3C ``traceparent`` and ``tracestate`` of ``metadata`` (a JSON text)."""
-    return valid_trace_context(_object(metadata) or {})
+    return valid_trace_context(parse_object(metadata) or {})
 
 
 def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
@@ -256,13 +341,7 @@ def _is_tracestate(state: str) -> bool:
     return all(not member or _TRACESTATE.fullmatch(member) for member in members)
 
 
-@lru_cache(maxsize=256)  # events of one transaction share their moment
-def rfc3339(moment: datetime) -> str:
-    """Write a moment as RFC 3339 in UTC with a ``Z``."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _object(text: str) -> dict[str, Any] | None:
+def parse_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object; None for any other text or excessive depth. Numbers may have any length."""
     try:
         parsed = json.loads(text, parse_int=float)

@@ -4,22 +4,21 @@ The row's own headers are delivered as they are (Open Outbox, headers). A header
 unaltered, or that the server would take for the worker's, is refused.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from urllib.parse import quote
+from operator import attrgetter
+from typing import NamedTuple
 
 from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.nats.headers import (
+    EVENT_HEADERS,
     HEADER_BYTES_MAX,
-    MSG_ID,
-    CorrelationContext,
     HeaderBlock,
-    _object,
     header_block,
     header_lines,
     header_problem,
-    rfc3339,
+    parse_object,
+    percent_encoded,
     speaks_to_broker,
     trace_context,
     valid_trace_context,
@@ -31,18 +30,15 @@ from sea_mq_worker.outbox.event import OutboxEvent
 EVENT_HEADER_BYTES_MAX = HEADER_BYTES_MAX - 2047
 """Cap on ``event_header_bytes``; the rest of the block is for ids, times, trace context and source."""
 _CONTENT_TYPE = "ce-datacontenttype"
-_OF_THE_EVENT = frozenset(
-    f"ce-{name}"
-    for name in (
-        *("id", "type", "source", "specversion", "time", "subject"),
-        *("eventversion", "correlationid", "causationid", "partitionkey"),
-    )
-)
-"""Attributes set from the event's columns; a header of the row could only contradict them."""
+_OF_TYPE = [(header.name, header.made) for header in EVENT_HEADERS if header.made and header.of_type]
+_OF_ROW = [
+    (f"{header.name}: ", header.made or attrgetter(header.column))
+    for header in EVENT_HEADERS
+    if not header.of_type and (header.made or header.column)
+]
+_RESERVED = frozenset(header.name for header in EVENT_HEADERS if not header.own)
+"""Set from the event's columns; a header of the row could only contradict them."""
 _TRACE = frozenset({"traceparent", "tracestate"})
-_PLAIN = re.compile(r"[!#$&-~]*")
-"""Visible ASCII except the quotation mark and the per cent sign."""
-_PRINTABLE_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 def outbound_message(event: OutboxEvent, *, context: str, source: str) -> OutboundMessage:
@@ -62,17 +58,8 @@ def outbound_message(event: OutboxEvent, *, context: str, source: str) -> Outbou
     if event.occurred_at is None:
         raise InvalidEventError("INVALID_OUTBOX: occurred_at is not within the years 1 to 9999")
     subject, common = _of_type(event.event_type, event.event_version, context, source)
-    lines = [
-        f"{MSG_ID}: {event.id}",
-        f"ce-id: {event.id}",
-        f"ce-time: {rfc3339(event.occurred_at)}",
-        f"ce-subject: {_cloudevents_value(f'{event.aggregate_type}/{event.aggregate_id}')}",
-        *common,
-    ]
-    if event.correlation_id or event.causation_id:
-        lines += CorrelationContext(event.correlation_id, event.causation_id).lines()
-    if event.partition_key:
-        lines.append(f"ce-partitionkey: {_cloudevents_value(event.partition_key)}")
+    lines = [name + value for name, make in _OF_ROW if (value := make(event))]
+    lines += common
     if event.metadata:
         lines += header_lines(trace_context(event.metadata))
     headers: Mapping[str, str] = HeaderBlock(header_block(lines))
@@ -84,33 +71,28 @@ def outbound_message(event: OutboxEvent, *, context: str, source: str) -> Outbou
     return OutboundMessage(event.id, subject, event.payload, headers, repeated, event.age_seconds, earlier)
 
 
+class _Kind(NamedTuple):
+    event_type: str
+    event_version: int
+    source: str
+
+
 @lru_cache(maxsize=1024)
 def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[str, Sequence[str]]:
     """Return the subject and the header lines that all events of a type and version share."""
-    return event_subject(context, event_type, version), (
-        "ce-specversion: 1.0",
-        f"{_CONTENT_TYPE}: application/json",
-        f"ce-source: {source}",
-        f"ce-type: {_cloudevents_value(event_type)}",
-        f"ce-eventversion: {version}",
-    )
+    kind = _Kind(event_type, version, source)
+    subject = event_subject(context, event_type, version)
+    return subject, [f"{name}: {make(kind)}" for name, make in _OF_TYPE]
 
 
 def event_header_bytes(names: Sequence[str], own: Mapping[str, str]) -> int:
     """Return the bytes that an event's names and own headers take in its header block."""
-    lines = [*map(_cloudevents_value, names), *header_lines(own), ""]
+    lines = [*map(percent_encoded, names), *header_lines(own), ""]
     return len("\r\n".join(lines).encode())
 
 
-def _cloudevents_value(text: str) -> str:
-    """Percent-encode everything but visible ASCII in a CloudEvents attribute value."""
-    if _PLAIN.fullmatch(text):
-        return text
-    return quote(text, safe=_PRINTABLE_SAFE)
-
-
 def _own_headers(text: str) -> dict[str, str]:
-    parsed = _object(text)
+    parsed = parse_object(text)
     if parsed is None:
         raise InvalidEventError("INVALID_OUTBOX: headers is not a JSON object")
     for name, value in parsed.items():
@@ -130,7 +112,7 @@ def own_header_problem(name: str, value: object) -> str:
 def _reserved(name: str) -> str:
     if speaks_to_broker(name):
         return "is reserved for the broker"
-    if name.lower() in _OF_THE_EVENT:
+    if name.lower() in _RESERVED:
         return "is reserved for the event's own attributes, which its columns tell"
     return ""
 

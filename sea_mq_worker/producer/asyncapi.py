@@ -5,31 +5,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sea_mq_worker.errors import InvalidMessageError
+from sea_mq_worker.nats.headers import EVENT_HEADERS
 from sea_mq_worker.nats.subjects import parse_subject
 
 _NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_.-]")
-_HEADER_MEANINGS = {
-    "Nats-Msg-Id": "ID of the event, a UUID",
-    "ce-id": "ID of the event, a UUID",
-    "ce-source": "CloudEvents source",
-    "ce-specversion": "1.0",
-    "ce-type": "type of the event",
-    "ce-subject": "aggregate type and ID, as type/ID",
-    "ce-time": "time of the event (RFC 3339)",
-    "ce-eventversion": "version of the event's schema",
-    "ce-correlationid": "ID of the business process",
-    "ce-causationid": "ID of the message that caused the event",
-    "ce-partitionkey": "routing hint",
-    "ce-datacontenttype": "application/json",
-    "ce-dataschema": "URI of the payload's schema",
-    "traceparent": "W3C trace context",
-    "tracestate": "W3C trace context",
-}
 _HEADERS = {
     "type": "object",
-    "required": ["Nats-Msg-Id", "ce-id", "ce-source", "ce-specversion", "ce-type", "ce-time"],
+    "required": [header.name for header in EVENT_HEADERS if header.required],
     "properties": {
-        name: {"type": "string", "description": meaning} for name, meaning in _HEADER_MEANINGS.items()
+        header.name: {"type": "string", "description": header.meaning} for header in EVENT_HEADERS
     },
 }
 _DRAFT_07 = "application/schema+json;version=draft-07"

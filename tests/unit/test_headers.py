@@ -1,6 +1,8 @@
 """Headers of a published event: CloudEvents in binary mode, trace context, the row's own."""
 
 import json
+import subprocess
+import sys
 import urllib.parse
 from datetime import datetime, timedelta, timezone
 
@@ -12,6 +14,7 @@ from sea_mq_worker.nats.headers import EncodedMessage, encode, trace_context
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.message import EVENT_HEADER_BYTES_MAX, event_header_bytes, outbound_message
 from tests.support.builders import claimed_event
+from tests.support.documents import ROOT
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 EVENT_ID = "550e8400-e29b-41d4-a716-446655440000"
@@ -58,6 +61,29 @@ def test_the_attributes_of_the_event_are_headers_and_the_body_is_the_payload() -
         "ce-causationid": "22222222-2222-2222-2222-222222222222",
         "ce-partitionkey": "tenant-7",
     }
+
+
+def test_a_row_of_the_table_reaches_encoder_parser_reserved_names_and_asyncapi() -> None:
+    """In a process of its own, whose table has one row more."""
+    script = """
+from sea_mq_worker.nats import headers
+row = headers.EventHeader("ce-tenant", "the tenant", "aggregate_id", field="correlation_id")
+rest = tuple(each._replace(field="") if each.field == row.field else each for each in headers.EVENT_HEADERS)
+headers.EVENT_HEADERS = (*rest, row)
+headers._CORRELATION = tuple((each.field, each.name) for each in headers.EVENT_HEADERS if each.field)
+from sea_mq_worker.outbox.message import outbound_message, own_header_problem
+from sea_mq_worker.producer.asyncapi import asyncapi_document
+from tests.support.builders import claimed_event
+from tests.support.documents import ROOT
+TENANT = "11111111-1111-1111-1111-111111111111"
+message = outbound_message(claimed_event(aggregate_id=TENANT), context="sea", source="s")
+assert message.headers["ce-tenant"] == TENANT
+assert headers.CorrelationContext.of(message.headers).correlation_id == TENANT
+assert own_header_problem("CE-Tenant", "x").startswith("is reserved")
+document = asyncapi_document("sea", sent=(), received=(), schemas={})
+assert document["components"]["schemas"]["headers"]["properties"]["ce-tenant"]["description"] == "the tenant"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
 def test_a_row_may_name_another_content_type() -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.inbox.message import MARKER, SCHEDULE, storage_id
-from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.headers import EVENT_HEADERS, MSG_ID
 from sea_mq_worker.nats.message import InboundMessage, OutboundMessage
 from sea_mq_worker.nats.subjects import event_subject
 from sea_mq_worker.outbox.event import OutboxEvent
@@ -63,6 +63,13 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _BROKER = "nats-"
 _SERVERS = pa.array([MARKER.lower(), SCHEDULE.lower()])
 _UNMARKED = pa.array(["traceparent", "tracestate", "ce-source", "ce-datacontenttype"])
+_OF_COLUMNS = [each for each in EVENT_HEADERS if each.column and not each.name.lower().startswith(_BROKER)]
+_HASHED = sorted(
+    header.name
+    for header in EVENT_HEADERS
+    if (header.made or header.column) and header.name not in {MSG_ID, "ce-source", "ce-datacontenttype"}
+)
+"""In the order of their names, as ``_header_hashes`` sorts lines."""
 _TEXTS = ("aggregate_type", "aggregate_id", "event_type", "partition_key")
 _PLAIN = "^[!#$&-~]*$"
 """Text that the worker sends as it is, in a header: visible ASCII without quotation mark and per cent."""
@@ -146,19 +153,17 @@ class EventFingerprints:
         types, versions = rows.column("event_type"), rows.column("event_version")
         kinds = zip(types.to_pylist(), versions.to_pylist(), strict=True)
         subjects = pa.array([_subject(self.context, *kind) for kind in kinds], pa.string())
-        key = rows.column("partition_key")
-        headers = {
-            "ce-causationid": rows.column("causation_id"),
-            "ce-correlationid": rows.column("correlation_id"),
+        made = {
             "ce-eventversion": versions.cast(pa.string()),
-            "ce-id": rows.column("id"),
-            "ce-partitionkey": pc.if_else(pc.equal(key, ""), None, key),
             "ce-specversion": pa.repeat(pa.scalar("1.0"), rows.num_rows),
             "ce-subject": _joined("/", rows.column("aggregate_type"), rows.column("aggregate_id")),
             "ce-time": _rfc3339(rows.column("occurred_at")),
             "ce-type": types,
-        }  # in the order of their names, as _header_hashes sorts lines
-        lines = [_joined(":", pa.scalar(name), values) for name, values in headers.items()]
+        }
+        for header in _OF_COLUMNS:
+            values = rows.column(header.column)
+            made[header.name] = pc.if_else(pc.equal(values, ""), None, values)
+        lines = [_joined(":", pa.scalar(name), made[name]) for name in _HASHED]
         text = pc.binary_join_element_wise(*lines, "\n", null_handling="skip")
         hashes = _sha256(pc.if_else(subjects.is_valid(), text, None))
         return _content(subjects, rows.column("payload")), hashes
