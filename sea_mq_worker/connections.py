@@ -24,7 +24,6 @@ from sea_mq_worker.runtime.addresses import (
     nats_addresses,
 )
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError
-from sea_mq_worker.telemetry.events import Noticed
 
 # --- Reads secrets and certificates from the files that settings name.
 
@@ -193,15 +192,15 @@ _SECRETS = (
 )
 
 
-def exposures(settings: Settings) -> Iterator[Noticed]:
-    """Yield one notice per kind of exposure."""
+def exposures(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the key and the text of a notice per kind of exposure."""
     plain = "; ".join(in_plain_text(settings))
     if plain:
-        yield Noticed(event="plaintext_connection", text=plain)
+        yield "plaintext_connection", plain
     readable = ", ".join(f"{key} ({path})" for key, path in readable_by_all(settings))
     if readable:
         text = f"every user of this machine may read {readable}; remove the permission (chmod o-rwx)"
-        yield Noticed(event="secret_file_exposed", text=text)
+        yield "secret_file_exposed", text
 
 
 def in_plain_text(s: Settings) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sea_mq_worker.inbox.message import (
     LEASE_SECONDS,
@@ -33,7 +33,6 @@ from sea_mq_worker.outbox.event import (
     Reaped,
     Released,
 )
-from sea_mq_worker.telemetry.events import Fact
 
 # --- Port PORT-047-005: the service's handler.
 
@@ -344,14 +343,14 @@ class LaneTurn(Protocol):
         ...
 
 
-# --- Port: facts for operators; logs, metrics and test signals are its listeners.
+# --- Port: events for operators; logs, metrics and test signals are its listeners.
 
 
-class Observer(Protocol):
-    """Takes facts as they happen; must be quick and must not raise."""
+class Events(Protocol):
+    """Takes the worker's own events as they happen; must be quick and must not raise."""
 
-    def observe(self, fact: Fact) -> None:
-        """Take note of ``fact``."""
+    def emit(self, key: str, /, **fields: Any) -> None:
+        """Take note of an event; ``telemetry.events`` has its row, with these fields."""
         ...
 
 

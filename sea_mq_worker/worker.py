@@ -29,9 +29,9 @@ from sea_mq_worker.operators.streams import check_topology
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.settings import Settings, SettingsError, check_settings, load_settings
-from sea_mq_worker.telemetry.events import Noticed, Progressed
-from sea_mq_worker.telemetry.logs import FanOut, LogObserver, configure
-from sea_mq_worker.telemetry.metrics import MetricsObserver
+from sea_mq_worker.telemetry.events import Listeners
+from sea_mq_worker.telemetry.logs import LogListener, configure
+from sea_mq_worker.telemetry.metrics import Metrics
 from sea_mq_worker.wiring.context import WorkerContext, bounded_stack, report_ready, with_session
 from sea_mq_worker.wiring.inbound import inbound_loops
 from sea_mq_worker.wiring.operator_api import WorkerOperatorApi
@@ -75,18 +75,18 @@ async def run_worker(
         )
     if host is None:
         configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
-    metrics, activity = MetricsObserver(), ActivityLog()
+    metrics, activity = Metrics(), ActivityLog()
     async with bounded_stack() as stack:
         base = WorkerContext(
             settings=settings,
             name=settings.worker_name or _own_name(),
-            observer=FanOut([LogObserver(in_text=host is not None), metrics, activity]),
+            events=Listeners([LogListener(in_text=host is not None), metrics, activity]),
             metrics=metrics,
             stop=stop,
             stack=stack,
         )
-        for exposure in exposures(settings):
-            base.observer.observe(exposure)
+        for key, text in exposures(settings):
+            base.events.emit(key, text=text)
         base.readiness.check("start", lambda: "" if base.started.is_set() else "the worker is starting")
         base.readiness.check("stop", lambda: "the worker is stopping" if stop.is_set() else "")
         status = _status(base, activity)
@@ -107,7 +107,7 @@ async def _run(
     except StoppedError:
         return stopped_early(base) if until_empty else ExitCode.DONE
     except ContractError as error:
-        base.observer.observe(Noticed(event="contract_broken", text=str(error)))
+        base.events.emit("contract_broken", text=str(error))
         return ExitCode.CONTRACT
     base.started.set()
     if owns_process:
@@ -116,7 +116,7 @@ async def _run(
         name=base.name,
         version=_VERSION,
         loops=loops,
-        observer=base.observer,
+        events=base.events,
         grace_seconds=base.settings.grace_seconds,
     )
     code = await supervisor.run(base.stop)
@@ -156,12 +156,12 @@ async def _warn_of_differences(base: WorkerContext) -> None:
     try:
         differences = await check_topology(base.settings)
     except WorkerError as error:
-        base.observer.observe(Progressed(event="streams_not_compared", text=str(error)))
+        base.events.emit("streams_not_compared", text=str(error))
         return
     missing = {EXISTENCE, AWAITED}
     text = "; ".join(str(difference) for difference in differences if difference.field not in missing)
     if text:
-        base.observer.observe(Noticed(event="streams_differ", text=text))
+        base.events.emit("streams_differ", text=text)
 
 
 def _status(base: WorkerContext, activity: ActivityLog) -> StatusCollector:
@@ -205,7 +205,7 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
         raise SettingsError(f"SEA_MQ_ADMIN_HOST, SEA_MQ_ADMIN_PORT: {error}") from error
     base.stack.push_async_callback(admin.close)
     host = f"[{s.admin_host}]" if ":" in s.admin_host else s.admin_host
-    base.observer.observe(Progressed(event="admin_listening", text=f"http://{host}:{admin.port}/"))
+    base.events.emit("admin_listening", text=f"http://{host}:{admin.port}/")
 
 
 def _own_name() -> str:

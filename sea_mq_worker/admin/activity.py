@@ -1,4 +1,4 @@
-"""Activity log: an observer of open circuits, errors, recent events and latencies, for the page.
+"""Activity log: a listener for open circuits, errors, recent events and latencies, for the page.
 
 It stores no id and no payload; it stores error texts, because they name the cause.
 """
@@ -8,8 +8,10 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
-from sea_mq_worker.telemetry import events as facts
+from sea_mq_worker.telemetry.events import NOTICES
 
 # --- Percentiles of the last minute, from counts in buckets that grow by a tenth.
 
@@ -113,7 +115,7 @@ class Pause:
 
 
 class ActivityLog:
-    """Records facts in a fixed amount of memory.
+    """Records events in a fixed amount of memory.
 
     Args:
         clock: monotonic seconds.
@@ -131,46 +133,51 @@ class ActivityLog:
         self._error_groups: OrderedDict[tuple[str, str, str], ErrorGroup] = OrderedDict()
         self._recent: deque[RecentEvent] = deque(maxlen=_RECENT_EVENTS_MAX)
 
-    def observe(self, fact: facts.Fact) -> None:  # noqa: C901, PLR0912  (one line a fact: the list is the point)
-        match fact:
-            case facts.EventsPublished():
-                step = -(-len(fact.latencies) // _LATENCIES_OF_A_CLAIM) or 1
-                for seconds in fact.latencies[::step]:
+    def emit(self, key: str, /, **fields: Any) -> None:  # noqa: C901, PLR0912  (one case an event: the list is the point)
+        f = SimpleNamespace(**fields)
+        match key:
+            case "event_published":
+                step = -(-f.count // _LATENCIES_OF_A_CLAIM) or 1
+                for seconds in f.latencies[::step]:
                     self.latencies["outbox"].observe(seconds)
-            case facts.MessageProcessed():
-                self.latencies["inbox"].observe(fact.seconds)
-            case facts.EventPostponed():
-                self._add_error("outbox", "retried", fact.error)
-            case facts.EventDied():
-                self._add_error("outbox", "DEAD", fact.error)
-            case facts.MessageRetried():
-                self._add_error("inbox", "retried", fact.error)
-            case facts.MessageGivenBack():
-                self._add_error("inbox", "given back", fact.error)
-            case facts.TypeSlowed() | facts.TypeResumed():
-                self._record_pace(fact)
-            case facts.MessageDeadLettered():
-                self._add_error("inbox", "dead letter", fact.reason)
-            case facts.LeasesLost():
-                self._add_event("warn", f"{fact.side}: {fact.count} leases lost to another worker")
-            case facts.WorkerTakenOver():
-                self._add_event("warn", f"{fact.side}: {fact.count} leases taken over from {fact.worker}")
-            case facts.MessagesMissed():
-                lost = f"{fact.count} of {fact.first_seq} to {fact.last_seq} missed in stream {fact.stream}"
-                self._add_event("bad", f"{fact.consumer}: {lost}; have their sender replay them")
-            case facts.CircuitOpened():
-                self._record_pause(fact)
-            case facts.CircuitClosed():
-                self._end_pause(fact)
-            case facts.Noticed():
-                self._notice(fact)
-            case facts.Progressed():
-                self.waiting_for = ""
-                self._add_event("good", _named(fact))
-            case facts.WorkerStarted():
+            case "message_processed":
+                for seconds in f.durations:
+                    self.latencies["inbox"].observe(seconds)
+            case "event_postponed":
+                self._add_error("outbox", "retried", f.error)
+            case "event_died":
+                self._add_error("outbox", "DEAD", f.error)
+            case "message_retried":
+                self._add_error("inbox", "retried", f.error)
+            case "message_given_back":
+                self._add_error("inbox", "given back", f.error)
+            case "type_slowed":
+                self.slow_types.add(f.event_type)
+                self._add_event("bad", f"{f.event_type}: {f.reason}")
+            case "type_resumed":
+                self.slow_types.discard(f.event_type)
+                self._add_event("good", f"{f.event_type}: full speed again: {f.why}")
+            case "message_dead_lettered":
+                self._add_error("inbox", "dead letter", f.reason)
+            case "leases_lost":
+                self._add_event("warn", f"{f.side}: {f.count} leases lost to another worker")
+            case "worker_taken_over":
+                self._add_event("warn", f"{f.side}: {f.count} leases taken over from {f.worker}")
+            case "messages_missed":
+                lost = f"{f.count} of {f.first_seq} to {f.last_seq} missed in stream {f.stream}"
+                self._add_event("bad", f"{f.consumer}: {lost}; have their sender replay them")
+            case "circuit_opened":
+                before = self.paused.get(f.circuit)
+                since = before.since if before else self._now()
+                self.paused[f.circuit] = Pause(reason=f.reason, since=since)
+                self._add_event("bad", f"{f.circuit}: {f.reason}")
+            case "circuit_closed":
+                self.paused.pop(f.circuit, None)
+                self._add_event("good", f"{f.circuit}: works again after {f.paused_seconds:.1f} s")
+            case "worker_started":
                 self._add_event("good", "all loops are running")
-            case _:
-                pass
+            case _ if "text" in fields:
+                self._report(key, f.text)
 
     def error_groups(self) -> list[ErrorGroup]:
         """Return recent errors by kind, the most frequent first."""
@@ -180,28 +187,12 @@ class ActivityLog:
         """Return recent events, the latest first."""
         return list(reversed(self._recent))
 
-    def _record_pause(self, fact: facts.CircuitOpened) -> None:
-        before = self.paused.get(fact.circuit)
-        since = before.since if before else self._now()
-        self.paused[fact.circuit] = Pause(reason=fact.reason, since=since)
-        self._add_event("bad", f"{fact.circuit}: {fact.reason}")
-
-    def _end_pause(self, fact: facts.CircuitClosed) -> None:
-        self.paused.pop(fact.circuit, None)
-        self._add_event("good", f"{fact.circuit}: works again after {fact.paused_seconds:.1f} s")
-
-    def _record_pace(self, fact: facts.TypeSlowed | facts.TypeResumed) -> None:
-        if isinstance(fact, facts.TypeSlowed):
-            self.slow_types.add(fact.event_type)
-            self._add_event("bad", f"{fact.event_type}: {fact.reason}")
-        else:
-            self.slow_types.discard(fact.event_type)
-            self._add_event("good", f"{fact.event_type}: full speed again: {fact.why}")
-
-    def _notice(self, fact: facts.Noticed) -> None:
-        if fact.event == "waiting":
-            self.waiting_for = _cut(fact.text)
-        self._add_event("warn", _named(fact))
+    def _report(self, key: str, text: str) -> None:
+        notice = key in NOTICES
+        if key == "waiting" or not notice:
+            self.waiting_for = _cut(text) if notice else ""
+        name = key.replace("_", " ")
+        self._add_event("warn" if notice else "good", f"{name}: {text}" if text else name)
 
     def _add_error(self, side: str, effect: str, text: str) -> None:
         key = (side, effect, _cut(text))
@@ -220,11 +211,6 @@ class ActivityLog:
             self._recent.remove(known)
         times = known.times + 1 if known else 1
         self._recent.append(RecentEvent(at=self._now(), level=level, text=text, times=times))
-
-
-def _named(fact: facts.Noticed | facts.Progressed) -> str:
-    event = fact.event.replace("_", " ")
-    return f"{event}: {fact.text}" if fact.text else event
 
 
 def _cut(text: str) -> str:

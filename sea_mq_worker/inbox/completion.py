@@ -21,6 +21,7 @@ An example with at most 10 in-flight messages, so that five outcomes make a batc
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, assert_never
 
 from sea_mq_worker.inbox.leases import InboxLeases, InFlight, InFlightMessage
@@ -35,10 +36,9 @@ from sea_mq_worker.inbox.message import (
     Outcome,
 )
 from sea_mq_worker.inbox.rescue import ReturnedMessages
-from sea_mq_worker.ports import JetStreamConsumer, Observer
+from sea_mq_worker.ports import Events, JetStreamConsumer
 from sea_mq_worker.runtime.row_isolation import report_refused, write_isolated
 from sea_mq_worker.runtime.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedError
-from sea_mq_worker.telemetry.events import LeasesLost, MessageGivenBack, MessageProcessed, MessageRetried
 
 _LINGER_SECONDS = 0.005
 """Longest wait of an outcome for others, so that several share one write."""
@@ -62,7 +62,7 @@ class CompletionBatcher:
 
     consumer: JetStreamConsumer
     leases: InboxLeases
-    observer: Observer
+    events: Events
     in_flight: InFlight
     returned: ReturnedMessages
     _waiting: list[_Done] = field(default_factory=list)
@@ -126,7 +126,7 @@ class CompletionBatcher:
                 recorded.append(done._replace(outcome=receipt))
         second, _ = await self._write(again, stop)
         if others := len(lost) - len(second):
-            self.observer.observe(LeasesLost(side="inbox", count=others))
+            self.events.emit("leases_lost", side="inbox", count=others)
         return recorded + second
 
     async def _write(self, batch: Sequence[_Done], stop: asyncio.Event) -> tuple[list[_Done], list[_Done]]:
@@ -144,7 +144,7 @@ class CompletionBatcher:
         refused = {lease.message_id: error for lease, error in marked.refused}
         refused |= {failure.lease.message_id: error for failure, error in noted.refused}
         for message_id, error in refused.items():
-            report_refused(self.observer, f"message {message_id}", error)
+            report_refused(self.events, f"message {message_id}", error)
         recorded, lost = [], []
         for done in batch:
             held = done.id in kept and not isinstance(done.outcome, LeaseLost)
@@ -161,26 +161,51 @@ class CompletionBatcher:
         for item in finished:
             if item.settler is not self.consumer:
                 await item.settler.ack(item.message)
-        now, consumer = self.leases.clock(), self.consumer.name
+        consumer = self.consumer.name
+        accepted: dict[int, list[_Done]] = {}
         for done in settled:
             item, outcome = done.item, done.outcome
             match outcome:
                 case Accepted(status):
-                    subject, seconds = item.message.subject, now - item.received_at
-                    self.observer.observe(MessageProcessed(done.id, consumer, subject, status, seconds))
+                    accepted.setdefault(status, []).append(done)
                 case GivenBack(error, delay):
                     await item.settler.nak(item.message, delay_seconds=delay)
                     self.returned.add(item.message, outcome, item.settler)
                     about = {"message_id": done.id, "consumer": consumer, "error": error}
-                    self.observer.observe(
-                        MessageRetried(**about, attempts=done.lease.attempts, delay_seconds=delay)
-                        if outcome.counted
-                        else MessageGivenBack(**about, delay_seconds=delay)
-                    )
+                    if outcome.counted:
+                        attempts = done.lease.attempts
+                        self.events.emit("message_retried", **about, attempts=attempts, delay_seconds=delay)
+                    else:
+                        self.events.emit("message_given_back", **about, delay_seconds=delay)
                 case DeadLettered() | AlreadySettled() | LeaseLost():
                     pass
                 case _:
                     assert_never(outcome)
+        now = self.leases.clock()
+        for status, processed in accepted.items():
+            self.events.emit(
+                "message_processed",
+                consumer=consumer,
+                status=status,
+                count=len(processed),
+                durations=[now - done.item.received_at for done in processed],
+                each=partial(_each_processed, processed, consumer, status, now),
+            )
+
+
+def _each_processed(
+    processed: Sequence[_Done], consumer: str, status: int, now: float
+) -> list[dict[str, object]]:
+    return [
+        {
+            "message_id": done.id,
+            "consumer": consumer,
+            "subject": done.item.message.subject,
+            "status": status,
+            "seconds": now - done.item.received_at,
+        }
+        for done in processed
+    ]
 
 
 def _under(lease: Leased, done: _Done) -> _Done:

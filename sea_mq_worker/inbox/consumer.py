@@ -47,7 +47,7 @@ from sea_mq_worker.inbox.message import (
 )
 from sea_mq_worker.inbox.rescue import LOOK_SECONDS, OrphanFinder, ReadAhead
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.ports import EventHandler, ExhaustedMessages, JetStreamConsumer, Observer, Settler
+from sea_mq_worker.ports import EventHandler, Events, ExhaustedMessages, JetStreamConsumer, Settler
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, Permit, call_when_available
 from sea_mq_worker.runtime.waiting import (
     IMMEDIATE_REDELIVERY_SECONDS,
@@ -55,7 +55,6 @@ from sea_mq_worker.runtime.waiting import (
     cancel_on_stop,
     sleep_or_stop,
 )
-from sea_mq_worker.telemetry.events import MessageSkipped, Noticed, ServerMessageSkipped
 
 _LARGE_BYTES = 65_536
 """The loop yields after a body above this size: hashing and checking it takes time, and many may come."""
@@ -88,7 +87,7 @@ class InboxConsumer:
     attempts_max: int
     in_flight: InFlight
     completion: CompletionBatcher
-    observer: Observer
+    events: Events
     broker_breaker: CircuitBreaker
     calls: CallSlots
     heartbeat_seconds: float
@@ -201,10 +200,12 @@ class InboxConsumer:
         for message in messages:
             if carries_no_event(message):
                 await settler.ack(message)
-                fact = ServerMessageSkipped(
-                    consumer=self.consumer.name, subject=message.subject, stream_seq=message.seq
+                self.events.emit(
+                    "server_message_skipped",
+                    consumer=self.consumer.name,
+                    subject=message.subject,
+                    stream_seq=message.seq,
                 )
-                self.observer.observe(fact)
             elif early := self.completion.returned.came_again(message):
                 await settler.nak(message, delay_seconds=early)
             else:
@@ -249,14 +250,14 @@ class InboxConsumer:
     def _report_skipped(self, item: InFlightMessage, brought_by: str) -> None:
         """Report a duplicate; warn once for each consumer of another worker that settled one before."""
         name, message_id = self.consumer.name, item.entry.message_id
-        self.observer.observe(MessageSkipped(message_id=message_id, consumer=name, brought_by=brought_by))
+        self.events.emit("message_skipped", message_id=message_id, consumer=name, brought_by=brought_by)
         if brought_by and brought_by not in self._overlapping:
             self._overlapping.add(brought_by)
             text = (
                 f"message {message_id} of consumer {name} was settled before by consumer {brought_by} of"
                 " another worker: two handlers need a schema each (SEA_MQ_DATABASE_SCHEMA)"
             )
-            self.observer.observe(Noticed(event="consumers_overlap", text=text))
+            self.events.emit("consumers_overlap", text=text)
 
     def _busy_seconds(self, message: InboundMessage, attempts: int | None) -> float:
         """Return a growing delay, so that a long lease elsewhere does not use up the message's deliveries.

@@ -32,10 +32,9 @@ from sea_mq_worker.nats.message import (
     may_be_outside_window,
     search_seconds,
 )
-from sea_mq_worker.ports import InboxRepository, JetStreamPublisher, Observer
+from sea_mq_worker.ports import Events, InboxRepository, JetStreamPublisher
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.row_isolation import report_refused
-from sea_mq_worker.telemetry.events import MessageDeadLettered
 
 # --- Build dead letters (CMD-052, EVT-047-002), and restore the original headers for a redrive.
 
@@ -165,7 +164,7 @@ class DeadLetterPublisher:
     context: str
     inbox: InboxRepository
     publisher: JetStreamPublisher
-    observer: Observer
+    events: Events
     breaker: CircuitBreaker
     store_breaker: CircuitBreaker
     clock: Callable[[], float]
@@ -183,16 +182,15 @@ class DeadLetterPublisher:
             if not await self._store_and_record(letter, lease, stop):
                 return LeaseLost()
         except RowsRefusedError as error:
-            report_refused(self.observer, f"message {letter.message_id}", error)
+            report_refused(self.events, f"message {letter.message_id}", error)
             return LeaseLost()
-        self.observer.observe(
-            MessageDeadLettered(
-                message_id=letter.message_id,
-                original_subject=letter.original_subject,
-                reason=letter.reason,
-                attempts=letter.attempts,
-                consumer=letter.source.consumer,
-            )
+        self.events.emit(
+            "message_dead_lettered",
+            message_id=letter.message_id,
+            original_subject=letter.original_subject,
+            reason=letter.reason,
+            attempts=letter.attempts,
+            consumer=letter.source.consumer,
         )
         return DeadLettered()
 

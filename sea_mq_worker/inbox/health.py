@@ -10,10 +10,9 @@ from typing import TypeAlias
 
 from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.message import Poison, Retry
-from sea_mq_worker.ports import Observer, Resumptions
+from sea_mq_worker.ports import Events, Resumptions
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker
 from sea_mq_worker.runtime.waiting import sleep_or_stop
-from sea_mq_worker.telemetry.events import Noticed, TypeResumed, TypeSlowed
 
 # --- Limit the rate of calls and of counted failures of an event type that fails repeatedly.
 #
@@ -128,7 +127,7 @@ class HandlerHealth:
     """
 
     breaker: CircuitBreaker
-    observer: Observer
+    events: Events
     clock: Callable[[], float]
     backoff: Backoff
     slow_after: int
@@ -180,13 +179,13 @@ class HandlerHealth:
             counts = False
         throttle.error = result.error
         if throttle.slow_since is not None and not was_slow:
-            self.observer.observe(TypeSlowed(event_type=event_type, reason=self.reason(event_type)))
+            self.events.emit("type_slowed", event_type=event_type, reason=self.reason(event_type))
         return counts
 
     def _reject(self, error: str) -> None:
         if not self._rejection:
             text = f"{error}; no message uses up an attempt until the handler accepts one"
-            self.observer.observe(Noticed(event="handler_rejects", text=text))
+            self.events.emit("handler_rejects", text=text)
         self._rejection, self._rejected_at = error, self.clock()
 
     @property
@@ -313,7 +312,7 @@ class HandlerHealth:
         if throttle is None or throttle.slow_since is None:
             return
         seconds = self.clock() - throttle.slow_since
-        self.observer.observe(TypeResumed(event_type=event_type, why=why, slow_seconds=seconds))
+        self.events.emit("type_resumed", event_type=event_type, why=why, slow_seconds=seconds)
         for listener in self._listeners:
             listener(event_type)
 
@@ -327,7 +326,7 @@ class ResumeRequests:
 
     resumptions: Resumptions
     health: HandlerHealth
-    observer: Observer
+    events: Events
     seconds: float
     _forbidden: bool = False
 
@@ -348,7 +347,7 @@ class ResumeRequests:
         except ContractError as error:  # a worker without the right to read the audit still works
             self._forbidden = True
             text = f"`inbox resume` does not reach this worker: run sql/roles.sql again ({error})"
-            self.observer.observe(Noticed(event="resume_not_readable", text=text))
+            self.events.emit("resume_not_readable", text=text)
             return ()
 
     def _resume(self, event_type: str, seconds_ago: float, slow: dict[str, float]) -> None:

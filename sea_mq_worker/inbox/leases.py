@@ -22,7 +22,7 @@ from sea_mq_worker.inbox.message import (
     storage_id,
 )
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.ports import InboxRepository, Observer, Settler
+from sea_mq_worker.ports import Events, InboxRepository, Settler
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.row_isolation import RowIsolator, report_refused, write_isolated
 from sea_mq_worker.runtime.waiting import StoppedError
@@ -243,7 +243,7 @@ class InboxLeases:
 
     inbox: InboxRepository
     store_breaker: CircuitBreaker
-    observer: Observer
+    events: Events
     clock: Callable[[], float]
     lease_seconds: float
     session_lost_since: Callable[[float], bool]
@@ -285,7 +285,7 @@ class InboxLeases:
         for part, answer in isolator.answers:
             receipts.update(zip(part, answer, strict=True))
         for item, error in isolator.refused:
-            report_refused(self.observer, f"message {item.entry.message_id}", error)
+            report_refused(self.events, f"message {item.entry.message_id}", error)
             receipts[item] = Unwritable()
         for item, receipt in receipts.items():
             item.lease = receipt if isinstance(receipt, Leased) else None

@@ -34,10 +34,9 @@ from sea_mq_worker.inbox.message import (
 )
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.nats.subjects import event_type_of
-from sea_mq_worker.ports import JetStreamConsumer, Observer, Settler
+from sea_mq_worker.ports import Events, JetStreamConsumer, Settler
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.waiting import IMMEDIATE_REDELIVERY_SECONDS
-from sea_mq_worker.telemetry.events import Noticed
 
 # --- Messages that wait for their next delivery, and the time when each is due again.
 
@@ -183,7 +182,7 @@ class ReadAhead:
 
     consumer: JetStreamConsumer
     health: HandlerHealth
-    observer: Observer
+    events: Events
     broker_breaker: CircuitBreaker
     clock: Callable[[], float]
     cursor: int = 0
@@ -245,7 +244,7 @@ class ReadAhead:
             return await self.consumer.ahead(self.cursor, _PAGE)
         except ContractError as error:  # a worker without the right to read the stream still consumes it
             self._read_in_vain_at = float("inf")
-            self.observer.observe(Noticed(event="read_ahead_failed", text=str(error)))
+            self.events.emit("read_ahead_failed", text=str(error))
             return ()
 
 
@@ -263,7 +262,7 @@ class OrphanFinder:
 
     consumer: JetStreamConsumer
     leases: InboxLeases
-    observer: Observer
+    events: Events
     broker_breaker: CircuitBreaker
     older_than_seconds: float
     every_seconds: float
@@ -296,7 +295,7 @@ class OrphanFinder:
             if message is not None and _is_recorded(message, entry):
                 found.append(message)
                 text = f"{name} is handled again: no delivery would bring it"
-                self.observer.observe(Noticed(event="message_undeliverable", text=text))
+                self.events.emit("message_undeliverable", text=text)
             else:
                 await self._report_lost(entry, name, stop)
         return found
@@ -305,7 +304,7 @@ class OrphanFinder:
         try:
             return await self.consumer.find_undeliverable(seqs)
         except ContractError as error:  # a worker without the right to read the stream still consumes it
-            self.observer.observe(Noticed(event="undeliverable_not_readable", text=str(error)))
+            self.events.emit("undeliverable_not_readable", text=str(error))
             return {}
 
     async def _page(self) -> Sequence[InboxMessage]:
@@ -332,7 +331,7 @@ class OrphanFinder:
                 lambda: self._record_lost(entry, text), breaker=self.leases.store_breaker, stop=stop
             )
         self._lost.add(entry.message_id)
-        self.observer.observe(Noticed(event="message_lost", text=text))
+        self.events.emit("message_lost", text=text)
 
     async def _record_lost(self, entry: InboxMessage, text: str) -> None:
         inbox = self.leases.inbox

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from sea_mq_worker.errors import ContractError, RowsRefusedError
-from sea_mq_worker.ports import Observer, OutboxRepository, Partitions
+from sea_mq_worker.ports import Events, OutboxRepository, Partitions
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.row_isolation import report_refused
 from sea_mq_worker.runtime.waiting import StoppedError, sleep_or_stop
-from sea_mq_worker.telemetry.events import LeasesReaped, Noticed, Progressed
 
 _SET_BACK = "the database's clock was set back since they were written; look at its time server"
 
@@ -36,20 +35,20 @@ class LeaseReaper:
     """Ends the leases of workers that died or stalled, and waits that a clock set back made too long."""
 
     outbox: OutboxRepository
-    observer: Observer
+    events: Events
 
     async def reap(self) -> None:
         """End the leases that have expired."""
         try:
             reaped = await self.outbox.reap()
         except RowsRefusedError as error:
-            report_refused(self.observer, "events whose leases ran out", error)
+            report_refused(self.events, "events whose leases ran out", error)
             return
         if reaped.leases:
-            self.observer.observe(LeasesReaped(count=reaped.leases))
+            self.events.emit("leases_reaped", count=reaped.leases)
         if reaped.brought_forward:
             text = f"{reaped.brought_forward} events with a due time in the future are due now: " + _SET_BACK
-            self.observer.observe(Noticed(event="clock_set_back", text=text))
+            self.events.emit("clock_set_back", text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class PartitionMaker:
     """
 
     partitions: Partitions
-    observer: Observer
+    events: Events
     days_ahead: int
 
     async def make(self) -> None:
@@ -69,7 +68,7 @@ class PartitionMaker:
         try:
             made = await self.partitions.make(days_ahead=self.days_ahead)
         except ContractError as error:
-            self.observer.observe(Noticed(event="partitions_not_made", text=str(error)))
+            self.events.emit("partitions_not_made", text=str(error))
             return
         if made:
-            self.observer.observe(Progressed(event="partitions_made", text=", ".join(made)))
+            self.events.emit("partitions_made", text=", ".join(made))

@@ -46,19 +46,10 @@ from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.outbox.pace import ClaimSize, MemoryBudget, Pace
 from sea_mq_worker.outbox.retry import RetryPolicy, first_wave
 from sea_mq_worker.outbox.search import StreamSearches
-from sea_mq_worker.ports import JetStreamPublisher, LaneTurn, Observer, OutboxRepository
+from sea_mq_worker.ports import Events, JetStreamPublisher, LaneTurn, OutboxRepository
 from sea_mq_worker.runtime.breaker import CircuitBreaker, Permit
 from sea_mq_worker.runtime.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.runtime.waiting import sleep_or_stop
-from sea_mq_worker.telemetry.events import (
-    BatchRelayed,
-    EventDied,
-    EventPostponed,
-    EventPublished,
-    EventsPublished,
-    LeasesLost,
-    Noticed,
-)
 
 _STAND_BY_SECONDS = 1.5
 """Longest wait before the next look whether another worker still serves the lane."""
@@ -148,7 +139,7 @@ class OutboxPublisher:
     publisher: JetStreamPublisher
     policy: RetryPolicy
     searches: StreamSearches
-    observer: Observer
+    events: Events
     pace: Pace
     broker_breaker: CircuitBreaker
     store_breaker: CircuitBreaker
@@ -262,7 +253,7 @@ class OutboxPublisher:
         else:
             self.store_breaker.record_success()
             for event_id, refusal in claim.refused:
-                report_refused(self.observer, f"event {event_id}", refusal)
+                report_refused(self.events, f"event {event_id}", refusal)
             size.update(claim)
         if is_probe and not claim.events:
             await self._end_empty_probe()
@@ -472,7 +463,7 @@ class OutboxPublisher:
         kept |= await self._persist(self.outbox.release, claim, released, ends, refused)
         kept |= await self._persist(self.outbox.increment_attempts_batch, claim, failed, ends, refused)
         if lost := len({verdict.event.id for verdict in verdicts} - kept.keys() - refused):
-            self.observer.observe(LeasesLost(side="outbox", count=lost))
+            self.events.emit("leases_lost", side="outbox", count=lost)
         for batch in batches:
             seconds = self.clock() - batch.claimed_at if batch.seconds is None else batch.seconds
             self._report(batch, kept, seconds)
@@ -503,7 +494,7 @@ class OutboxPublisher:
                 continue
             self.store_breaker.record_success()
             for verdict, refusal in pieces.refused:
-                report_refused(self.observer, f"event {verdict.event.id}", refusal)
+                report_refused(self.events, f"event {verdict.event.id}", refusal)
                 refused.add(verdict.event.id)
             kept: dict[str, datetime | None] = {}
             for _, answer in pieces.answers:
@@ -521,32 +512,35 @@ class OutboxPublisher:
         if published:
             acknowledged_at = batch.claim.at + timedelta(seconds=seconds)  # where the row's time is unknown
 
-            def each() -> list[EventPublished]:
+            def each() -> list[dict[str, object]]:
                 return [
-                    EventPublished(
-                        outbox_id=event.id,
-                        event_type=event.event_type,
-                        subject=event_subject(self.context, event.event_type, event.event_version),
-                        published_at=kept[event.id] or acknowledged_at,
-                        duplicate=stored.duplicate,
-                        latency_seconds=event.age_seconds + seconds,
-                    )
+                    {
+                        "outbox_id": event.id,
+                        "event_type": event.event_type,
+                        "subject": event_subject(self.context, event.event_type, event.event_version),
+                        "published_at": kept[event.id] or acknowledged_at,
+                        "duplicate": stored.duplicate,
+                        "latency_seconds": event.age_seconds + seconds,
+                    }
                     for event, stored in published
                 ]
 
-            latencies = [verdict.event.age_seconds + seconds for verdict in published]
-            duplicates = sum(verdict.stored.duplicate for verdict in published)
-            self.observer.observe(EventsPublished(latencies=latencies, duplicates=duplicates, each=each))
+            self.events.emit(
+                "event_published",
+                count=len(published),
+                latencies=[verdict.event.age_seconds + seconds for verdict in published],
+                duplicates=sum(verdict.stored.duplicate for verdict in published),
+                each=each,
+            )
         for verdict in mine:
             if not isinstance(verdict, Published):
                 self._report_unpublished(verdict)
-        self.observer.observe(
-            BatchRelayed(
-                claimed=len(batch.verdicts),
-                published=len(published),
-                released=sum(isinstance(verdict, Released) for verdict in mine),
-                seconds=seconds,
-            )
+        self.events.emit(
+            "batch_relayed",
+            claimed=len(batch.verdicts),
+            published=len(published),
+            released=sum(isinstance(verdict, Released) for verdict in mine),
+            seconds=seconds,
         )
 
     def _report_unpublished(self, verdict: Postponed | Died | Released) -> None:
@@ -554,17 +548,18 @@ class OutboxPublisher:
         about = {"outbox_id": event.id, "event_type": event.event_type}
         match verdict:
             case Postponed(_, error, delay):
-                fact = EventPostponed(**about, error=error, delay_seconds=delay, attempts=event.attempts)
-                self.observer.observe(fact)
+                self.events.emit(
+                    "event_postponed", **about, error=error, delay_seconds=delay, attempts=event.attempts
+                )
             case Died(_, error):
-                self.observer.observe(EventDied(**about, error=error, attempts=event.attempts))
+                self.events.emit("event_died", **about, error=error, attempts=event.attempts)
             case Released() if event.attempts >= _NOTABLE_CLAIMS and event.attempts.bit_count() == 1:
                 text = (
                     f"event {event.id} ({event.event_type}) was claimed {event.attempts} times and given "
                     "back unsent: see which dependency pauses, and whether a claim can be read and published "
                     "within SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS"
                 )
-                self.observer.observe(Noticed(event="event_not_attempted", text=text))
+                self.events.emit("event_not_attempted", text=text)
             case Released():
                 pass
 

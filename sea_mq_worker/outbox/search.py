@@ -18,8 +18,7 @@ from sea_mq_worker.nats.message import (
 )
 from sea_mq_worker.outbox.event import OutboxEvent
 from sea_mq_worker.outbox.message import outbound_message
-from sea_mq_worker.ports import JetStreamPublisher, Observer
-from sea_mq_worker.telemetry.events import Noticed
+from sea_mq_worker.ports import Events, JetStreamPublisher
 
 _REMEMBERED_MAX = 10_000
 _REPORT_EVERY = 5
@@ -50,9 +49,9 @@ class StreamSearches:
     search for an event that is forgotten here starts again at its first attempt.
     """
 
-    def __init__(self, *, context: str, observer: Observer) -> None:
+    def __init__(self, *, context: str, events: Events) -> None:
         self._context = context
-        self._observer = observer
+        self._events = events
         self._known: dict[str, _Search] = {}
 
     async def look_up(self, publisher: JetStreamPublisher, events: Sequence[OutboxEvent]) -> SearchOutcome:
@@ -108,7 +107,7 @@ class StreamSearches:
             f"{long[0].id} ({why}); until then it and {len(long) - 1} others are not sent. If the number "
             "left does not shrink, raise SEA_MQ_OUTBOX_LEASE_SECONDS, which gives each search more time"
         )
-        self._observer.observe(Noticed(event="search_unfinished", text=text))
+        self._events.emit("search_unfinished", text=text)
 
     def _message(self, event: OutboxEvent) -> OutboundMessage | None:
         """Return the event's message, for comparisons; None if there is none that can be published."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.telemetry.metrics import PIPELINE_METRICS
+from sea_mq_worker.telemetry.events import PIPELINE_METRICS
 
 _LAST_SUCCESS = "sea_mq_pipeline_last_success_timestamp_seconds"
 

@@ -30,9 +30,8 @@ from enum import Enum
 from typing import TypeVar
 
 from sea_mq_worker.errors import ContractError, DependencyError, FinalError, RowsRefusedError
-from sea_mq_worker.ports import Observer
+from sea_mq_worker.ports import Events
 from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
-from sea_mq_worker.telemetry.events import CircuitClosed, CircuitOpened
 
 # --- Retry policy: the effect of a publish outcome on its event, and the delay of a retry.
 
@@ -91,12 +90,10 @@ class CircuitBreaker:
         is_refused: the last failure was a refusal, whose end only a call of the same kind proves.
     """
 
-    def __init__(
-        self, *, name: str, backoff: Backoff, observer: Observer, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, *, name: str, backoff: Backoff, events: Events, clock: Callable[[], float]) -> None:
         self.name = name
         self._backoff = backoff
-        self._observer = observer
+        self._events = events
         self._clock = clock
         self._reason = ""
         self._failures = 0
@@ -202,7 +199,7 @@ class CircuitBreaker:
         self._rejected_probes = self._rejected_probes + 1 if answered else 0
         delay = self._backoff.delay_seconds(self._failures)
         if reason != self._reason:
-            self._observer.observe(CircuitOpened(circuit=self.name, reason=reason, retry_seconds=delay))
+            self._events.emit("circuit_opened", circuit=self.name, reason=reason, retry_seconds=delay)
         self._reason = reason
         self._schedule(delay)
 
@@ -221,7 +218,7 @@ class CircuitBreaker:
             return
         paused = self._clock() - self._opened_at
         self._reason, self._contract_broken_at = "", None
-        self._observer.observe(CircuitClosed(circuit=self.name, paused_seconds=paused))
+        self._events.emit("circuit_closed", circuit=self.name, paused_seconds=paused)
         self._schedule(0.0)
 
     def _schedule(self, delay: float) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sea_mq_worker.errors import ContractError, RowsRefusedError
-from sea_mq_worker.ports import Observer
+from sea_mq_worker.ports import Events
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.telemetry.events import Noticed
 
 _R = TypeVar("_R")
 _A = TypeVar("_A")
@@ -83,6 +82,6 @@ async def write_isolated(
     return isolator
 
 
-def report_refused(observer: Observer, row: str, error: RowsRefusedError) -> None:
+def report_refused(events: Events, row: str, error: RowsRefusedError) -> None:
     """Notify the operator of a row that PostgreSQL refuses, by its kind and id."""
-    observer.observe(Noticed(event="row_refused", text=f"{row}: {error}"))
+    events.emit("row_refused", text=f"{row}: {error}")

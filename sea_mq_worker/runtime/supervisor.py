@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from sea_mq_worker.errors import ContractError, WorkerError
-from sea_mq_worker.ports import Observer
+from sea_mq_worker.ports import Events
 from sea_mq_worker.runtime.breaker import CircuitBreaker
 from sea_mq_worker.runtime.waiting import sleep_or_stop
-from sea_mq_worker.telemetry.events import Noticed, WorkerStarted, WorkerStopped
 
 
 class ExitCode(IntEnum):
@@ -42,13 +41,13 @@ class Supervisor:
     name: str
     version: str
     loops: Mapping[str, Loop]
-    observer: Observer
+    events: Events
     grace_seconds: float
 
     async def run(self, stop: asyncio.Event) -> ExitCode:
         """Run until the worker is stopped or a loop dies."""
         tasks = {asyncio.create_task(_run(loop, stop), name=name) for name, loop in self.loops.items()}
-        self.observer.observe(WorkerStarted(name=self.name, version=self.version))
+        self.events.emit("worker_started", name=self.name, version=self.version)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
@@ -60,7 +59,7 @@ class Supervisor:
             await asyncio.wait(unfinished, timeout=_CANCEL_SECONDS)
         names = tuple(sorted(task.get_name() for task in unfinished))
         code = self._exit_code(tasks - unfinished, names)
-        self.observer.observe(WorkerStopped(name=self.name, unfinished=names))
+        self.events.emit("worker_stopped", name=self.name, unfinished=names)
         return code
 
     def _exit_code(self, finished: set[asyncio.Task[None]], unfinished: tuple[str, ...]) -> ExitCode:
@@ -71,7 +70,7 @@ class Supervisor:
             for cause in _causes(error)
         ]
         for name, cause in causes:
-            self.observer.observe(Noticed(event="loop_died", text=f"{name} died: {_describe(cause)}"))
+            self.events.emit("loop_died", text=f"{name} died: {_describe(cause)}")
         if causes:
             only_contract = all(isinstance(cause, ContractError) for _, cause in causes)
             return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from sea_mq_worker.errors import DependencyError, RowsRefusedError
-from sea_mq_worker.ports import InboxRepository, JetStreamConsumer, Observer, OtherSession, WorkerSessions
+from sea_mq_worker.ports import Events, InboxRepository, JetStreamConsumer, OtherSession, WorkerSessions
 from sea_mq_worker.runtime.breaker import Backoff
 from sea_mq_worker.runtime.row_isolation import report_refused
 from sea_mq_worker.runtime.waiting import (
@@ -15,7 +15,6 @@ from sea_mq_worker.runtime.waiting import (
     cancel_on_stop,
     sleep_or_stop,
 )
-from sea_mq_worker.telemetry.events import WorkerTakenOver
 
 _POLL_SECONDS = 1.0
 """Interval between two checks of the sessions of other workers."""
@@ -37,7 +36,7 @@ class Takeover:
     """
 
     sessions: WorkerSessions
-    observer: Observer
+    events: Events
     sides: dict[str, EndLeases] = field(default_factory=dict)
     _suspected: frozenset[OtherSession] = frozenset()
 
@@ -76,11 +75,11 @@ class Takeover:
         try:
             count = await self.sides[session.side](session.session)
         except RowsRefusedError as error:  # these leases end by their time, each by itself
-            report_refused(self.observer, f"{session.side} of worker {session.worker}", error)
+            report_refused(self.events, f"{session.side} of worker {session.worker}", error)
             count = 0
         await self.sessions.forget(session)
         if count:
-            self.observer.observe(WorkerTakenOver(worker=session.worker, side=session.side, count=count))
+            self.events.emit("worker_taken_over", worker=session.worker, side=session.side, count=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,468 +1,363 @@
-"""Catalog of the log's ``event`` keys: facts by their type, all others by name."""
+"""The one table of what happens in a worker: each event's log line and metrics; all else is made from it.
 
-import re
+``emit(key, **fields)`` tells of an event; its listeners make a log line, metrics and the page of it. Events
+carry ids, counts, sizes and reasons, never payloads or credentials.
+"""
+
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Literal, NamedTuple, TypeAlias, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-# --- Facts that happened in a worker, named in the past tense; logs and metrics are derived from them.
-#
-# Facts carry ids, counts, sizes and reasons, never payloads or credentials.
+from sea_mq_worker.ports import Events
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventPublished:
-    """EVT-047-001 (OutboxEventPublished)."""
-
-    outbox_id: str
-    event_type: str
-    subject: str
-    published_at: datetime
-    """By the database's clock: time of the claim plus the time until the settlement."""
-    duplicate: bool
-    latency_seconds: float
-    """From the due time, or the first attempt if earlier, to the broker's acknowledgement."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventsPublished:
-    """Events of one claim were published; one fact for all, because this is the most frequent fact.
-
-    Attributes:
-        latencies: latency of each event, in seconds.
-        duplicates: number of events that the stream already had.
-        each: makes one fact per event.
-    """
-
-    latencies: Sequence[float]
-    duplicates: int
-    each: Callable[[], Iterable[EventPublished]] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventPostponed:
-    """A publish attempt was not confirmed; the event is retried later."""
-
-    outbox_id: str
-    event_type: str
-    error: str
-    delay_seconds: float
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventDied:
-    """The event is DEAD: it is not retried automatically."""
-
-    outbox_id: str
-    event_type: str
-    error: str
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRelayed:
-    """All events of one claim were settled or released."""
-
-    claimed: int
-    published: int
-    released: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesLost:
-    """Another worker took over rows that this worker was too slow to settle."""
-
-    side: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesReaped:
-    """Leases of workers that died or stalled were ended."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTakenOver:
-    """Leases of a worker that ended without settling them were ended; ``side`` is outbox or inbox."""
-
-    worker: str
-    side: str
-    count: int
-
-
-class MessageProcessed(NamedTuple):
-    """The handler had its effect and the inbox recorded it; a tuple, because one is made per message."""
-
-    message_id: str
-    consumer: str
-    subject: str
-    status: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageSkipped:
-    """A duplicate of a settled message was acknowledged without a call of the handler.
-
-    ``brought_by``: the consumer that delivered it then, if this worker does not have that consumer.
-    """
-
-    message_id: str
-    consumer: str
-    brought_by: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMessageSkipped:
-    """A message that the server made itself was acknowledged: it carries no event."""
-
-    consumer: str
-    subject: str
-    stream_seq: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesMissed:
-    """At least ``count`` messages of a range were never delivered to the consumer, and will not be."""
-
-    consumer: str
-    stream: str
-    first_seq: int
-    last_seq: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRetried:
-    """A handling had no effect; the message is redelivered."""
-
-    message_id: str
-    consumer: str
-    error: str
-    attempts: int
-    delay_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageGivenBack:
-    """A handling had no effect and counts as no attempt; the message is redelivered."""
-
-    message_id: str
-    consumer: str
-    error: str
-    delay_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeSlowed:
-    """Different messages of one event type failed in a row: the type continues at a low rate."""
-
-    event_type: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeResumed:
-    """The event type continues at full rate."""
-
-    event_type: str
-    why: str
-    slow_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageDeadLettered:
-    """A message was dead-lettered (EVT-047-002)."""
-
-    message_id: str
-    original_subject: str
-    reason: str
-    attempts: int
-    consumer: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CircuitOpened:
-    """One side pauses because a dependency is unavailable or answers wrongly."""
-
-    circuit: str
-    reason: str
-    retry_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CircuitClosed:
-    """The dependency works again."""
-
-    circuit: str
-    paused_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStarted:
-    """All loops run."""
-
-    name: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStopped:
-    """All loops have ended; ``unfinished`` names the loops cancelled at the end of the grace period."""
-
-    name: str
-    unfinished: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noticed:
-    """An operator should look at something that no other fact covers; ``event`` is its stable key."""
-
-    event: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
-    """A step of the worker's lifecycle succeeded; ``event`` is its stable key."""
-
-    event: str
-    text: str
-
-
-Fact: TypeAlias = (
-    EventsPublished
-    | EventPostponed
-    | EventDied
-    | BatchRelayed
-    | LeasesLost
-    | LeasesReaped
-    | WorkerTakenOver
-    | MessageProcessed
-    | MessageSkipped
-    | ServerMessageSkipped
-    | MessagesMissed
-    | MessageRetried
-    | MessageGivenBack
-    | TypeSlowed
-    | TypeResumed
-    | MessageDeadLettered
-    | CircuitOpened
-    | CircuitClosed
-    | WorkerStarted
-    | WorkerStopped
-    | Noticed
-    | Progressed
-)
-
-
-LoggedFact: TypeAlias = Fact | EventPublished
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+Fields: TypeAlias = Mapping[str, Any]
+Each: TypeAlias = Callable[[], Iterable[Fields]]
+"""The field ``each`` of an event that is emitted once per batch: makes the fields of every single event."""
 
 
 @dataclass(frozen=True, slots=True)
-class LogEvent:
-    """One kind of log line.
+class Metric:
+    """One metric.
+
+    Attributes:
+        unit: a UCUM unit or, in braces, the counted thing.
+        meaning: the counted or measured quantity; also the help text of the exposition.
+        conclusion: how an operator reads the value.
+        labels: none holds an id, an event type or free text. An event has fields of these names.
+        by: the event's field to count, or to observe: a number, numbers, or a text, which counts as 1 unless
+            it is empty. Without it each event counts as 1.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    meaning: str
+    conclusion: str
+    labels: tuple[str, ...] = ()
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One kind of event.
 
     Attributes:
         meaning: what happened, and the operator's next step.
-        fields: fields beyond those of every line.
+        fields: fields of the log line, beyond those of every line.
+        emitted: fields that ``emit`` takes; other than ``fields`` for an event that is emitted per batch.
     """
 
     key: str
     level: Level
+    fields: tuple[str, ...]
     meaning: str
-    fields: tuple[str, ...] = ("text",)
+    metrics: tuple[Metric, ...]
+    emitted: tuple[str, ...]
 
 
-_FACTS: tuple[tuple[type[LoggedFact], Level, str], ...] = (
-    (EventPublished, "debug", "The stream acknowledged an event (EVT-047-001)."),
-    (
-        EventPostponed,
-        "warning",
-        "A publish got no acknowledgement; the worker retries it after the delay.",
-    ),
-    (EventDied, "error", "An event is DEAD: run `outbox show`, fix the cause, run `outbox replay`."),
-    (BatchRelayed, "debug", "The worker has settled one claim."),
-    (
-        LeasesLost,
-        "warning",
-        "A lease was lost before settlement, in an outage or because this worker stalls.",
-    ),
-    (LeasesReaped, "warning", "A worker died or stalled with events in flight; they are due again."),
-    (
-        WorkerTakenOver,
-        "warning",
-        "A worker died, and this one took its work over: read the dead worker's last log.",
-    ),
-    (MessageProcessed, "debug", "The handler confirmed the effect, and the inbox recorded it."),
-    (MessageSkipped, "debug", "The worker acknowledged a duplicate without calling the handler."),
-    (
-        ServerMessageSkipped,
-        "debug",
-        "The worker acknowledged a message that carries no event, such as the server's delete marker.",
-    ),
-    (
-        MessagesMissed,
-        "warning",
-        "Messages will never be delivered: have their sender replay them.",
-    ),
-    (
-        MessageRetried,
-        "warning",
-        "The handler did not take a message; the server redelivers it after the delay.",
-    ),
-    (
-        MessageGivenBack,
-        "warning",
-        "A message was given back without an attempt; the server redelivers it.",
-    ),
-    (
-        TypeSlowed,
-        "warning",
-        "Consecutive messages of one event type had no effect: fix the handler, run `inbox resume`.",
-    ),
-    (TypeResumed, "info", "The event type continues at full speed."),
-    (
-        MessageDeadLettered,
-        "error",
-        "A message was dead-lettered (EVT-047-002): run `dlq show`, fix the cause, run `dlq redrive`.",
-    ),
-    (
-        CircuitOpened,
-        "warning",
-        "A circuit breaker opened: work pauses, and the worker probes the dependency.",
-    ),
-    (CircuitClosed, "info", "A circuit breaker closed: the dependency works again."),
-    (WorkerStarted, "info", "All loops of the worker are running."),
-    (
-        WorkerStopped,
-        "info",
-        "All loops ended; `unfinished` names those that the grace period cancelled.",
-    ),
+def _counter(
+    name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "", by: str = ""
+) -> Metric:
+    return Metric(f"sea_mq_{name}", "counter", unit, meaning, conclusion, tuple(labels.split()), by)
+
+
+def _gauge(name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "") -> Metric:
+    return Metric(f"sea_mq_{name}", "gauge", unit, meaning, conclusion, tuple(labels.split()))
+
+
+def _histogram(
+    name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "", by: str = ""
+) -> Metric:
+    return Metric(f"sea_mq_{name}", "histogram", unit, meaning, conclusion, tuple(labels.split()), by)
+
+
+def _event(
+    key: str, level: Level, fields: str, meaning: str, *metrics: Metric, emitted: str = ""
+) -> EventKind:
+    return EventKind(key, level, tuple(fields.split()), meaning, metrics, tuple((emitted or fields).split()))
+
+
+def _texts(level: Level, meanings: Mapping[str, str], *metrics: Metric) -> list[EventKind]:
+    return [_event(key, level, "text", meaning, *metrics) for key, meaning in meanings.items()]
+
+
+# A row of a table is two to four lines.
+# fmt: off
+
+_NOTICES_TOTAL = _counter("notices_total", "{notice}", "Notices for operators, by their `event` in the log.",
+                          "Search the log for it.", labels="event")
+_FATAL = _texts("error", {
+        "contract_broken":
+            "A schema, own stream or permission is not as required: the worker exits with code 3.",
+        "loop_died": "A loop of the worker died; the worker exits.",
+    }, _NOTICES_TOTAL)
+_WARNINGS = _texts("warning", {
+        "waiting": "At startup: a server does not answer yet; the worker waits for it.",
+        "setting_deprecated": "A setting is deprecated, and works: set the one that the text names.",
+        "streams_differ": "Streams or consumers differ from their definitions: run `streams check`.",
+        "duplicate_window_short":
+            "The deduplication window is shorter than a lease: raise duplicate_window.",
+        "backlog_left": "A worker with `--until-empty` ended before the outbox was empty.",
+        "partitions_not_made": "The worker may not create partitions: run `sql/roles.sql` again.",
+        "events_lost": "The stream has lost events of PUBLISHED rows: run `pipeline reconcile --requeue`.",
+        "search_unfinished":
+            "Events wait until the stream is searched for earlier copies: fix the cause in the text.",
+        "clock_set_back":
+            "The database's clock was set back; events with later times are sent now: check its time server.",
+        "event_not_attempted":
+            "An event was claimed 16, 32, 64, ... times and released unsent: check circuits and time-outs.",
+        "session_lost": "The worker lost its session in PostgreSQL, often by a restart, and opens another.",
+        "session_refused":
+            "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry.",
+        "lane_not_served":
+            "Another session holds the lane of events with ordering keys and publishes none: look at the "
+            "session.",
+        "connections_short": "PostgreSQL allows fewer connections than a worker may open: raise the limit.",
+        "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
+        "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",
+        "secret_file_exposed": "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",
+        "row_refused":
+            "PostgreSQL refuses a write to one row; the others continue: fix the cause in the text.",
+        "missed_messages_unknown":
+            "The worker may not look for missed messages: grant STREAM.INFO, CONSUMER.INFO and "
+            "STREAM.MSG.GET.",
+        "consumers_overlap":
+            "Another worker's consumer delivered the message before: give each handler its own schema.",
+        "message_undeliverable": "The worker handles a message that its consumer will not deliver again.",
+        "message_lost": "A message had no effect, and its stream no longer stores it: send it again.",
+        "undeliverable_not_readable":
+            "The worker may not read the stream and misses messages not redelivered: grant STREAM.MSG.GET.",
+        "resume_not_readable": "The worker may not read resume requests: run `sql/roles.sql` again.",
+        "read_ahead_failed":
+            "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET.",
+        "handler_rejects":
+            "The handler answers like a wrong URL or token and has accepted no message lately: check both.",
+        "handler_batch_failed":
+            "A batch had no usable answer; the worker sends it again in halves: check the handler.",
+        "advisory_unreadable": "A message of the advisory stream is no advisory; the worker skips it.",
+        "exhausted_message_lost":
+            "A message reached max_deliver, and the stream has dropped it: send it again.",
+        "consumer_filter_changed":
+            "Somebody changed the filter of a consumer, which passes messages that do not match for good: "
+            "run `pipeline reconcile`.",
+        "consumer_paused": "The consumer is paused and delivers nothing: run `nats consumer resume`.",
+        "nats_disconnected": "The connection is down; the worker reconnects.",
+        "nats_error": "The server or the connection reported an error.",
+        "nats_denied": "The server denied a subject: grant the permission to the user.",
+        "nats_stream": "The stream was recreated, lost acknowledged messages, or takes no publish.",
+    }, _NOTICES_TOTAL)
+TABLE = (
+    # With fields of their own.
+    _event("event_published", "debug", "outbox_id event_type subject published_at duplicate latency_seconds",
+           "The stream acknowledged an event (EVT-047-001).",
+           _counter("outbox_published_total", "{event}",
+                    "Events that the stream acknowledged (EVT-047-001).",
+                    "The outbound rate; 0 while depth grows: check the circuits.", by="count"),
+           _counter("outbox_duplicates_total", "{event}", "Published events that the stream already stored.",
+                    "Replies were lost, or a worker died before settlement.", by="duplicates"),
+           _histogram("outbox_latency_seconds", "s",
+                      "Time from an event's due time, or first attempt if earlier, to the stream's "
+                      "acknowledgement.",
+                      "The delay that readers see; high with a low batch time: events wait for a claim.",
+                      by="latencies"),
+           emitted="count latencies duplicates each"),
+    _event("event_postponed", "warning", "outbox_id event_type error delay_seconds attempts",
+           "A publish got no acknowledgement; the worker retries it after the delay.",
+           _counter("outbox_postponed_total", "{attempt}", "Publish attempts without an acknowledgement.",
+                    "The broker refuses or replies late; the worker retries each event.")),
+    _event("event_died", "error", "outbox_id event_type error attempts",
+           "An event is DEAD: run `outbox show`, fix the cause, run `outbox replay`.",
+           _counter("outbox_died_total", "{event}", "Events that became DEAD.",
+                    "The worker never retries them: run `outbox list --state DEAD`.")),
+    _event("batch_relayed", "debug", "claimed published released seconds",
+           "The worker has settled one claim.",
+           _counter("outbox_released_total", "{event}", "Claimed events released without an attempt.",
+                    "An outage, a stop or an earlier event of the key ended the claim early.",
+                    by="released"),
+           _histogram("outbox_batch_seconds", "s", "Time from a claim to its settlement.",
+                      "The speed of broker and database; near the lease: the worker will lose leases.",
+                      by="seconds")),
+    _event("leases_lost", "warning", "side count",
+           "A lease was lost before settlement, in an outage or because this worker stalls.",
+           _counter("leases_lost_total", "{lease}", "Leases lost to another worker before settlement.",
+                    "This worker stalls, or its lease is too short; work is done twice.", labels="side",
+                    by="count")),
+    _event("leases_reaped", "warning", "count",
+           "A worker died or stalled with events in flight; they are due again.",
+           _counter("outbox_leases_reaped_total", "{event}",
+                    "Expired leases of events that a worker removed.",
+                    "A worker died or stalled with events in flight.", by="count")),
+    _event("worker_taken_over", "warning", "worker side count",
+           "A worker died, and this one took its work over: read the dead worker's last log.",
+           _counter("leases_taken_over_total", "{lease}",
+                    "Leases that this worker ended because their worker had died.",
+                    "A worker was killed or crashed with events or messages in flight.", labels="side",
+                    by="count")),
+    _event("message_processed", "debug", "message_id consumer subject status seconds",
+           "The handler confirmed the effect, and the inbox recorded it.",
+           _counter("inbox_processed_total", "{message}", "Messages that the handler accepted.",
+                    "The inbound rate; 409 means that the effect already existed.", labels="consumer status",
+                    by="count"),
+           _histogram("inbox_message_seconds", "s", "Time from a message's receipt to its recorded effect.",
+                      "The handler's duration and the wait for a free slot.", labels="consumer",
+                      by="durations"),
+           emitted="consumer status count durations each"),
+    _event("message_skipped", "debug", "message_id consumer brought_by",
+           "The worker acknowledged a duplicate without calling the handler.",
+           _counter("inbox_skipped_total", "{message}",
+                    "Messages settled before and acknowledged without a handler call.",
+                    "Redeliveries: acknowledgements are lost or late.", labels="consumer"),
+           _counter("inbox_overlapping_total", "{message}",
+                    "Messages that another worker's consumer delivered before, skipped.",
+                    "Above 0: give each handler its own schema.", labels="consumer", by="brought_by")),
+    _event("server_message_skipped", "debug", "consumer subject stream_seq",
+           "The worker acknowledged a message that carries no event, such as the server's delete marker.",
+           _counter("inbox_server_messages_total", "{message}",
+                    "Messages of the server itself, such as delete markers, acknowledged without a "
+                    "handler call.", "They carry no event.", labels="consumer")),
+    _event("messages_missed", "warning", "consumer stream first_seq last_seq count",
+           "Messages will never be delivered: have their sender replay them.",
+           _counter("inbox_missed_total", "{message}", "Messages that the consumer is known to have missed.",
+                    "Above 0: have their sender replay them, and raise the stream's limits.",
+                    labels="consumer", by="count")),
+    _event("message_retried", "warning", "message_id consumer error attempts delay_seconds",
+           "The handler did not take a message; the server redelivers it after the delay.",
+           _counter("inbox_retried_total", "{attempt}",
+                    "Handling attempts without an effect, to be retried.",
+                    "The handler fails; the log event message_retried has its errors.", labels="consumer")),
+    _event("message_given_back", "warning", "message_id consumer error delay_seconds",
+           "A message was given back without an attempt; the server redelivers it.",
+           _counter("inbox_given_back_total", "{message}",
+                    "Messages given back without an attempt: of a slow event type, or at a stop of the "
+                    "worker.", "As for sea_mq_inbox_slow_types.", labels="consumer")),
+    _event("type_slowed", "warning", "event_type reason",
+           "Consecutive messages of one event type had no effect: fix the handler, run `inbox resume`.",
+           _gauge("inbox_slow_types", "{type}",
+                  "Event types slowed because consecutive messages had no effect.",
+                  "Above 0: fix the handler of the type in the log event type_slowed, run `inbox resume`.")),
+    _event("type_resumed", "info", "event_type why slow_seconds", "The event type continues at full speed."),
+    _event("message_dead_lettered", "error", "message_id original_subject reason attempts consumer",
+           "A message was dead-lettered (EVT-047-002): run `dlq show`, fix the cause, run `dlq redrive`.",
+           _counter("inbox_dead_lettered_total", "{message}", "Dead-lettered messages (EVT-047-002).",
+                    "The worker never retries them: run `dlq list`.", labels="consumer reason")),
+    _event("circuit_opened", "warning", "circuit reason retry_seconds",
+           "A circuit breaker opened: work pauses, and the worker probes the dependency.",
+           _gauge("circuit_open", "{circuit}",
+                  "1 while the circuit breaker of a dependency is open and its work pauses.",
+                  "The dependency is unreachable or fails; `/readyz` has the reason.", labels="circuit"),
+           _counter("circuit_opened_total", "{opening}", "Openings of the circuit breaker of a dependency.",
+                    "Rising every minute: the dependency is unstable.", labels="circuit")),
+    _event("circuit_closed", "info", "circuit paused_seconds",
+           "A circuit breaker closed: the dependency works again."),
+    _event("worker_started", "info", "name version", "All loops of the worker are running.",
+           _gauge("worker_info", "{worker}", "Always 1.", "The running version; absent: no worker runs.",
+                  labels="name version")),
+    _event("worker_stopped", "info", "name unfinished",
+           "All loops ended; `unfinished` names those that the grace period cancelled."),
+    # With a text alone, about something that no other event covers: after the first two the worker exits.
+    *_FATAL,
+    *_WARNINGS,
+    # With a text alone: a step of the worker's lifecycle succeeded.
+    *_texts("info", {
+        "admin_listening": "The admin server listens at this address.",
+        "nats_connected": "A side is connected to this server.",
+        "nats_reconnected": "A side is connected again.",
+        "partitions_made": "The worker created outbox partitions for these days.",
+        "session_ended": "PostgreSQL ended the worker's session while the worker was stopping.",
+        "streams_not_compared": "The worker could not compare the definitions with the server.",
+    }),
+    # Written to the log alone.
+    _event("log_lines_lost", "warning", "count",
+           "`count` lines could not be written, such as for a reader of the log that is too slow."),
+    _event("observer_failed", "error", "message exception",
+           "Logs, metrics or status could not record an event; logged once each."),
+    _event("admin_request_failed", "error", "message exception",
+           "The admin server could not answer a request."),
+    _event("logged", "warning", "message", "A library logged a warning or error; `logger` is its name."),
 )
 
-
-def _line(kind: type[LoggedFact], level: Level, meaning: str) -> LogEvent:
-    key = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-    return LogEvent(key, level, meaning, tuple(get_type_hints(kind)))
-
-
-FACTS: Mapping[type[LoggedFact], LogEvent] = {kind: _line(kind, level, text) for kind, level, text in _FACTS}
-
-LEVELS: Mapping[type[LoggedFact], Level] = {kind: event.level for kind, event in FACTS.items()} | {
-    EventsPublished: FACTS[EventPublished].level,
-    Noticed: "warning",
-    Progressed: "info",
-}
-
-FATAL_NOTICES = frozenset({"contract_broken", "loop_died"})
-"""Notices after which the worker exits; they are errors, the others are warnings."""
-
-_NOTICES = {
-    "waiting": "At startup: a server does not answer yet; the worker waits for it.",
-    "contract_broken": (
-        "A schema, own stream or permission is not as required: the worker exits with code 3."
-    ),
-    "setting_deprecated": "A setting is deprecated, and works: set the one that the text names.",
-    "streams_differ": "Streams or consumers differ from their definitions: run `streams check`.",
-    "duplicate_window_short": "The deduplication window is shorter than a lease: raise duplicate_window.",
-    "backlog_left": "A worker with `--until-empty` ended before the outbox was empty.",
-    "partitions_not_made": "The worker may not create partitions: run `sql/roles.sql` again.",
-    "events_lost": "The stream has lost events of PUBLISHED rows: run `pipeline reconcile --requeue`.",
-    "search_unfinished": (
-        "Events wait until the stream is searched for earlier copies: fix the cause in the text."
-    ),
-    "clock_set_back": (
-        "The database's clock was set back; events with later times are sent now: check its time server."
-    ),
-    "event_not_attempted": (
-        "An event was claimed 16, 32, 64, ... times and released unsent: check circuits and time-outs."
-    ),
-    "session_lost": ("The worker lost its session in PostgreSQL, often by a restart, and opens another."),
-    "session_refused": (
-        "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry."
-    ),
-    "lane_not_served": (
-        "Another session holds the lane of events with ordering keys and publishes none: look at the session."
-    ),
-    "connections_short": "PostgreSQL allows fewer connections than a worker may open: raise the limit.",
-    "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
-    "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",
-    "secret_file_exposed": "Every user of the machine may read a file with a secret: run `chmod o-rwx`.",
-    "loop_died": "A loop of the worker died; the worker exits.",
-    "row_refused": "PostgreSQL refuses a write to one row; the others continue: fix the cause in the text.",
-    "missed_messages_unknown": (
-        "The worker may not look for missed messages: grant STREAM.INFO, CONSUMER.INFO and STREAM.MSG.GET."
-    ),
-    "consumers_overlap": (
-        "Another worker's consumer delivered the message before: give each handler its own schema."
-    ),
-    "message_undeliverable": "The worker handles a message that its consumer will not deliver again.",
-    "message_lost": "A message had no effect, and its stream no longer stores it: send it again.",
-    "undeliverable_not_readable": (
-        "The worker may not read the stream and misses messages not redelivered: grant STREAM.MSG.GET."
-    ),
-    "resume_not_readable": "The worker may not read resume requests: run `sql/roles.sql` again.",
-    "read_ahead_failed": (
-        "The worker may not read the stream; messages behind given back ones wait: grant STREAM.MSG.GET."
-    ),
-    "handler_rejects": (
-        "The handler answers like a wrong URL or token and has accepted no message lately: check both."
-    ),
-    "handler_batch_failed": (
-        "A batch had no usable answer; the worker sends it again in halves: check the handler."
-    ),
-    "advisory_unreadable": "A message of the advisory stream is no advisory; the worker skips it.",
-    "exhausted_message_lost": "A message reached max_deliver, and the stream has dropped it: send it again.",
-    "consumer_filter_changed": (
-        "Somebody changed the filter of a consumer, which passes messages that do not match for good: run"
-        " `pipeline reconcile`."
-    ),
-    "consumer_paused": "The consumer is paused and delivers nothing: run `nats consumer resume`.",
-    "nats_disconnected": "The connection is down; the worker reconnects.",
-    "nats_error": "The server or the connection reported an error.",
-    "nats_denied": "The server denied a subject: grant the permission to the user.",
-    "nats_stream": "The stream was recreated, lost acknowledged messages, or takes no publish.",
-}
-_PROGRESS = {
-    "admin_listening": "The admin server listens at this address.",
-    "nats_connected": "A side is connected to this server.",
-    "nats_reconnected": "A side is connected again.",
-    "partitions_made": "The worker created outbox partitions for these days.",
-    "session_ended": "PostgreSQL ended the worker's session while the worker was stopping.",
-    "streams_not_compared": "The worker could not compare the definitions with the server.",
-}
-NOTICES = tuple(
-    LogEvent(key, "error" if key in FATAL_NOTICES else "warning", meaning)
-    for key, meaning in _NOTICES.items()
+SAMPLED = (
+    _gauge("outbox_depth", "{event}",
+           "Events that are due and not finished, up to 100,000: `waiting` of `depth`. The `count` of "
+           "QRY-050 also has the dead and the scheduled ones.",
+           "The outbound backlog; growing: producers outpace the worker, or the worker pauses."),
+    _gauge("outbox_oldest_seconds", "s",
+           "Time since the oldest event of the depth was due; for a failed event, since its first attempt.",
+           "The lag of the stream behind the database."),
+    _gauge("outbox_scheduled", "{event}",
+           "Events that are not due yet and have not failed, counted up to 100,000.",
+           "The depth excludes them."),
+    _gauge("outbox_dead", "{event}", "DEAD events in the table.",
+           "Above 0, an operator has to decide: `outbox replay` or leave them."),
+    _gauge("outbox_events_lost", "{stream}",
+           "1 while a sample shows that the stream lacks events of PUBLISHED rows.",
+           "The stream was recreated, restored or purged: `pipeline reconcile --requeue` sends them again."),
+    _gauge("inbox_depth", "{message}",
+           "Messages received and not finished, up to 100,000: `waiting` of `depth`. The `count` of "
+           "QRY-051 also has the dead-lettered ones, until they are redriven or pruned.",
+           "The backlog of the handler."),
+    _gauge("inbox_oldest_seconds", "s", "Time since the receipt of the oldest unfinished message.",
+           "Growing: a message keeps failing; `inbox list` names it."),
+    _gauge("inbox_dead", "{message}", "Dead-lettered messages in the table that no operator closed.",
+           "Above 0, an operator has to decide: `dlq redrive` or `dlq purge`."),
+    _gauge("consumer_pending", "{message}", "Messages not yet delivered to the durable, sampled every 15 s.",
+           "The inbound backlog; growing: producers outpace the handler, or pulling pauses.",
+           labels="consumer"),
+    _gauge("consumer_oldest_seconds", "s",
+           "Age of the oldest message not yet delivered to the durable, sampled every 15 s.",
+           "Growing: as for sea_mq_consumer_pending. 0 without the right to read the stream.",
+           labels="consumer"),
+    _gauge("consumer_ack_pending", "{message}",
+           "Messages delivered and not acknowledged yet, sampled every 15 s.",
+           "In-flight messages; at max_ack_pending for long: the handler is the bottleneck.",
+           labels="consumer"),
+    _gauge("backlog_sample_age_seconds", "s",
+           "Age of the samples depth, oldest, scheduled and dead of a side, taken every 15 s.",
+           "Above 60: the database does not answer, and these numbers are outdated.", labels="side"),
 )
-PROGRESS = tuple(LogEvent(key, "info", meaning) for key, meaning in _PROGRESS.items())
-RECORDS = (
-    LogEvent(
-        "log_lines_lost",
-        "warning",
-        "`count` lines could not be written, such as for a reader of the log that is too slow.",
-        ("count",),
-    ),
-    LogEvent(
-        "observer_failed",
-        "error",
-        "Logs, metrics or status could not record a fact; logged once each.",
-        ("message", "exception"),
-    ),
-    LogEvent(
-        "admin_request_failed",
-        "error",
-        "The admin server could not answer a request.",
-        ("message", "exception"),
-    ),
-    LogEvent("logged", "warning", "A library logged a warning or error; `logger` is its name.", ("message",)),
+"""Metrics that no event changes: samples of the tables and of the consumers."""
+
+PIPELINE_METRICS = (
+    _gauge("pipeline_last_success_timestamp_seconds", "s",
+           "When the job last succeeded, in seconds since 1970.",
+           "An old value: the job fails, or its schedule has stopped.", labels="task stream"),
+    _gauge("pipeline_rows", "{message}", "Messages of the last run.",
+           "0 while the lag grows: the job stops early.", labels="task stream"),
+    _gauge("pipeline_lag_sequences", "{message}",
+           "Sequences that the stream had at the start of the last run and that are not in the lake.",
+           "More than 0 after a run: it was stopped, and the next one continues.", labels="task stream"),
+    _gauge("pipeline_seconds", "s", "Duration of the last run.",
+           "Close to the period of the job's schedule: run it less often, or with more processors.",
+           labels="task stream"),
 )
-LOG_EVENTS = (*FACTS.values(), *NOTICES, *PROGRESS, *RECORDS)
-"""All log events, grouped by subject."""
+"""Written by `--metrics-file`. ``task`` is the job's name, as Prometheus has a label ``job`` of its own."""
+# fmt: on
+
+EVENTS: Mapping[str, EventKind] = {event.key: event for event in TABLE}
+FATAL_NOTICES = frozenset(event.key for event in _FATAL)
+NOTICES = (*FATAL_NOTICES, *(event.key for event in _WARNINGS))
+METRICS: Sequence[Metric] = tuple(
+    {metric.name: metric for metric in (*(m for event in TABLE for m in event.metrics), *SAMPLED)}.values()
+)
+"""All metrics of a worker; a producer has none, because ``enqueue`` records none."""
+
+
+class Listeners:
+    """Emits every event to each listener; logs the first exception of each, and continues."""
+
+    def __init__(self, listeners: Sequence[Events]) -> None:
+        self._listeners = tuple(listeners)
+        self._failed: set[int] = set()
+
+    def emit(self, key: str, /, **fields: Any) -> None:
+        for number, listener in enumerate(self._listeners):
+            try:
+                listener.emit(key, **fields)
+            except Exception:
+                if number not in self._failed:
+                    self._failed.add(number)
+                    logging.getLogger("sea_mq_worker").exception(
+                        "%s raised on an event", type(listener).__name__, extra={"event": "observer_failed"}
+                    )

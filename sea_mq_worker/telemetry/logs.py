@@ -1,6 +1,6 @@
-"""Logs: one line per record, with a stable ``event`` key; facts become records here.
+"""Logs: one line per record, with a stable ``event`` key; events become records here.
 
-Logs hold no payload and no credential: facts carry none, and a foreign exception is logged only by its type
+Logs hold no payload and no credential: events carry none, and a foreign exception is logged only by its type
 and frames, because drivers quote rows in their messages. Control characters are escaped in both formats, so
 no text from outside can forge a line or control a terminal.
 
@@ -17,26 +17,13 @@ import os
 import select
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from sea_mq_worker.errors import WorkerError
-from sea_mq_worker.ports import Observer
-from sea_mq_worker.telemetry.events import (
-    FACTS,
-    FATAL_NOTICES,
-    LEVELS,
-    CircuitOpened,
-    EventDied,
-    EventPublished,
-    EventsPublished,
-    Fact,
-    MessageDeadLettered,
-    Noticed,
-    Progressed,
-)
+from sea_mq_worker.telemetry.events import EVENTS, Fields
 
 # --- Write lines without waiting for a slow or stopped reader.
 
@@ -76,45 +63,18 @@ class NonblockingWriter:
         return not data
 
 
-# --- An observer that passes facts to several observers.
-
-_log = logging.getLogger("sea_mq_worker")
-
-
-class FanOut:
-    """Passes every fact to each observer; logs the first exception of each, and continues."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = tuple(observers)
-        self._logged: set[int] = set()
-
-    def observe(self, fact: Fact) -> None:
-        for number, observer in enumerate(self._observers):
-            try:
-                observer.observe(fact)
-            except Exception:  # noqa: BLE001  (no fact is worth a stopped loop)
-                self._log_once(number, observer)
-
-    def _log_once(self, number: int, observer: Observer) -> None:
-        if number not in self._logged:
-            self._logged.add(number)
-            name = type(observer).__name__
-            _log.exception("%s raised on a fact", name, extra={"event": "observer_failed"})
-
-
 LOGGER = "sea_mq_worker"
 LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
 Format = Literal["json", "text"]
 
-_LEVELS = {kind: logging.getLevelNamesMapping()[level.upper()] for kind, level in LEVELS.items()}
+_LEVELS = {key: logging.getLevelNamesMapping()[event.level.upper()] for key, event in EVENTS.items()}
 _WINDOW_SECONDS = 10.0
 _LINES_MAX = 2
 """Cap on lines of one kind in a window; five kinds at once make 60 lines a minute."""
 _LINES_MAX_FINAL = 20
-"""Cap for facts that need an operator's action, event by event."""
-_FINAL = (EventDied, MessageDeadLettered)
+"""Cap for events that need an operator's action, event by event."""
+_FINAL = frozenset({"event_died", "message_dead_lettered"})
 _CHARS_MAX = 2000
-_KINDS_MAX = 200
 
 
 def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A002
@@ -198,8 +158,8 @@ class TextFormatter(logging.Formatter):
         return "\n".join(lines)
 
 
-class LogObserver:
-    """Turns facts into records; facts below the logger's level cost almost nothing.
+class LogListener:
+    """Turns events into records; events below the logger's level cost almost nothing.
 
     Args:
         clock: monotonic seconds.
@@ -212,32 +172,27 @@ class LogObserver:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
-    def observe(self, fact: Fact) -> None:
-        is_fatal = isinstance(fact, Noticed) and fact.event in FATAL_NOTICES
-        level = logging.ERROR if is_fatal else _LEVELS[type(fact)]
-        if not self._logger.isEnabledFor(level):
-            return
-        for each in fact.each() if isinstance(fact, EventsPublished) else (fact,):
-            self._write(each, level)
+    def emit(self, key: str, /, **fields: Any) -> None:
+        if self._logger.isEnabledFor(_LEVELS[key]):
+            for each in fields["each"]() if "each" in fields else (fields,):
+                self._write(key, each)
 
-    def _write(self, fact: Fact | EventPublished, level: int) -> None:
-        event, values = described(fact)
+    def _write(self, key: str, fields: Fields) -> None:
+        level = _LEVELS[key]
+        values = {name: fields[name] for name in EVENTS[key].fields}
         if level >= logging.WARNING:
-            suppressed_count = self._suppressed_count(fact, event)
+            suppressed_count = self._suppressed_count(key, fields)
             if suppressed_count < 0:
                 return
             if suppressed_count > 0:
                 values["suppressed"] = suppressed_count
-        text = " ".join([event, *_assignments(values)]) if self._in_text else ""
-        self._logger.log(level, text, extra={"event": event, "fields": values})
+        text = " ".join([key, *_assignments(values)]) if self._in_text else ""
+        self._logger.log(level, text, extra={"event": key, "fields": values})
 
-    def _suppressed_count(self, fact: Fact | EventPublished, event: str) -> int:
+    def _suppressed_count(self, key: str, fields: Fields) -> int:
         """Return the number of lines suppressed since the last one of this kind; -1: suppress this line."""
-        key = f"{event} {fact.circuit}" if isinstance(fact, CircuitOpened) else event
-        if key not in self._kinds and len(self._kinds) >= _KINDS_MAX:
-            self._kinds.clear()
-        kind = self._kinds.setdefault(key, _Kind())
-        return kind.count_line(self._clock(), _LINES_MAX_FINAL if isinstance(fact, _FINAL) else _LINES_MAX)
+        kind = self._kinds.setdefault(f"{key} {fields.get('circuit', '')}", _Kind())
+        return kind.count_line(self._clock(), _LINES_MAX_FINAL if key in _FINAL else _LINES_MAX)
 
 
 @dataclass(slots=True)
@@ -259,38 +214,30 @@ class _Kind:
         return before
 
 
-def described(fact: Fact | EventPublished) -> tuple[str, dict[str, object]]:
-    """Return the stable event key of a fact, its name in snake case, and its fields."""
-    if isinstance(fact, Noticed | Progressed):
-        return fact.event, {"text": fact.text}
-    event = FACTS[type(fact)]
-    values = {name: getattr(fact, name, None) for name in event.fields}
-    if isinstance(fact, EventPublished):
-        values["published_at"] = _timestamp(fact.published_at)
-    return event.key, values
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, object]:
-    found: Mapping[str, object] = getattr(record, "fields", {})
-    return found
+def _fields(record: logging.LogRecord) -> Fields:
+    return getattr(record, "fields", {})
 
 
 def _timestamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _assignments(values: Mapping[str, object]) -> list[str]:
+def _assignments(values: Fields) -> list[str]:
     return [f"{name}={_format_value(value)}" for name, value in values.items()]
 
 
 def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
+    if isinstance(value, datetime):
+        value = _timestamp(value)
     text = _escaped(str(value))
     return f'"{text}"' if " " in text or not text else text
 
 
 def _bounded(value: object) -> object:
+    if isinstance(value, datetime):
+        return _timestamp(value)
     return value[:_CHARS_MAX] if isinstance(value, str) else value
 
 

@@ -29,8 +29,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.resources import install_hint
+from sea_mq_worker.telemetry.events import Metric as Described
 from sea_mq_worker.telemetry.metrics import BOUNDS_SECONDS, Families, Family, Histogram, Number
-from sea_mq_worker.telemetry.metrics import Metric as Described
 
 _CONVENTIONS: Mapping[str, tuple[str, str]] = {
     "sea_mq_outbox_published_total": ("messaging.client.sent.messages", "publish"),

@@ -1,71 +1,90 @@
-"""Observer that records facts, so that tests wait for facts instead of sleeping."""
+"""Events that are recorded, so that tests wait for events instead of sleeping."""
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any
 
-from sea_mq_worker.telemetry.events import EventPublished, EventsPublished, Fact
-
-RecordedFact: TypeAlias = Fact | EventPublished
-FactT = TypeVar("FactT", bound=RecordedFact)
+from sea_mq_worker.telemetry.events import EVENTS, NOTICES
 
 
-def _any(_fact: object) -> bool:
+class Emitted(SimpleNamespace):
+    """One event: its ``key``, and its fields as attributes."""
+
+    key: str
+
+    def __init__(self, key: str, /, **fields: Any) -> None:
+        super().__init__(key=key, **fields)
+
+
+def _any(_event: Emitted) -> bool:
     return True
 
 
-class RecordingObserver:
-    """Records every fact in ``facts``, in order; facts of several events are recorded one by one."""
+class RecordingEvents:
+    """Records every event, in order; what is emitted per batch is recorded event by event."""
 
     def __init__(self) -> None:
-        self.facts: list[RecordedFact] = []
-        self._waiting: list[tuple[Callable[[RecordedFact], bool], asyncio.Future[RecordedFact]]] = []
+        self.emitted: list[Emitted] = []
+        self._waiting: list[tuple[Callable[[Emitted], bool], asyncio.Future[Emitted]]] = []
 
-    def observe(self, fact: Fact) -> None:
-        """Record ``fact`` and wake tasks that wait for it."""
-        for single in fact.each() if isinstance(fact, EventsPublished) else (fact,):
-            self.facts.append(single)
+    def emit(self, key: str, /, **fields: Any) -> None:
+        """Record the event and wake tasks that wait for it.
+
+        Raises:
+            AssertionError: there is no such event, or it has other fields.
+        """
+        assert fields.keys() == set(EVENTS[key].emitted), f"{key} has the fields {EVENTS[key].emitted}"  # noqa: S101
+        for each in fields["each"]() if "each" in fields else (fields,):
+            event = Emitted(key, **each)
+            self.emitted.append(event)
             for wanted, found in self._waiting:
-                if not found.done() and wanted(single):
-                    found.set_result(single)
+                if not found.done() and wanted(event):
+                    found.set_result(event)
 
-    def of(self, kind: type[FactT]) -> list[FactT]:
-        """Return the facts of one kind, in order."""
-        return [fact for fact in self.facts if isinstance(fact, kind)]
+    def of(self, key: str) -> list[Emitted]:
+        """Return the events of one kind, in order."""
+        return [event for event in self.emitted if event.key == key]
+
+    @property
+    def notices(self) -> list[Emitted]:
+        """Warnings and errors for an operator that have only a ``text``, in order."""
+        return [event for event in self.emitted if event.key in NOTICES]
 
     async def seen(
         self,
-        kind: type[FactT],
-        predicate: Callable[[FactT], bool] = _any,
+        key: str,
+        predicate: Callable[[Emitted], bool] = _any,
         *,
         count: int = 1,
         within: float = 10.0,
-    ) -> FactT:
-        """Return the ``count``-th fact, from the beginning, of ``kind`` that ``predicate`` accepts.
+    ) -> Emitted:
+        """Return the ``count``-th event, from the beginning, of this kind that ``predicate`` accepts.
 
         Raises:
             AssertionError: it did not happen within ``within`` seconds.
         """
-        matching = [fact for fact in self.of(kind) if predicate(fact)]
+        matching = [event for event in self.of(key) if predicate(event)]
         if len(matching) >= count:
             return matching[count - 1]
         remaining = count - len(matching)
 
-        def wanted(fact: RecordedFact) -> bool:
+        def wanted(event: Emitted) -> bool:
             nonlocal remaining
-            if isinstance(fact, kind) and predicate(fact):
+            if event.key == key and predicate(event):
                 remaining -= 1
             return remaining == 0
 
-        entry = (wanted, asyncio.get_running_loop().create_future())
+        found: asyncio.Future[Emitted] = asyncio.get_running_loop().create_future()
+        entry = (wanted, found)
         self._waiting.append(entry)
         try:
             async with asyncio.timeout(within):
-                return cast("FactT", await entry[1])
+                return await found
         except TimeoutError:
-            last = "\n  ".join(map(repr, self.facts[-10:]))
+            last = "\n  ".join(map(repr, self.emitted[-10:]))
             raise AssertionError(
-                f"no {kind.__name__} within {within:g} s; the last of {len(self.facts)} facts:\n  {last}"
+                f"no {key} within {within:g} s; the last of {len(self.emitted)} events:\n  {last}"
             ) from None
         finally:
             self._waiting.remove(entry)

@@ -17,18 +17,16 @@ import tenacity
 from sea_mq_worker.connections import open_nats, open_pool
 from sea_mq_worker.errors import UnavailableError
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.ports import Observer
+from sea_mq_worker.ports import Events
 from sea_mq_worker.postgres.sessions import PostgresWorkerSession
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker
 from sea_mq_worker.runtime.supervisor import Readiness
 from sea_mq_worker.runtime.takeover import Takeover
 from sea_mq_worker.settings import Settings, SettingsError
-from sea_mq_worker.telemetry.events import Noticed, Progressed
-from sea_mq_worker.telemetry.metrics import MetricsObserver
+from sea_mq_worker.telemetry.metrics import Metrics
 
 _CONNECT_WAIT_MAX_SECONDS = 5.0
 _FIRST_PROBE_SECONDS = 0.2
-_GOOD_NEWS = frozenset({"connected", "reconnected"})
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux stops CLOCK_MONOTONIC while the machine is suspended; macOS does not, and has no other."""
@@ -52,8 +50,8 @@ class WorkerContext:
 
     settings: Settings
     name: str
-    observer: Observer
-    metrics: MetricsObserver
+    events: Events
+    metrics: Metrics
     stop: asyncio.Event
     stack: AsyncExitStack
     readiness: Readiness = field(default_factory=Readiness)
@@ -80,7 +78,7 @@ class WorkerContext:
 
         def report(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self.observer.observe(Noticed(event="waiting", text=f"waiting for {what}: {error}"))
+            self.events.emit("waiting", text=f"waiting for {what}: {error}")
 
         async def attempt() -> _T:  # tenacity awaits only what is declared async
             return await connect_once()
@@ -104,7 +102,7 @@ class WorkerContext:
     def breaker(self, name: str, *, cap_seconds: float) -> CircuitBreaker:
         """Make a circuit breaker that readiness watches; it probes at least every ``cap_seconds``."""
         backoff = self.backoff(base_seconds=_FIRST_PROBE_SECONDS, cap_seconds=cap_seconds)
-        breaker = CircuitBreaker(name=name, backoff=backoff, observer=self.observer, clock=self.clock)
+        breaker = CircuitBreaker(name=name, backoff=backoff, events=self.events, clock=self.clock)
         self.readiness.watch(breaker)
         return breaker
 
@@ -121,8 +119,7 @@ class WorkerContext:
 
     def _event_logger(self, purpose: str) -> Callable[[str, str], None]:
         def log(event: str, text: str) -> None:
-            kind = Progressed if event in _GOOD_NEWS else Noticed
-            self.observer.observe(kind(event=f"nats_{event}", text=f"{purpose}: {text}".strip(": ")))
+            self.events.emit(f"nats_{event}", text=f"{purpose}: {text}".strip(": "))
 
         return log
 
@@ -147,17 +144,15 @@ async def with_session(base: WorkerContext) -> WorkerContext:
     )
     base.stack.push_async_callback(session.close)
     await session.start()
-    return replace(base, session=session, takeover=Takeover(sessions=session, observer=base.observer))
+    return replace(base, session=session, takeover=Takeover(sessions=session, events=base.events))
 
 
 def _report_session(base: WorkerContext, event: str, text: str) -> None:
     """Report trouble of the session; its end during a stop is none."""
     if event == "session_lost" and base.stop.is_set():
-        base.observer.observe(
-            Progressed(event="session_ended", text="the worker is stopping and needs it no more")
-        )
+        base.events.emit("session_ended", text="the worker is stopping and needs it no more")
     else:
-        base.observer.observe(Noticed(event=event, text=text))
+        base.events.emit(event, text=text)
 
 
 # --- Closing of all resources, with a time limit.

@@ -31,7 +31,6 @@ from sea_mq_worker.runtime.supervisor import Loop
 from sea_mq_worker.runtime.takeover import AbandonedDeliveries
 from sea_mq_worker.runtime.waiting import StoppedError
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
-from sea_mq_worker.telemetry.events import Noticed
 from sea_mq_worker.wiring.context import WorkerContext
 from sea_mq_worker.wiring.telemetry import traced_handler
 from sea_mq_worker.wiring.watch import missed_message_loop
@@ -156,7 +155,7 @@ async def inbound_loops(
     resuming = ResumeRequests(
         resumptions=PostgresResumptions(pool=pool),
         health=health,
-        observer=base.observer,
+        events=base.events,
         seconds=_RESUME_SECONDS,
     )
     return connection, consumers, loops | {"max deliveries": recovering, "resume": resuming.run}
@@ -166,7 +165,7 @@ def inbox_leases(base: WorkerContext, inbox: InboxRepository, store_breaker: Cir
     return InboxLeases(
         inbox=inbox,
         store_breaker=store_breaker,
-        observer=base.observer,
+        events=base.events,
         clock=base.clock,
         lease_seconds=base.settings.inbox_lease_seconds,
         session_lost_since=base.session_lost_since,
@@ -229,11 +228,11 @@ def inbox_loop(
         completion=CompletionBatcher(
             consumer=consumer,
             leases=leases,
-            observer=base.observer,
+            events=base.events,
             in_flight=in_flight,
             returned=ReturnedMessages(consumer, base.clock),
         ),
-        observer=base.observer,
+        events=base.events,
         broker_breaker=broker_breaker,
         # messages that share calls are bounded by the client's requests
         calls=CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency),
@@ -242,7 +241,7 @@ def inbox_loop(
         orphans=OrphanFinder(
             consumer=consumer,
             leases=leases,
-            observer=base.observer,
+            events=base.events,
             broker_breaker=broker_breaker,
             older_than_seconds=2 * again_seconds,
             every_seconds=min(_ORPHAN_SEARCH_SECONDS, 2 * again_seconds),
@@ -250,7 +249,7 @@ def inbox_loop(
         ahead=ReadAhead(
             consumer=consumer,
             health=health,
-            observer=base.observer,
+            events=base.events,
             broker_breaker=broker_breaker,
             clock=base.clock,
         ),
@@ -264,7 +263,7 @@ async def _exhausted_messages(base: WorkerContext, connection: NatsConnection) -
         stream=s.advisory_stream,
         durable=f"{s.context}__max_deliveries",
         consumers=[(durable.stream, durable.durable) for durable in s.consumers],
-        on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
+        on_event=lambda event, text: base.events.emit(event, text=text),
     )
     await base.connect(exhausted.start, f"stream {s.advisory_stream}")
     base.stack.push_async_callback(exhausted.close)
@@ -290,7 +289,7 @@ def dead_letter_publisher(
         context=base.settings.context,
         inbox=leases.inbox,
         publisher=stream,
-        observer=base.observer,
+        events=base.events,
         breaker=base.breaker(f"stream {base.settings.dlq_stream}", cap_seconds=_PROBE_MAX_SECONDS),
         store_breaker=leases.store_breaker,
         clock=base.clock,
@@ -311,7 +310,7 @@ def _handler_client(base: WorkerContext) -> HttpEventHandler | HttpBatchHandler:
         return open_handler(s, concurrency=concurrency)
 
     def report(error: str) -> None:
-        base.observer.observe(Noticed(event="handler_batch_failed", text=error))
+        base.events.emit("handler_batch_failed", text=error)
 
     return open_batch_handler(s, concurrency=concurrency, on_failed=report)
 
@@ -320,7 +319,7 @@ def handler_health(base: WorkerContext) -> HandlerHealth:
     s = base.settings
     health = HandlerHealth(
         breaker=base.breaker("handler", cap_seconds=_SICK_PROBE_MAX_SECONDS),
-        observer=base.observer,
+        events=base.events,
         clock=base.clock,
         backoff=_backoff(base),
         slow_after=s.handler_slow_after,

@@ -30,7 +30,6 @@ from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop
 from sea_mq_worker.runtime.waiting import PollingWakeup, StoppedError, sleep_or_stop
 from sea_mq_worker.settings import Settings, SettingsError
-from sea_mq_worker.telemetry.events import Noticed
 from sea_mq_worker.wiring.context import WorkerContext
 from sea_mq_worker.wiring.telemetry import traced_publisher
 from sea_mq_worker.wiring.watch import lost_event_check
@@ -141,7 +140,7 @@ def stopped_early(base: WorkerContext) -> ExitCode:
 
 
 def _left(base: WorkerContext, text: str) -> ExitCode:
-    base.observer.observe(Noticed(event="backlog_left", text=text))
+    base.events.emit("backlog_left", text=text)
     return ExitCode.FAILED
 
 
@@ -176,10 +175,10 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     )
     if base.takeover is not None:
         base.takeover.sides["outbox"] = ordered.take_over
-    reaper = LeaseReaper(outbox=unordered, observer=base.observer)
+    reaper = LeaseReaper(outbox=unordered, events=base.events)
     reap_seconds = min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX)
     reaping = PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=reap_seconds)
-    maker = PartitionMaker(partitions=partitions, observer=base.observer, days_ahead=s.outbox_partition_days)
+    maker = PartitionMaker(partitions=partitions, events=base.events, days_ahead=s.outbox_partition_days)
     making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
     return {
         "outbox unordered": lane(unordered, keyed=False).run,
@@ -194,7 +193,7 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
     s = base.settings
     if s.outbox_publish_mode == "fast":
         text = "the publish mode fast is deprecated and means auto: set SEA_MQ_OUTBOX_PUBLISH_MODE=auto"
-        base.observer.observe(Noticed(event="setting_deprecated", text=text))
+        base.events.emit("setting_deprecated", text=text)
     publisher = NatsJetStreamPublisher(
         connection=connection,
         stream=s.stream,
@@ -227,7 +226,7 @@ def _check_window(base: WorkerContext, seconds: float) -> None:
             "time-out together: after a crash the worker searches the stream before it sends an event again; "
             "give all workers the same SEA_MQ_OUTBOX_LEASE_SECONDS"
         )
-        base.observer.observe(Noticed(event="duplicate_window_short", text=text))
+        base.events.emit("duplicate_window_short", text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +258,7 @@ def _lane(
         publisher=publishing.publisher,
         policy=publishing.policy,
         searches=publishing.searches,
-        observer=base.observer,
+        events=base.events,
         pace=Pace(
             wakeup=wakeup(keyed),
             clock=base.clock,
@@ -296,7 +295,7 @@ def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> Publishin
         publisher=publisher,
         policy=policy,
         breaker=base.breaker(f"stream {s.stream}", cap_seconds=_PROBE_MAX_SECONDS),
-        searches=StreamSearches(context=s.context, observer=base.observer),
+        searches=StreamSearches(context=s.context, events=base.events),
     )
 
 
@@ -330,7 +329,7 @@ def _turn(base: WorkerContext, pool: asyncpg.Pool) -> PostgresLaneTurn | None:
     turn = PostgresLaneTurn(
         pool=pool,
         hold_dead_keys=base.settings.outbox_dead_key == "hold",
-        on_event=lambda event, text: base.observer.observe(Noticed(event=event, text=text)),
+        on_event=lambda event, text: base.events.emit(event, text=text),
     )
     base.stack.push_async_callback(turn.leave)
     return turn

@@ -33,7 +33,6 @@ from sea_mq_worker.postgres.pool import check_connection_limit, leave_former_pri
 from sea_mq_worker.runtime.breaker import CircuitBreaker
 from sea_mq_worker.runtime.supervisor import Loop
 from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop, sleep_or_stop
-from sea_mq_worker.telemetry.events import MessagesMissed, Noticed
 from sea_mq_worker.telemetry.metrics import Side
 from sea_mq_worker.wiring.context import WorkerContext
 
@@ -58,10 +57,10 @@ async def sampling(
         if not base.settings.database_pooler:  # its limits are other ones
             least, most = base.settings.connections_min, base.settings.connections_max
             if short := await check_connection_limit(pool, least=least, most=most):
-                base.observer.observe(Noticed(event="connections_short", text=short))
+                base.events.emit("connections_short", text=short)
         for script in await altered_migrations(pool):
             text = f"{script.name} was applied with other content; run `python -m sea_mq_worker doctor`"
-            base.observer.observe(Noticed(event="migration_altered", text=text))
+            base.events.emit("migration_altered", text=text)
         await claim_schema(pool, base.settings.context)
         await check_rows_visible(pool)
         return pool
@@ -94,7 +93,7 @@ def consumer_sampling(
         if found != before:
             filters[f"{consumer.stream} {consumer.name}"] = found
             text = _changed_filter(consumer, before, found)
-            base.observer.observe(Noticed(event="consumer_filter_changed", text=text))
+            base.events.emit("consumer_filter_changed", text=text)
 
     async def sample_all() -> None:
         for consumer in consumers:
@@ -160,7 +159,13 @@ class _Sampler:
         await check_version(self._pool)  # a migration may be too new for this worker
 
     def _record(self, side: Side, depth: Depth) -> None:
-        self._base.metrics.set_depth(side, depth)
+        self._base.metrics.set_depth(
+            side,
+            waiting=depth.waiting,
+            waiting_seconds=depth.waiting_seconds,
+            dead=depth.dead,
+            scheduled=depth.scheduled,
+        )
         sample = Sample(
             depth=depth.waiting,
             oldest_seconds=depth.waiting_seconds,
@@ -196,7 +201,7 @@ def lost_event_check(
         if why and not reported:
             loss = f"stream {stream} has lost events whose rows are PUBLISHED: {why}"
             text = f"{loss}; send them again: `{RECONCILE}`"
-            base.observer.observe(Noticed(event="events_lost", text=text))
+            base.events.emit("events_lost", text=text)
         reported = why
 
     return PeriodicTask(work=check, store_breaker=store_breaker, seconds=_LOST_CHECK_SECONDS).run
@@ -263,8 +268,7 @@ class _Checks:
             stream, durable, last=last, now=now, found=found
         )
         if found and replaced:
-            fact = MessagesMissed(consumer=durable, stream=stream, **asdict(found))
-            self._base.observer.observe(fact)
+            self._base.events.emit("messages_missed", consumer=durable, stream=stream, **asdict(found))
         if not source.replaces:
             await self._handle_passed(source, info, stop)
 
@@ -292,11 +296,11 @@ class _Checks:
                         f"message {recorded_as(message)} ({message.stream} {message.seq}) is handled: "
                         f"consumer {info.name} passed it, and the inbox does not have it"
                     )
-                    self._base.observer.observe(Noticed(event="message_undeliverable", text=text))
+                    self._base.events.emit("message_undeliverable", text=text)
                     await loop.submit(message, loop.consumer, stop)
             passed.compared = page[-1].seq if page else last
 
     def _report_refused(self, text: str) -> None:
         if text != self._refused:
             self._refused = text
-            self._base.observer.observe(Noticed(event="missed_messages_unknown", text=text))
+            self._base.events.emit("missed_messages_unknown", text=text)

@@ -11,8 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from prometheus_client.parser import text_string_to_metric_families
 
-from sea_mq_worker.telemetry.events import LOG_EVENTS
-from sea_mq_worker.telemetry.metrics import METRICS
+from sea_mq_worker.telemetry.events import EVENTS, METRICS
 from sea_mq_worker.telemetry.otlp import otlp_name
 from sea_mq_worker.telemetry.tracing import OUTCOME, RESOURCE, SPANS
 from tests.support.handlers import HandlerServer, answer, handler_server, hang, in_turn
@@ -94,9 +93,8 @@ def scraped_names(text: str) -> dict[str, int]:
 
 def check_lines(written: str) -> None:
     """Each line is of the vocabulary, with its level and its fields."""
-    known = {event.key: event for event in LOG_EVENTS}
     for line in map(json.loads, written.splitlines()):
-        event = known[line["event"]]
+        event = EVENTS[line["event"]]
         assert line["level"] == event.level, line
         assert line.keys() - {"suppressed"} == OF_EVERY_LINE | set(event.fields), line
 

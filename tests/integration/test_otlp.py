@@ -6,22 +6,21 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.errors import WorkerError
-from sea_mq_worker.telemetry.events import CircuitOpened, EventsPublished, MessageProcessed
-from sea_mq_worker.telemetry.metrics import MetricsObserver
+from sea_mq_worker.telemetry.metrics import Metrics
 from sea_mq_worker.telemetry.otlp import described, export_spans, metrics_data, metrics_exporter
 
 RESOURCE = described(context="sea", worker="worker-1")
 
 
-def exported(metrics: MetricsObserver) -> dict[str, Any]:
+def exported(metrics: Metrics) -> dict[str, Any]:
     [found] = metrics_data(metrics.measure(), resource=RESOURCE, since_ns=7).resource_metrics
     return {metric.name: metric for metric in found.scope_metrics[0].metrics}
 
 
 def test_metrics_have_their_names_labels_and_points() -> None:
-    metrics = MetricsObserver()
-    metrics.observe(EventsPublished(latencies=(0.02, 7200.0), duplicates=1, each=tuple))
-    metrics.observe(CircuitOpened(circuit="nats", reason="refused", retry_seconds=1.0))
+    metrics = Metrics()
+    metrics.emit("event_published", count=2, latencies=(0.02, 7200.0), duplicates=1, each=tuple)
+    metrics.emit("circuit_opened", circuit="nats", reason="refused", retry_seconds=1.0)
     found = exported(metrics)
     counter = found["sea_mq_outbox_duplicates"]
     (duplicates,) = counter.data.data_points
@@ -36,9 +35,11 @@ def test_metrics_have_their_names_labels_and_points() -> None:
 
 
 def test_metrics_of_messaging_have_the_names_of_the_semantic_conventions() -> None:
-    metrics = MetricsObserver()
-    metrics.observe(EventsPublished(latencies=(0.02, 7200.0), duplicates=1, each=tuple))
-    metrics.observe(MessageProcessed("id", "sea__from_up", "up.event.made.v1", 200, 0.5))
+    metrics = Metrics()
+    metrics.emit("event_published", count=2, latencies=(0.02, 7200.0), duplicates=1, each=tuple)
+    metrics.emit(
+        "message_processed", consumer="sea__from_up", status=200, count=1, durations=[0.5], each=tuple
+    )
     found = exported(metrics)
     system, group = {"messaging.system": "nats"}, {"messaging.consumer.group.name": "sea__from_up"}
     process = {**system, **group, "messaging.operation.name": "process"}

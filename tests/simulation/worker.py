@@ -15,17 +15,7 @@ from sea_mq_worker.runtime.supervisor import Loop, Supervisor
 from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.telemetry.events import (
-    CircuitClosed,
-    CircuitOpened,
-    Fact,
-    MessageDeadLettered,
-    MessageGivenBack,
-    MessageSkipped,
-    Noticed,
-    TypeResumed,
-    TypeSlowed,
-)
+from sea_mq_worker.testing.events import Emitted
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from sea_mq_worker.wiring.context import WorkerContext
 from sea_mq_worker.wiring.outbound import _lane, _publishing
@@ -49,13 +39,13 @@ CONCURRENCY = 4
 SLOW_AFTER = 4
 GRACE = 12.0
 _PROBE_MAX_SECONDS = 2.0
-_SOMETIMES: Mapping[type, str] = {
-    CircuitOpened: "gate closed",
-    CircuitClosed: "gate opened",
-    TypeSlowed: "event type slowed",
-    TypeResumed: "event type resumed",
-    MessageGivenBack: "given back without an attempt",
-    MessageSkipped: "redelivery acknowledged without the handler",
+_SOMETIMES: Mapping[str, str] = {
+    "circuit_opened": "gate closed",
+    "circuit_closed": "gate opened",
+    "type_slowed": "event type slowed",
+    "type_resumed": "event type resumed",
+    "message_given_back": "given back without an attempt",
+    "message_skipped": "redelivery acknowledged without the handler",
 }
 
 
@@ -86,21 +76,21 @@ def settings_of(*, tight: bool, hold_dead_keys: bool) -> Settings:
 
 
 class _Watcher:
-    """The worker's observer: counts what should happen sometimes."""
+    """The worker's listener: counts what should happen sometimes."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
 
-    def observe(self, fact: Fact) -> None:
+    def emit(self, key: str, /, **fields: Any) -> None:
         report = self._line.servers.report
-        self._line.tell(str(fact))
-        if seen := _SOMETIMES.get(type(fact)):
+        self._line.tell(
+            str(Emitted(key, **{name: value for name, value in fields.items() if name != "each"}))
+        )
+        if seen := _SOMETIMES.get(key):
             report.saw(seen)
-        match fact:
-            case MessageDeadLettered(reason="EXHAUSTED"):
-                report.saw("exhausted by attempts")
-            case Noticed(event="loop_died", text=text):
-                report.check(False, "Q8", f"{self._line.life.name}: {text}")
+        if key == "message_dead_lettered" and fields["reason"] == "EXHAUSTED":
+            report.saw("exhausted by attempts")
+        report.check(key != "loop_died", "Q8", f"{self._line.life.name}: {fields.get('text')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,22 +125,22 @@ class Assembly:
             name=line.life.name,
             version="0",
             loops=loops,
-            observer=base.observer,
+            events=base.events,
             grace_seconds=GRACE,
         )
 
     def _base(self, line: Line) -> _SimulatedBase:
         started = line.life.number * 1000.0
         line.life.clock = lambda: line.loop.time() + started
-        observer = _Watcher(line)
+        events = _Watcher(line)
         takeover = None
         if not isinstance(line.servers, PostgresServers):  # real locks do not know of simulated workers
             line.life.session = SessionWire(line)
-            takeover = Takeover(sessions=line.life.session, observer=observer)
+            takeover = Takeover(sessions=line.life.session, events=events)
         return _SimulatedBase(
             settings=settings_of(tight=self.plan.tight, hold_dead_keys=self.plan.hold_dead_keys),
             name=line.life.name,
-            observer=observer,
+            events=events,
             metrics=cast("Any", None),
             stop=line.life.stop,
             stack=AsyncExitStack(),
@@ -183,7 +173,7 @@ class Assembly:
         )
         if base.takeover is not None:
             base.takeover.sides["outbox"] = ordered.take_over
-        reaper = LeaseReaper(outbox=unordered, observer=base.observer)
+        reaper = LeaseReaper(outbox=unordered, events=base.events)
         return {
             "outbox unordered": lane(unordered, keyed=False).run,
             "outbox ordered": lane(ordered, keyed=True).run,

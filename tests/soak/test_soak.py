@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.telemetry.metrics import METRICS
+from sea_mq_worker.telemetry.events import METRICS
 from tests.soak.checks import BEHAVIOUR, CONTENT, SERIES, judge
 from tests.soak.evidence import Evidence
 from tests.soak.faults import KINDS, draw

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from sea_mq_worker.runtime.breaker import Backoff
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.testing.events import RecordingEvents
 from sea_mq_worker.wiring.context import WorkerContext
 
 PROBE_MAX_SECONDS = 2.0
@@ -28,12 +28,12 @@ class _Context(WorkerContext):
 
 
 class LoopWorld:
-    """Clock, stop, observer and settings of a loop."""
+    """Clock, stop, events and settings of a loop."""
 
     def __init__(self, **settings: Any) -> None:
         self.clock = asyncio.get_running_loop().time
         self.stop = asyncio.Event()
-        self.observer = RecordingObserver()
+        self.events = RecordingEvents()
         self.session_lost_at = -1.0
         self.settings = Settings(context="sea")
         self.change_settings(**settings)
@@ -46,7 +46,7 @@ class LoopWorld:
         return _Context(
             settings=self.settings,
             name="w1",
-            observer=self.observer,
+            events=self.events,
             metrics=cast("Any", None),
             stop=self.stop,
             stack=AsyncExitStack(),

@@ -14,8 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sea_mq_worker.cli import app
-from sea_mq_worker.telemetry.events import NOTICES
-from sea_mq_worker.telemetry.metrics import METRICS, PIPELINE_METRICS
+from sea_mq_worker.telemetry.events import METRICS, NOTICES, PIPELINE_METRICS
 from tools.docs.pages import ALERTS as ALERTS_FILE
 from tools.docs.pages import PROMETHEUS_RULE
 
@@ -68,7 +67,7 @@ def test_an_expression_names_metrics_and_labels_that_are_there(expression: str, 
 
 
 def test_the_notices_that_raise_an_alert_are_made() -> None:
-    keys = {event.key for event in NOTICES} | {"other"}
+    keys = {*NOTICES, "other"}
     asked = [
         event
         for alert in ALERTS

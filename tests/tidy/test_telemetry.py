@@ -1,31 +1,18 @@
 """The vocabulary of metrics, spans and log events has what the code uses, and nothing else."""
 
 import ast
+import inspect
 import json
 import re
 from collections.abc import Iterator
-from typing import get_args
 
-from sea_mq_worker.telemetry.events import (
-    FACTS,
-    LOG_EVENTS,
-    NOTICES,
-    PROGRESS,
-    RECORDS,
-    EventPublished,
-    EventsPublished,
-    Fact,
-    Noticed,
-    Progressed,
-)
-from sea_mq_worker.telemetry.metrics import METRICS
+from sea_mq_worker.connections import exposures
+from sea_mq_worker.telemetry.events import EVENTS, METRICS, TABLE
 from sea_mq_worker.telemetry.tracing import SPANS
 from tools.docs.pages import ROOT, TELEMETRY
 
 EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
 OF_EVERY_LINE = {"ts", "level", "event", "logger"}
-NATS = "nats_"
-NOTICER = "_notice"
 
 
 def examples() -> list[dict[str, object]]:
@@ -34,34 +21,34 @@ def examples() -> list[dict[str, object]]:
     return [json.loads(line) for line in block.splitlines()]
 
 
-def called(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield each call that makes an event by its name: what is called, and the name."""
+def emitted(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """Yield the key and the fields of each call that emits an event by a key in the text."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
+        if not isinstance(node, ast.Call) or len(node.args) not in {1, 2}:
             continue
-        whole = ast.unparse(node.func)
-        function = whole if whole == "self.on_event" else whole.rpartition(".")[2]
-        given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "event")]
-        for value in given:
-            if isinstance(value, ast.Constant) and re.fullmatch(r"[a-z_]+", str(value.value)):
-                yield function, value.value
+        function, key = ast.unparse(node.func).rpartition(".")[2], node.args[0]
+        if not isinstance(key, ast.Constant):
+            continue
+        if function == "emit" and len(node.args) == 1:
+            yield key.value, {keyword.arg or "**" for keyword in node.keywords}
+        elif function == "emit" or ast.unparse(node.func) == "on_event":  # of a connection
+            yield f"nats_{key.value}", {"text"}
+        elif function in {"on_event", "_notice"}:
+            yield key.value, {"text"}
 
 
-def told_by_the_code() -> set[str]:
-    """Collect the keys of notices and of progress that stand in the worker's sources."""
-    found = set()
-    for path in sorted((ROOT / "sea_mq_worker").rglob("*.py")):
-        for function, name in called(ast.parse(path.read_text())):
-            if function in {"Noticed", "Progressed", "self.on_event"} or function == NOTICER:
-                found.add(name)
-            elif function == "emit" or (path.parent.name == "nats" and function == "on_event"):
-                found.add(NATS + name)
-    return found
+def emitted_by_the_code() -> list[tuple[str, set[str]]]:
+    """Collect the events that the worker's sources emit, with their fields."""
+    sources = (ROOT / "sea_mq_worker").rglob("*.py")
+    found = [event for path in sources for event in emitted(ast.parse(path.read_text()))]
+    exposed = [(key, {"text"}) for key in re.findall(r'yield "(\w+)", ', inspect.getsource(exposures))]
+    return [*found, *exposed]
 
 
 def test_names_are_used_once() -> None:
-    for names in ([m.name for m in METRICS], [s.name for s in SPANS], [e.key for e in LOG_EVENTS]):
-        assert len(set(names)) == len(names)
+    assert len({span.name for span in SPANS}) == len(SPANS)
+    rows = [row.key for row in TABLE]
+    assert len(set(rows)) == len(rows)
 
 
 def test_metrics_are_named_as_prometheus_asks() -> None:
@@ -72,27 +59,24 @@ def test_metrics_are_named_as_prometheus_asks() -> None:
         assert metric.unit != "1"  # whoever turns OTLP into Prometheus' names would call it a ratio
 
 
-def test_every_fact_has_its_line() -> None:
-    without = {EventsPublished, Noticed, Progressed}
-    assert FACTS.keys() == (set(get_args(Fact)) | {EventPublished}) - without
+def test_the_code_emits_the_events_of_the_table_with_their_fields_and_no_others() -> None:
+    found = emitted_by_the_code()
+    for key, fields in found:
+        wanted = set(EVENTS[key].emitted)
+        assert fields - {"**"} <= wanted if "**" in fields else fields == wanted, key
+    assert {key for key, _ in found} == EVENTS.keys() - logged_alone()
 
 
-def test_the_code_notices_what_the_vocabulary_has_and_nothing_else() -> None:
-    """A new one belongs into vocabulary/log_events.py."""
-    assert told_by_the_code() == {event.key for event in (*NOTICES, *PROGRESS)}
-
-
-def test_records_that_are_no_facts_are_written_somewhere() -> None:
+def logged_alone() -> set[str]:
+    """Collect the keys of lines that are written to the log without an event."""
     sources = "".join(path.read_text() for path in (ROOT / "sea_mq_worker").rglob("*.py"))
-    written = set(re.findall(r'"event"[:,] "(\w+)"', sources))
-    assert written == {event.key for event in RECORDS}
+    return set(re.findall(r'"event"[:,] "(\w+)"', sources))
 
 
 def test_the_lines_that_are_shown_are_such_lines() -> None:
-    known = {event.key: event for event in LOG_EVENTS}
     shown = examples()
     assert len(shown) > 1
     for line in shown:
-        event = known[str(line["event"])]
+        event = EVENTS[str(line["event"])]
         assert line["level"] == event.level
         assert line.keys() - {"suppressed"} == OF_EVERY_LINE | set(event.fields)

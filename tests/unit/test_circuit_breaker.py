@@ -10,8 +10,7 @@ from sea_mq_worker.errors import (
     RowsRefusedError,
 )
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, Permit, call_when_available
-from sea_mq_worker.telemetry.events import CircuitClosed, CircuitOpened
-from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.testing.events import Emitted, RecordingEvents
 from tests.support.loop_world import LoopWorld
 from tests.support.simulation import in_virtual_time
 from tests.support.waiting import eventually
@@ -21,10 +20,10 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.stop = asyncio.Event()
-        self.observer = RecordingObserver()
+        self.events = RecordingEvents()
         backoff = Backoff(base_seconds=0.01, cap_seconds=1.0, random=lambda: 1.0)
         self.breaker = CircuitBreaker(
-            name="broker", backoff=backoff, observer=self.observer, clock=lambda: self.now
+            name="broker", backoff=backoff, events=self.events, clock=lambda: self.now
         )
 
 
@@ -141,9 +140,9 @@ class Failing(LoopWorld):
 async def test_outages_and_fixable_errors_are_retried(error: DependencyError) -> None:
     failing = Failing(error)
     assert [await failing.ask(), await failing.ask()] == ["done"] * 2
-    opened, closed = failing.observer.facts
-    assert isinstance(opened, CircuitOpened)
-    assert closed == CircuitClosed(circuit="store", paused_seconds=failing.clock())
+    opened, closed = failing.events.emitted
+    assert opened.key == "circuit_opened"
+    assert closed == Emitted("circuit_closed", circuit="store", paused_seconds=failing.clock())
 
 
 @pytest.mark.parametrize("error", [FinalError("the schema is newer"), RowsRefusedError("a trigger")])
@@ -152,4 +151,4 @@ async def test_what_no_waiting_helps_is_raised_at_once(error: DependencyError) -
     failing = Failing(error)
     with pytest.raises(type(error)):
         await failing.ask()
-    assert (len(failing.errors), failing.observer.facts) == (2, [])
+    assert (len(failing.errors), failing.events.emitted) == (2, [])

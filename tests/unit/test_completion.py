@@ -1,7 +1,6 @@
 """Outcomes gather before they are recorded, in virtual time."""
 
 from sea_mq_worker.inbox.message import HandlerRequest
-from sea_mq_worker.telemetry.events import MessageProcessed
 from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
 from tests.support.inbox_loop import World
 from tests.support.simulation import in_virtual_time
@@ -22,7 +21,7 @@ async def test_endings_that_come_one_by_one_are_recorded_by_the_half_of_what_is_
     world.handler.script = one_after_the_other
     ids = [world.send() for _ in range(10)]
     async with world.consuming():
-        await world.observer.seen(MessageProcessed, count=10)
+        await world.events.seen("message_processed", count=10)
     moments = sorted(str(world.row(message_id).processed_at) for message_id in ids)
     assert len(set(moments[:5])) == len(set(moments[5:])) == 1
 
@@ -32,7 +31,7 @@ async def test_the_ending_of_a_lone_message_is_recorded_at_once() -> None:
     world = World()
     world.send()
     async with world.consuming():
-        fact = await world.observer.seen(MessageProcessed)
+        fact = await world.events.seen("message_processed")
     assert fact.seconds == 0
 
 
@@ -43,7 +42,7 @@ async def test_an_ending_does_not_wait_for_a_message_that_takes_long() -> None:
     world.send(body=b'"long"')
     world.send()
     async with world.consuming():
-        fact = await world.observer.seen(MessageProcessed)
+        fact = await world.events.seen("message_processed")
         world.handler.script = lambda _request, _call: Respond()
-        await world.observer.seen(MessageProcessed, count=2, within=60)
+        await world.events.seen("message_processed", count=2, within=60)
     assert 0 < fact.seconds < _SOON_SECONDS

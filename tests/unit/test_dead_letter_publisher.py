@@ -2,7 +2,6 @@
 
 import asyncio
 
-from sea_mq_worker.telemetry.events import CircuitOpened, LeasesLost, MessageDeadLettered
 from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import LEASE, World, always
 from tests.support.simulation import in_virtual_time
@@ -15,12 +14,12 @@ async def test_a_removed_dead_letter_does_not_hide_the_next_one_of_its_message()
     async with world.consuming():
         message_id = world.send()
         for count in range(1, 4):
-            await world.observer.seen(MessageDeadLettered, count=count)
+            await world.events.seen("message_dead_lettered", count=count)
             assert world.dead_lettered() == [(message_id, "REJECTED")]
             world.dead_letters.purge()
             del world.table.rows[message_id]
             world.send(message_id=message_id)
-        await world.observer.seen(MessageDeadLettered, count=4)
+        await world.events.seen("message_dead_lettered", count=4)
     assert world.dead_lettered() == [(message_id, "REJECTED")]
 
 
@@ -32,7 +31,7 @@ async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything
     world.dlq.connected = False
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(CircuitOpened, lambda fact: fact.circuit == "stream SEA_DLQ")
+        await world.events.seen("circuit_opened", lambda fact: fact.circuit == "stream SEA_DLQ")
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
         row = world.row(message_id)
@@ -41,5 +40,5 @@ async def test_an_intent_that_outlasted_its_lease_is_noted_again_before_anything
         await asyncio.sleep(LEASE)
         assert world.dead_lettered() == []
         world.inbox.down = False
-        await world.observer.seen(LeasesLost)
+        await world.events.seen("leases_lost")
     assert world.dead_lettered() == []

@@ -7,7 +7,7 @@ import pytest
 
 from sea_mq_worker.nats.message import SearchedId, SearchProgress, SearchResult, may_be_outside_window
 from sea_mq_worker.outbox.search import StreamSearches
-from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.testing.events import RecordingEvents
 from tests.support.builders import claimed_event
 
 END = 9
@@ -48,7 +48,7 @@ async def test_what_may_have_been_sent_since_is_searched_for_to_the_new_end(
     reads_to: int, attempts: int, until: int
 ) -> None:
     stream: Any = Stream(reads_to)
-    searches = StreamSearches(context="sea", observer=RecordingObserver())
+    searches = StreamSearches(context="sea", events=RecordingEvents())
     event = claimed_event(attempts=2, attempted_seconds_ago=60.0)
     await searches.look_up(stream, [event])
     await searches.look_up(stream, [event._replace(attempts=attempts)])

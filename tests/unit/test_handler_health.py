@@ -12,15 +12,6 @@ from sea_mq_worker.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.inbox.health import ResumeRequests
 from sea_mq_worker.inbox.message import HandlerRequest, Poison
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.telemetry.events import (
-    MessageDeadLettered,
-    MessageGivenBack,
-    MessageProcessed,
-    MessageRetried,
-    Noticed,
-    TypeResumed,
-    TypeSlowed,
-)
 from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
 from sea_mq_worker.testing.inbox import InMemoryResumptions
 from tests.support.inbox_loop import ATTEMPTS_MAX, CONCURRENCY, PER_SECOND, SLOW_AFTER, World, always
@@ -38,7 +29,7 @@ def failing(status: int, bad: set[str]) -> Callable[[HandlerRequest, int], Behav
 async def resuming(world: World, resumptions: Any) -> AsyncIterator[None]:
     """Look every second for what operators resume, for the length of a block."""
     await asyncio.sleep(0)
-    loop = ResumeRequests(resumptions=resumptions, health=world.health, observer=world.observer, seconds=1.0)
+    loop = ResumeRequests(resumptions=resumptions, health=world.health, events=world.events, seconds=1.0)
     async with asyncio.TaskGroup() as group:
         group.create_task(loop.run(world.stop))
         yield
@@ -72,11 +63,11 @@ async def test_every_rejected_message_is_dead_lettered_at_a_bounded_rate() -> No
     bad = {world.send() for _ in range(60)}
     world.handler.script = always(Respond(status=422))
     async with world.consuming():
-        await world.observer.seen(TypeSlowed)
+        await world.events.seen("type_slowed")
         began = world.clock()
         await asyncio.sleep(20)
         assert SLOW_AFTER <= len(world.dead_lettered()) <= SLOW_AFTER + 2 + 20 * PER_SECOND
-        await world.observer.seen(MessageDeadLettered, count=len(bad), within=120.0)
+        await world.events.seen("message_dead_lettered", count=len(bad), within=120.0)
         assert world.clock() - began <= 90.0
     assert {message_id for message_id, _ in world.dead_lettered()} == bad
     assert {reason for _, reason in world.dead_lettered()} == {"REJECTED"}
@@ -98,7 +89,7 @@ async def test_no_attempt_counts_while_the_whole_handler_fails() -> None:
     world = World(max_ack_pending=CONCURRENCY, max_deliver=-1)
     async with world.consuming():
         world.send(subject=OTHER)
-        await world.observer.seen(MessageProcessed)
+        await world.events.seen("message_processed")
         await asyncio.sleep(61)  # that it works now shows nothing any more
         world.handler.script = always(Respond(status=503))
         ids = [world.send() for _ in range(40)]
@@ -106,8 +97,8 @@ async def test_no_attempt_counts_while_the_whole_handler_fails() -> None:
         assert world.dead_lettered() == []
         assert max(row.attempts for row in world.table.rows.values()) <= 2
         world.handler.script = always(Respond())
-        await world.observer.seen(MessageProcessed, count=1 + len(ids), within=60.0)
-        resumed = await world.observer.seen(TypeResumed)
+        await world.events.seen("message_processed", count=1 + len(ids), within=60.0)
+        resumed = await world.events.seen("type_resumed")
     assert resumed.slow_seconds > HOUR / 7
 
 
@@ -117,13 +108,13 @@ async def test_where_the_handler_works_for_others_attempts_are_spent_one_after_t
     bad = {world.send() for _ in range(20)}
     world.handler.script = failing(503, bad)
     async with world.consuming():
-        await world.observer.seen(TypeSlowed)
+        await world.events.seen("type_slowed")
         while len(world.dead_lettered()) < len(bad):
             world.send(subject=OTHER)
             await asyncio.sleep(5.0)
             assert world.clock() < HOUR
     assert {reason for _, reason in world.dead_lettered()} == {"EXHAUSTED"}
-    counted = [fact for fact in world.observer.of(MessageRetried) if fact.message_id in bad]
+    counted = [fact for fact in world.events.of("message_retried") if fact.message_id in bad]
     assert len(counted) == len(bad) * (ATTEMPTS_MAX - 1)
 
 
@@ -164,11 +155,11 @@ async def test_what_was_given_back_comes_at_once_when_the_handler_works_again() 
     ids = [world.send() for _ in range(30)]
     world.handler.script = always(Respond(status=500))
     async with world.consuming():
-        await world.observer.seen(MessageGivenBack, count=25)
+        await world.events.seen("message_given_back", count=25)
         world.handler.script = always(Respond())
-        await world.observer.seen(TypeResumed)
+        await world.events.seen("type_resumed")
         began = world.clock()
-        await world.observer.seen(MessageProcessed, count=len(ids))
+        await world.events.seen("message_processed", count=len(ids))
         assert world.clock() - began < 2.0
 
 
@@ -179,17 +170,17 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
     resumptions = InMemoryResumptions(world.clock)
     async with world.consuming(), resuming(world, resumptions):
         resumptions.resume(event_type)
-        await world.observer.seen(MessageGivenBack, count=25)
+        await world.events.seen("message_given_back", count=25)
         resumptions.resume("another")
         before = len(world.dead_lettered())
         await asyncio.sleep(1.5)
-        assert world.observer.of(TypeResumed) == [], "it was resumed before it was slow"
+        assert world.events.of("type_resumed") == [], "it was resumed before it was slow"
         resumptions.resume(event_type)
-        await world.observer.seen(TypeResumed)
+        await world.events.seen("type_resumed")
         await asyncio.sleep(0.5)
         assert len(world.dead_lettered()) >= before + SLOW_AFTER - 1
         await asyncio.sleep(5.0)
-    assert [fact.why for fact in world.observer.of(TypeResumed)] == ["an operator resumed it"]
+    assert [fact.why for fact in world.events.of("type_resumed")] == ["an operator resumed it"]
 
 
 @in_virtual_time
@@ -198,15 +189,15 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
     kept = InMemoryResumptions(world.clock)
     database = away(kept, StoreUnavailableError("the database is away"))
     async with world.consuming(), resuming(world, database):
-        await world.observer.seen(TypeSlowed)
+        await world.events.seen("type_slowed")
         await asyncio.sleep(1.0)
         kept.resume("vibe_created")
         await asyncio.sleep(3.5)
         for _ in range(30):
             world.send(subject=OTHER)
-        await world.observer.seen(TypeSlowed, count=2)
+        await world.events.seen("type_slowed", count=2)
         database.down = False
-        reported = await world.observer.seen(TypeResumed, within=10.0)
+        reported = await world.events.seen("type_resumed", within=10.0)
         assert reported.event_type == "vibe_created"
     assert (reported.why, reported.slow_seconds >= 4.0) == ("an operator resumed it", True)
 
@@ -216,9 +207,9 @@ async def test_a_worker_without_the_right_to_read_resumes_reports_it_once() -> N
     world = failing_world()
     forbidden = away(InMemoryResumptions(world.clock), ContractError("no permission"))
     async with world.consuming(), resuming(world, forbidden):
-        await world.observer.seen(Noticed)
+        await world.events.seen("resume_not_readable")
         await asyncio.sleep(10.0)
-    assert [fact.event for fact in world.observer.of(Noticed)] == ["resume_not_readable"]
+    assert [fact.key for fact in world.events.notices] == ["resume_not_readable"]
 
 
 @in_virtual_time
@@ -228,7 +219,7 @@ async def test_a_type_of_which_nothing_fails_any_more_is_not_slow() -> None:
         world.send()
     world.handler.script = always(Respond(status=422))
     async with world.consuming():
-        await world.observer.seen(MessageDeadLettered, count=2 * SLOW_AFTER, within=60.0)
+        await world.events.seen("message_dead_lettered", count=2 * SLOW_AFTER, within=60.0)
         assert (
             "`python -m sea_mq_worker inbox resume --type vibe_created --reason fixed`"
             in world.health.trouble
@@ -249,8 +240,8 @@ async def test_a_worker_without_the_right_to_read_the_stream_reports_it_once_and
     world.send(subject=OTHER)
     world.handler.script = failing(422, bad)
     async with world.consuming():
-        await world.observer.seen(MessageProcessed, within=60.0)
-    assert [fact.event for fact in world.observer.of(Noticed)] == ["read_ahead_failed"]
+        await world.events.seen("message_processed", within=60.0)
+    assert [fact.key for fact in world.events.notices] == ["read_ahead_failed"]
 
 
 @in_virtual_time
@@ -267,7 +258,7 @@ async def test_messages_with_large_headers_are_read_again_instead_of_waiting_in_
         world.send(large="x" * 60_000)
     world.handler.script = always(Respond(status=422))
     async with world.consuming():
-        await world.observer.seen(MessageDeadLettered, count=60, within=HOUR)
+        await world.events.seen("message_dead_lettered", count=60, within=HOUR)
     assert any(earlier > later for earlier, later in itertools.pairwise(read_after))
 
 
@@ -291,7 +282,7 @@ async def test_while_the_consumer_has_room_a_waiting_message_costs_few_requests(
         bad |= {world.send() for _ in range(CONCURRENCY)}
         await asyncio.sleep(1.0)
         world.send(subject=OTHER)
-        await world.observer.seen(MessageProcessed, within=1.0)
+        await world.events.seen("message_processed", within=1.0)
 
 
 @in_virtual_time
@@ -301,10 +292,10 @@ async def test_what_was_read_ahead_is_acknowledged_without_a_call_when_it_is_del
     good = world.send(subject=OTHER)
     world.handler.script = failing(422, bad)
     async with world.consuming():
-        await world.observer.seen(MessageProcessed)
+        await world.events.seen("message_processed")
         seq = len(bad) + 1
         assert seq not in world.consumer.acked
-        await world.observer.seen(MessageDeadLettered, count=len(bad), within=120.0)
+        await world.events.seen("message_dead_lettered", count=len(bad), within=120.0)
         await asyncio.sleep(5.0)
         assert seq in world.consumer.acked
     assert world.handler.calls[good] == 1
@@ -328,14 +319,14 @@ async def test_answers_of_a_wrong_deployment_cost_no_attempt_until_the_handler_a
     ids = [world.send() for _ in range(SLOW_AFTER - 1)]
     world.handler.script = always(Respond(status=status))
     async with world.consuming():
-        noticed = await world.observer.seen(Noticed)
+        await world.events.seen("handler_rejects")
         await asyncio.sleep(HOUR)
-        assert (noticed.event, len(world.observer.of(Noticed))) == ("handler_rejects", 1)
+        assert [notice.key for notice in world.events.notices] == ["handler_rejects"]
         assert f"answered {status}" in world.health.trouble
         assert max(row.attempts for row in world.table.rows.values()) <= 1
         assert world.dead_lettered() == []
         world.handler.script = failing(status, {ids[0]})
-        await world.observer.seen(MessageProcessed, count=len(ids) - 1, within=120.0)
+        await world.events.seen("message_processed", count=len(ids) - 1, within=120.0)
         assert world.health.trouble == ""
         while not world.dead_lettered():
             world.send(subject=OTHER)
@@ -352,7 +343,7 @@ async def test_a_message_that_is_too_large_ends_soon_if_the_handler_accepts_othe
     world.handler.script = failing(413, {large})
     async with world.consuming():
         world.send(subject=OTHER)
-        await world.observer.seen(MessageDeadLettered, within=10.0)
+        await world.events.seen("message_dead_lettered", within=10.0)
     row = world.row(large)
     assert (row.attempts, row.dead_letter_reason) == (3, "EXHAUSTED")
     assert "413" in str(row.last_error)
@@ -366,7 +357,7 @@ async def test_a_handler_that_answers_nothing_is_called_silent_long_before_its_c
     world.handler.script = always(Respond(slow_seconds=half / 2))
     async with world.consuming():
         world.send()
-        await world.observer.seen(MessageProcessed, within=HOUR)
+        await world.events.seen("message_processed", within=HOUR)
         await asyncio.sleep(HOUR)
         assert world.health.trouble == "", "it has nothing to do"
         world.handler.script = always(Hang())
@@ -376,7 +367,7 @@ async def test_a_handler_that_answers_nothing_is_called_silent_long_before_its_c
         await asyncio.sleep(2)
         assert world.health.trouble == f"the handler has answered no call for {half + 1:.0f} s"
         world.handler.script = always(Respond())
-        await world.observer.seen(MessageProcessed, count=2, within=HOUR)
+        await world.events.seen("message_processed", count=2, within=HOUR)
         assert world.health.trouble == ""
 
 
@@ -386,10 +377,10 @@ async def test_a_slow_type_is_a_warning_while_the_handler_accepts_others() -> No
     bad = {world.send() for _ in range(SLOW_AFTER)}
     world.handler.script = failing(500, bad)
     async with world.consuming():
-        await world.observer.seen(TypeSlowed)
+        await world.events.seen("type_slowed")
         assert world.health.trouble.startswith("vibe_created: the handler answered 500")
         world.send(subject=OTHER)
-        await world.observer.seen(MessageProcessed)
+        await world.events.seen("message_processed")
         assert world.health.trouble == ""
         [(name, text)] = world.health.warnings().items()
         assert (name, text.partition(",")[0]) == ("event type vibe_created", "the handler answered 500")

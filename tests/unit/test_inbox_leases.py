@@ -9,7 +9,6 @@ import pytest
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.leases import renewing_lease
 from sea_mq_worker.inbox.message import HandlerRequest, Leased
-from sea_mq_worker.telemetry.events import CircuitOpened, LeasesLost, MessageProcessed, MessageRetried
 from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, Respond, Unreachable
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
@@ -43,12 +42,12 @@ async def test_a_message_that_somebody_took_over_is_not_acknowledged() -> None:
     message_id = world.send()
     world.handler.script = at_first(lambda: take_over(world, message_id), 200)
     async with world.consuming():
-        lost = await world.observer.seen(LeasesLost)
+        lost = await world.events.seen("leases_lost")
         assert (lost.side, lost.count) == ("inbox", 1)
         assert world.consumer.acked == []
         assert world.consumer.naks == []
         world.row(message_id).locked_until = world.clock()
-        await world.observer.seen(MessageProcessed, within=2 * ACK_WAIT)
+        await world.events.seen("message_processed", within=2 * ACK_WAIT)
     assert world.handler.effects[message_id] == 1
 
 
@@ -59,14 +58,14 @@ async def test_after_a_lost_session_the_handler_is_called_only_under_a_lease_tha
     world.handler.script = always(Unreachable())
     taken, kept = world.send(), world.send()
     async with world.consuming():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         asked = world.handler.calls[taken]
         world.session_lost_at = world.clock()
         row = world.row(taken)
         row.locked_by, row.locked_until = "w2#9", world.clock() + LEASE
         world.handler.script = always(Respond())
-        done = await world.observer.seen(MessageProcessed)
-        lost = await world.observer.seen(LeasesLost)
+        done = await world.events.seen("message_processed")
+        lost = await world.events.seen("leases_lost")
     assert (done.message_id, lost.count) == (kept, 1)
     assert world.handler.calls[taken] == asked
 
@@ -77,7 +76,7 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
     world.handler.script = always(Unreachable())
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         world.inbox.down = True
         await asyncio.sleep(LEASE + 1)
         row = world.row(message_id)
@@ -85,11 +84,11 @@ async def test_a_message_that_somebody_took_over_while_it_waited_is_not_handed_t
         asked = world.handler.calls[message_id]
         world.handler.script = always(Respond())
         world.inbox.down = False
-        lost = await world.observer.seen(LeasesLost)
+        lost = await world.events.seen("leases_lost")
         assert (lost.side, lost.count) == ("inbox", 1)
         assert world.handler.calls[message_id] == asked
         other = world.send()
-        await world.observer.seen(MessageProcessed)
+        await world.events.seen("message_processed")
         assert world.handler.calls[other] == 1, "the gate has to be open to others"
 
 
@@ -117,10 +116,10 @@ async def test_an_error_whose_row_a_failover_lost_is_recorded_again_and_the_mess
     message_id = world.send()
     world.handler.script = at_first(lambda: world.lose(message_id), 500, 200)
     async with world.consuming():
-        retried = await world.observer.seen(MessageRetried)
+        retried = await world.events.seen("message_retried")
         row = world.row(message_id)
         assert (row.attempts, row.locked_by, row.last_error) == (1, None, retried.error)
-        await world.observer.seen(MessageProcessed, within=10)
+        await world.events.seen("message_processed", within=10)
     assert world.row(message_id).attempts == 2
 
 
@@ -130,11 +129,11 @@ async def test_a_message_whose_row_is_lost_while_it_waits_is_at_work_again_at_on
     world.handler.script = always(Unreachable())
     message_id = world.send()
     async with world.consuming():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         world.lose(message_id)
         await asyncio.sleep(LEASE)
         world.handler.script = always(Respond())
-        await world.observer.seen(MessageProcessed, within=10)
+        await world.events.seen("message_processed", within=10)
     assert world.handler.effects[message_id] == 1
 
 
@@ -167,7 +166,7 @@ async def test_a_message_that_was_tried_often_is_asked_for_as_soon_as_any_other(
     free_at = world.clock() + held
     world.handler.script = fails_and_is_taken_over
     async with world.consuming():
-        await world.observer.seen(MessageProcessed, within=10 * ACK_WAIT)
+        await world.events.seen("message_processed", within=10 * ACK_WAIT)
         assert free_at <= world.clock() <= free_at + LEASE / 2
 
 
@@ -178,12 +177,12 @@ async def test_a_lease_that_is_kept_for_hours_does_not_use_up_the_messages_deliv
     free_at = world.clock() + 2 * 3600.0
     world.handler.script = at_first(lambda: take_over(world, message_id), 200)
     async with world.consuming():
-        await world.observer.seen(LeasesLost)
+        await world.events.seen("leases_lost")
         while world.clock() < free_at:
             world.row(message_id).locked_until = world.clock() + LEASE
             await asyncio.sleep(LEASE / 3)
         assert world.handler.calls[message_id] == 1
-        await world.observer.seen(MessageProcessed, within=3600.0)
+        await world.events.seen("message_processed", within=3600.0)
     assert not world.consumer.exhausted_deliveries
 
 
@@ -195,7 +194,7 @@ async def test_a_long_call_is_kept_alive_and_happens_once() -> None:
     async with world.consuming():
         await asyncio.sleep(500)
         assert (world.row(message_id).locked_until or 0.0) > world.clock()
-        await world.observer.seen(MessageProcessed, within=3600.0)
+        await world.events.seen("message_processed", within=3600.0)
     assert world.handler.calls[message_id] == 1
     assert world.consumer.naks == []
 
@@ -207,7 +206,7 @@ async def test_a_rejected_message_that_somebody_took_over_is_not_dead_lettered()
     message_id = world.send()
     world.handler.script = at_first(lambda: take_over(world, message_id), 422)
     async with world.consuming():
-        await world.observer.seen(LeasesLost)
+        await world.events.seen("leases_lost")
     assert world.dead_lettered() == []
     assert world.consumer.acked == []
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from sea_mq_worker.telemetry.events import BatchRelayed, CircuitOpened
 from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
 from sea_mq_worker.testing.stream import Fault
 from tests.support.simulation import in_virtual_time
@@ -39,8 +38,8 @@ async def test_a_worker_that_cannot_publish_probes_in_the_lane_until_another_one
     sick.table.add("a", ordering_key="k")
     sick.faults["a"] = Fault.LOST
     async with sick.relaying():
-        await sick.observer.seen(BatchRelayed, count=3, within=600.0)
-        await sick.observer.seen(CircuitOpened)
+        await sick.events.seen("batch_relayed", count=3, within=600.0)
+        await sick.events.seen("circuit_opened")
         for _ in range(10):  # a probe waits ten seconds for its acknowledgement
             if serves := await other.take():
                 break

@@ -1,4 +1,4 @@
-"""Facts become log lines: one a record, bounded, and never a way to forge another."""
+"""Events become log lines: one a record, bounded, and never a way to forge another."""
 
 import io
 import json
@@ -7,41 +7,37 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
 from sea_mq_worker.errors import StoreUnavailableError
-from sea_mq_worker.telemetry.events import (
-    CircuitClosed,
-    CircuitOpened,
-    EventDied,
-    EventPostponed,
-    EventPublished,
-    EventsPublished,
-    Fact,
-    MessageRetried,
-    Noticed,
-)
-from sea_mq_worker.telemetry.logs import LOGGER, FanOut, LogObserver, configure, described
-from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.ports import Events
+from sea_mq_worker.telemetry.events import EVENTS, Fields, Listeners
+from sea_mq_worker.telemetry.logs import LOGGER, LogListener, configure
+from sea_mq_worker.testing.events import Emitted, RecordingEvents
 from tests.support.simulation import Clock
 
-PUBLISHED = EventPublished(
-    outbox_id="550e8400-e29b-41d4-a716-446655440000",
-    event_type="vibe_created",
-    subject="sea.event.vibe_created.v1",
-    published_at=datetime.fromisoformat("2031-02-03T04:05:06.789012+02:00"),
-    duplicate=False,
-    latency_seconds=0.25,
-)
-BATCH = EventsPublished(latencies=(0.5,), duplicates=0, each=lambda: (PUBLISHED,))
+PUBLISHED = {
+    "outbox_id": "550e8400-e29b-41d4-a716-446655440000",
+    "event_type": "vibe_created",
+    "subject": "sea.event.vibe_created.v1",
+    "published_at": datetime.fromisoformat("2031-02-03T04:05:06.789012+02:00"),
+    "duplicate": False,
+    "latency_seconds": 0.25,
+}
+BATCH: dict[str, Any] = {"count": 1, "latencies": (0.5,), "duplicates": 0, "each": lambda: (PUBLISHED,)}
 FORGED = 'x\r\n{"event": "forged"}\x1b[31m\u2028\x9b'
 
 
-def postponed(number: int) -> EventPostponed:
-    return EventPostponed(
-        outbox_id=str(number), event_type="t", error="timeout", delay_seconds=1.0, attempts=number
+def postpone(events: Events, number: int) -> None:
+    events.emit(
+        "event_postponed",
+        outbox_id=str(number),
+        event_type="t",
+        error="timeout",
+        delay_seconds=1.0,
+        attempts=number,
     )
 
 
@@ -63,7 +59,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 @pytest.mark.clause("EVT-047-001")
 def test_a_published_event_is_a_record_with_the_events_fields(stream: io.StringIO) -> None:
     configure(level="debug", format="json", stream=stream)
-    LogObserver().observe(BATCH)
+    LogListener().emit("event_published", **BATCH)
     (line,) = lines(stream)
     assert line["event"] == "event_published"
     assert line["level"] == "debug"
@@ -73,55 +69,53 @@ def test_a_published_event_is_a_record_with_the_events_fields(stream: io.StringI
     assert line["published_at"] == "2031-02-03T02:05:06.789Z"
 
 
-def test_every_fact_has_a_level_and_an_event_key_in_the_past_tense(stream: io.StringIO) -> None:
+def test_every_event_is_a_line_with_its_level_and_fields(stream: io.StringIO) -> None:
     configure(level="debug", format="json", stream=stream)
-    observer = LogObserver()
-    observer.observe(BATCH)
-    for kind in set(get_args(Fact)) - {EventsPublished}:
-        names = get_type_hints(kind)
-        observer.observe(kind(**dict.fromkeys(names, "x")))
-    keys = [line["event"] for line in lines(stream)]
-    assert len(keys) == len(get_args(Fact))
-    assert "x" in keys
-    assert set(keys) >= {"event_published", "message_dead_lettered", "circuit_opened", "worker_stopped"}
+    events = LogListener(clock=Clock())
+    for key, kind in EVENTS.items():
+        fields = dict.fromkeys(kind.fields, "x")
+        events.emit(key, **({"each": lambda fields=fields: (fields,)} if "each" in kind.emitted else fields))
+    written = {line["event"]: line for line in lines(stream)}
+    assert written.keys() == EVENTS.keys()
+    for key, kind in EVENTS.items():
+        assert written[key]["level"] == kind.level
+        assert written[key].keys() >= set(kind.fields)
 
 
 def test_at_info_the_hot_path_writes_nothing(stream: io.StringIO) -> None:
     """Not even what it would be made of."""
 
-    def unwanted() -> list[EventPublished]:
+    def unwanted() -> list[Fields]:
         raise AssertionError
 
     configure(level="info", format="json", stream=stream)
-    LogObserver().observe(EventsPublished(latencies=(0.5,), duplicates=0, each=unwanted))
-    LogObserver().observe(CircuitClosed(circuit="handler", paused_seconds=1.5))
+    LogListener().emit("event_published", **(BATCH | {"each": unwanted}))
+    LogListener().emit("circuit_closed", circuit="handler", paused_seconds=1.5)
     assert [line["event"] for line in lines(stream)] == ["circuit_closed"]
 
 
 def test_an_outage_is_logged_in_at_most_sixty_lines_a_minute(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
     clock = Clock()
-    observer = LogObserver(clock=clock)
+    events = LogListener(clock=clock)
     for tenth in range(600):
         clock.now = 1000.0 + tenth / 10
-        observer.observe(postponed(tenth))
-        observer.observe(
-            MessageRetried(message_id="m", consumer="c", error="e", attempts=1, delay_seconds=1.0)
-        )
+        postpone(events, tenth)
+        events.emit("message_retried", message_id="m", consumer="c", error="e", attempts=1, delay_seconds=1.0)
         for breaker in ("postgres", "nats"):
-            observer.observe(CircuitOpened(circuit=breaker, reason="refused", retry_seconds=1.0))
+            events.emit("circuit_opened", circuit=breaker, reason="refused", retry_seconds=1.0)
     assert len(lines(stream)) <= 60
 
 
 def test_what_was_left_out_is_counted_on_the_next_line(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
     clock = Clock()
-    observer = LogObserver(clock=clock)
+    events = LogListener(clock=clock)
     for number in range(100):
-        observer.observe(postponed(number))
+        postpone(events, number)
     clock.now += 10.0
-    observer.observe(postponed(100))
-    observer.observe(postponed(101))
+    postpone(events, 100)
+    postpone(events, 101)
     written = lines(stream)
     assert [line["outbox_id"] for line in written] == ["0", "1", "100", "101"]
     assert [line.get("suppressed") for line in written] == [None, None, 98, None]
@@ -129,14 +123,14 @@ def test_what_was_left_out_is_counted_on_the_next_line(stream: io.StringIO) -> N
 
 def test_one_kind_of_trouble_does_not_silence_another(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
-    observer = LogObserver(clock=Clock())
+    events = LogListener(clock=Clock())
     for number in range(10):
-        observer.observe(postponed(number))
-    observer.observe(EventDied(outbox_id="b", event_type="t", error="too large", attempts=1))
-    observer.observe(Noticed(event="stream_changed", text="re-created"))
-    assert [line["event"] for line in lines(stream)][-2:] == ["event_died", "stream_changed"]
+        postpone(events, number)
+    events.emit("event_died", outbox_id="b", event_type="t", error="too large", attempts=1)
+    events.emit("nats_stream", text="re-created")
+    assert [line["event"] for line in lines(stream)][-2:] == ["event_died", "nats_stream"]
     for circuit in (*["nats"] * 5, "postgres"):
-        observer.observe(CircuitOpened(circuit=circuit, reason="refused", retry_seconds=1.0))
+        events.emit("circuit_opened", circuit=circuit, reason="refused", retry_seconds=1.0)
     assert [line["circuit"] for line in lines(stream)[-3:]] == ["nats", "nats", "postgres"]
 
 
@@ -144,7 +138,7 @@ def test_one_kind_of_trouble_does_not_silence_another(stream: io.StringIO) -> No
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_text_from_outside_cannot_forge_a_line(stream: io.StringIO, style: Any) -> None:
     configure(level="info", format=style, stream=stream)
-    LogObserver().observe(EventDied(outbox_id="b", event_type=FORGED, error=FORGED, attempts=1))
+    LogListener().emit("event_died", outbox_id="b", event_type=FORGED, error=FORGED, attempts=1)
     logging.getLogger("nats").error("said %s", FORGED)
     written = stream.getvalue()
     assert written.count("\n") == len(written.splitlines()) == 2
@@ -187,21 +181,14 @@ def test_the_text_of_an_exception_cannot_forge_a_line_for_people(stream: io.Stri
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_no_text_makes_a_line_longer_than_a_few_thousand_characters(stream: io.StringIO, style: Any) -> None:
     configure(level="info", format=style, stream=stream)
-    LogObserver().observe(EventDied(outbox_id="b", event_type="t", error="x" * 100_000, attempts=1))
+    LogListener().emit("event_died", outbox_id="b", event_type="t", error="x" * 100_000, attempts=1)
     logging.getLogger("nats").error("said %s", "y" * 100_000)
     assert [2000 < len(line) < 2500 for line in stream.getvalue().splitlines()] == [True, True]
 
 
-def test_kinds_of_lines_that_are_counted_are_bounded() -> None:
-    observer = LogObserver(clock=Clock())
-    for number in range(1000):
-        observer.observe(Noticed(event=f"kind{number}", text=""))
-    assert len(observer._kinds) <= 200
-
-
 def test_a_line_for_people_has_time_level_event_and_values(stream: io.StringIO) -> None:
     configure(level="info", format="text", stream=stream)
-    LogObserver().observe(CircuitOpened(circuit="handler", reason="it refuses", retry_seconds=0.5))
+    LogListener().emit("circuit_opened", circuit="handler", reason="it refuses", retry_seconds=0.5)
     line = stream.getvalue()
     assert line.endswith('Z WARNING circuit_opened circuit=handler reason="it refuses" retry_seconds=0.500\n')
 
@@ -232,14 +219,14 @@ def test_a_record_that_cannot_be_written_is_counted_and_raises_nothing(tmp_path:
 def test_configuring_twice_writes_once(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
     configure(level="info", format="json", stream=stream)
-    LogObserver().observe(Noticed(event="once", text=""))
-    assert [line["event"] for line in lines(stream)] == ["once"]
+    LogListener().emit("nats_error", text="")
+    assert [line["event"] for line in lines(stream)] == ["nats_error"]
 
 
 def test_why_the_worker_ends_is_an_error_and_another_notice_a_warning(stream: io.StringIO) -> None:
     configure(level="info", format="json", stream=stream)
     for event in ("contract_broken", "loop_died", "streams_differ"):
-        LogObserver().observe(Noticed(event=event, text=""))
+        LogListener().emit(event, text="")
     assert [line["level"] for line in lines(stream)] == ["error", "error", "warning"]
 
 
@@ -247,16 +234,12 @@ def test_a_listener_that_raises_is_reported_once_and_disturbs_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken:
-        def observe(self, fact: Fact) -> None:
-            raise KeyError(fact)
+        def emit(self, key: str, /, **_fields: Any) -> None:
+            raise KeyError(key)
 
-    recorder = RecordingObserver()
-    everyone = FanOut([Broken(), recorder])
+    recorder = RecordingEvents()
+    everyone = Listeners([Broken(), recorder])
     for _ in range(3):
-        everyone.observe(BATCH)
-    assert recorder.facts == [PUBLISHED] * 3
+        everyone.emit("event_published", **BATCH)
+    assert recorder.emitted == [Emitted("event_published", **PUBLISHED)] * 3
     assert len(caplog.records) == 1
-
-
-def test_described_keeps_the_notice_out_of_its_own_fields() -> None:
-    assert described(Noticed(event="k", text="t")) == ("k", {"text": "t"})

@@ -8,18 +8,17 @@ import pytest
 
 from sea_mq_worker.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.outbox.maintenance import PartitionMaker
-from sea_mq_worker.telemetry.events import Noticed, Progressed
-from sea_mq_worker.testing.events import RecordedFact, RecordingObserver
+from sea_mq_worker.testing.events import Emitted, RecordingEvents
 from sea_mq_worker.testing.sessions import InMemoryPartitions
 from tests.support.simulation import Interrupted
 
 TODAY = date(2025, 12, 31)
 
 
-async def reported(partitions: Any) -> Sequence[RecordedFact]:
-    observer = RecordingObserver()
-    await PartitionMaker(partitions=partitions, observer=observer, days_ahead=1).make()
-    return observer.facts
+async def reported(partitions: Any) -> Sequence[Emitted]:
+    events = RecordingEvents()
+    await PartitionMaker(partitions=partitions, events=events, days_ahead=1).make()
+    return events.emitted
 
 
 def failing(error: Exception) -> Interrupted:
@@ -31,13 +30,13 @@ def failing(error: Exception) -> Interrupted:
 async def test_only_created_partitions_are_reported() -> None:
     partitions = InMemoryPartitions(lambda: TODAY)
     days = "outbox_events_20251231, outbox_events_20260101"
-    assert await reported(partitions) == [Progressed(event="partitions_made", text=days)]
+    assert await reported(partitions) == [Emitted("partitions_made", text=days)]
     assert await reported(partitions) == []
 
 
 async def test_a_worker_without_the_right_to_create_partitions_reports_it_and_continues() -> None:
     assert await reported(failing(ContractError("permission denied"))) == [
-        Noticed(event="partitions_not_made", text="permission denied")
+        Emitted("partitions_not_made", text="permission denied")
     ]
 
 

@@ -7,7 +7,6 @@ import pytest
 from sea_mq_worker.inbox.dead_letter import dead_letter_message
 from sea_mq_worker.inbox.leases import InFlightMessage
 from sea_mq_worker.inbox.message import Leased
-from sea_mq_worker.telemetry.events import CircuitClosed, CircuitOpened, MessageDeadLettered, MessageProcessed
 from sea_mq_worker.testing.handler import Respond
 from tests.support.builders import dead_letter
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, SLOW_AFTER, World, always
@@ -43,7 +42,7 @@ async def test_a_message_that_was_given_up_with_attempts_left_is_handled() -> No
     world = World(max_deliver=1)
     message_id, _ = await give_up(world)
     async with world.consuming():
-        fact = await world.observer.seen(MessageProcessed)
+        fact = await world.events.seen("message_processed")
         await settled(world)
     assert fact.message_id == message_id
     assert world.dead_lettered() == []
@@ -57,7 +56,7 @@ async def test_one_that_fails_again_and_again_is_dead_lettered_once_its_attempts
     message_id, _ = await give_up(world)
     world.handler.script = always(Respond(status=500))
     async with world.consuming():
-        fact = await world.observer.seen(MessageDeadLettered, within=60.0)
+        fact = await world.events.seen("message_dead_lettered", within=60.0)
         await settled(world)
     assert (fact.message_id, fact.reason, fact.attempts) == (message_id, "EXHAUSTED", ATTEMPTS_MAX)
     assert world.handler.calls[message_id] == ATTEMPTS_MAX
@@ -75,7 +74,7 @@ async def test_deliveries_that_were_given_back_cost_no_message_its_life(status: 
         assert len(world.consumer.exhausted_deliveries) > SLOW_AFTER
         assert world.dead_lettered() == []
         world.handler.script = always(Respond())
-        await world.observer.seen(MessageProcessed, count=len(ids), within=10.0)
+        await world.events.seen("message_processed", count=len(ids), within=10.0)
         await settled(world)
     assert world.dead_lettered() == []
 
@@ -101,7 +100,7 @@ async def test_a_message_whose_last_delivery_killed_its_worker_waits_for_the_lea
     async with world.consuming():
         await asyncio.sleep(LEASE / 2)
         assert not world.handler.calls
-        await world.observer.seen(MessageProcessed, within=600.0)
+        await world.events.seen("message_processed", within=600.0)
         await settled(world)
     assert world.row(message_id).attempts == 2
 
@@ -117,7 +116,7 @@ async def test_a_dead_letter_that_a_dead_worker_had_begun_is_found_and_not_repea
     message = dead_letter_message(letter, context="sea")
     await world.dlq.publish(message.subject, message.payload, message.headers)
     async with world.consuming():
-        await world.observer.seen(MessageDeadLettered, within=600.0)
+        await world.events.seen("message_dead_lettered", within=600.0)
         await settled(world)
     assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]
 
@@ -139,10 +138,10 @@ async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
 
     set_lost(away=True)
     async with world.consuming():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         await asyncio.sleep(LEASE / 2)
         set_lost(away=False)
-        await world.observer.seen(CircuitClosed)
-        await world.observer.seen(MessageDeadLettered)
+        await world.events.seen("circuit_closed")
+        await world.events.seen("message_dead_lettered")
         await settled(world)
     assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]

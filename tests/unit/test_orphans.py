@@ -6,7 +6,6 @@ import uuid
 import pytest
 
 from sea_mq_worker.errors import ContractError
-from sea_mq_worker.telemetry.events import MessageProcessed, Noticed
 from sea_mq_worker.testing.handler import Respond
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SUBJECT, World, always
 from tests.support.simulation import in_virtual_time
@@ -26,7 +25,7 @@ async def forbidden(_seqs: object) -> None:
 
 
 def reported(world: World) -> list[str]:
-    return [fact.event for fact in world.observer.of(Noticed)]
+    return [notice.key for notice in world.events.notices]
 
 
 @in_virtual_time
@@ -36,7 +35,7 @@ async def test_a_message_that_somebody_else_acknowledged_is_handled_again() -> N
     async with world.consuming():
         await asyncio.sleep(OVERDUE / 2)
         assert not world.handler.calls
-        fact = await world.observer.seen(MessageProcessed, within=OVERDUE)
+        fact = await world.events.seen("message_processed", within=OVERDUE)
     assert fact.message_id == message_id
     assert reported(world) == ["message_undeliverable"]
 
@@ -62,7 +61,7 @@ async def test_what_a_consumer_will_deliver_again_is_left_to_it() -> None:
         await asyncio.sleep(LEASE)
         await world.consumer.in_progress(message)
     async with world.consuming():
-        await world.observer.seen(MessageProcessed, within=OVERDUE)
+        await world.events.seen("message_processed", within=OVERDUE)
     assert reported(world) == []
 
 
@@ -77,7 +76,7 @@ async def test_a_message_dropped_by_its_stream_is_reported_once_and_stays_open()
         row = world.row(message_id)
         assert (row.settled, row.attempts, "no longer holds it" in (row.last_error or "")) == (False, 1, True)
         world.send(message_id=message_id)
-        await world.observer.seen(MessageProcessed)
+        await world.events.seen("message_processed")
 
 
 @pytest.mark.parametrize("same_id", [False, True])
@@ -116,5 +115,5 @@ async def test_a_worker_without_the_right_to_read_the_stream_reports_it_and_cont
     async with world.consuming():
         await asyncio.sleep(2 * OVERDUE)
         world.send()
-        await world.observer.seen(MessageProcessed)
+        await world.events.seen("message_processed")
     assert set(reported(world)) == {"undeliverable_not_readable"}

@@ -15,15 +15,6 @@ from sea_mq_worker.outbox.pace import MemoryBudget
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.runtime.breaker import Permit
 from sea_mq_worker.runtime.waiting import PollingWakeup
-from sea_mq_worker.telemetry.events import (
-    BatchRelayed,
-    CircuitClosed,
-    CircuitOpened,
-    EventDied,
-    EventPostponed,
-    EventPublished,
-    LeasesLost,
-)
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream
@@ -97,7 +88,7 @@ class World(LoopWorld):
         return [entry.headers["Nats-Msg-Id"] for entry in self.stream.entries()]
 
     async def published(self, count: int) -> None:
-        await self.observer.seen(EventPublished, count=count, within=600.0)
+        await self.events.seen("event_published", count=count, within=600.0)
 
     @asynccontextmanager
     async def relaying(self) -> AsyncIterator[None]:
@@ -140,7 +131,7 @@ async def test_events_reach_the_stream_and_their_rows_say_where() -> None:
         ("SEA_EVENTS", 2),
         ("SEA_EVENTS", 3),
     ]
-    fact = world.observer.of(EventPublished)[0]
+    fact = world.events.of("event_published")[0]
     assert (fact.outbox_id, fact.subject) == ("a", "sea.event.order.created.v1")
     recorded_at = EPOCH + timedelta(seconds=world.row("a").published_at or 0.0)
     assert fact.published_at == recorded_at
@@ -153,12 +144,12 @@ async def test_without_a_connection_nothing_is_claimed() -> None:
     world.publisher.connected = False
     world.table.add("a")
     async with world.relaying():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         await asyncio.sleep(3600)
         assert world.row("a").attempts == 0
         world.publisher.connected = True
         await world.published(1)
-    assert len(world.observer.of(CircuitOpened)) == 1
+    assert len(world.events.of("circuit_opened")) == 1
     assert world.row("a").failures == 0
 
 
@@ -177,7 +168,7 @@ async def test_a_lease_does_not_run_while_the_other_lane_probes_the_broker() -> 
         await world.published(1)
         world.stop.set()
     assert world.row("a").attempts == 1
-    assert world.observer.of(LeasesLost) == []
+    assert world.events.of("leases_lost") == []
 
 
 @pytest.mark.parametrize(("fault", "closes"), [(Fault.LOST, True), (Fault.BARRED, False)])
@@ -190,10 +181,10 @@ def test_an_outage_ends_for_a_worker_whose_events_others_have_published(fault: F
         world.table.add("a")
         world.faults["a"] = fault
         async with world.relaying():
-            await world.observer.seen(CircuitOpened)
+            await world.events.seen("circuit_opened")
             world.table.rows.clear()
             await asyncio.sleep(60)
-        assert bool(world.observer.of(CircuitClosed)) == closes
+        assert bool(world.events.of("circuit_closed")) == closes
 
     run()
 
@@ -207,16 +198,16 @@ async def test_a_silent_broker_is_probed_with_one_event_at_a_time() -> None:
         world.table.add(event_id)
         world.faults[event_id] = Fault.LOST
     async with world.relaying():
-        await world.observer.seen(EventPostponed, count=10)
+        await world.events.seen("event_postponed", count=10)
         await asyncio.sleep(5)
-        first, *probes = [fact.claimed for fact in world.observer.of(BatchRelayed)]
+        first, *probes = [fact.claimed for fact in world.events.of("batch_relayed")]
         assert first == 10
         assert len(probes) > 2
         assert set(probes) == {1}
         assert {row.failures for row in world.table.rows.values()} == {0}
         world.faults.clear()
         await world.published(10)
-    assert world.observer.of(CircuitClosed)
+    assert world.events.of("circuit_closed")
     assert sorted(world.stored()) == sorted(ids)
 
 
@@ -230,11 +221,11 @@ async def test_good_events_are_found_behind_many_that_the_server_does_not_take_n
         world.faults[event_id] = Fault.BARRED
     world.table.add("good")
     async with world.relaying():
-        await world.observer.seen(EventPublished, within=40.0)
+        await world.events.seen("event_published", within=40.0)
         assert {world.row(event_id).failures for event_id in barred} == {0}
         world.faults.clear()
         await world.published(201)
-    assert world.observer.of(CircuitOpened)[0].reason == "the server takes nothing like it"
+    assert world.events.of("circuit_opened")[0].reason == "the server takes nothing like it"
 
 
 @pytest.mark.parametrize("keeps_order", [False, True])
@@ -246,11 +237,11 @@ async def test_a_refused_event_keeps_no_other_key_waiting(keeps_order: bool) -> 
         world.table.add(event_id, ordering_key=str(number))
     world.faults |= {"e0": Fault.REFUSED, "e3": Fault.REFUSED, "e4": Fault.FAILED}
     async with world.relaying():
-        await world.observer.seen(BatchRelayed)
+        await world.events.seen("batch_relayed")
     assert set(world.stored()) == set(ids) - {"e0", "e3", "e4"}
     assert [world.row(event_id).state for event_id in ("e0", "e3", "e4")] == ["DEAD", "DEAD", "PENDING"]
     assert {row.attempts for row in world.table.rows.values()} == {1}
-    assert not world.observer.of(CircuitOpened)
+    assert not world.events.of("circuit_opened")
 
 
 @pytest.mark.clause("POL-047-001")
@@ -262,7 +253,7 @@ async def test_an_event_that_makes_no_subject_dies_alone() -> None:
     async with world.relaying():
         await world.published(1)
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
-    assert "INVALID_OUTBOX" in world.observer.of(EventDied)[0].error
+    assert "INVALID_OUTBOX" in world.events.of("event_died")[0].error
 
 
 @in_virtual_time
@@ -272,7 +263,7 @@ async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None
     world.table.add("bad", event_type="no good")
     world.table.add("good")
     async with world.relaying():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         world.publisher.connected = True
         await world.published(1)
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
@@ -288,7 +279,7 @@ async def test_the_first_failure_of_a_key_sends_the_rest_of_it_back(keeps_order:
     world.table.add("b1", ordering_key="b")
     world.faults["a2"] = Fault.FAILED
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         assert world.row("a3").state is EventState.PENDING
         assert world.row("a3").failures == 0
         world.faults.clear()
@@ -330,8 +321,8 @@ async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     world.outbox.loses_answer_of = "mark_published_batch"
     async with world.relaying():
         await world.published(1)
-    assert [fact.circuit for fact in world.observer.of(CircuitOpened)] == ["store"]
-    assert world.observer.of(LeasesLost) == []
+    assert [fact.circuit for fact in world.events.of("circuit_opened")] == ["store"]
+    assert world.events.of("leases_lost") == []
     assert world.sent == ["a"]
     assert world.states() == {"a": "PUBLISHED"}
 
@@ -343,7 +334,7 @@ async def test_a_possibly_published_event_older_than_the_window_is_looked_up() -
     world.table.add("a")
     world.faults["a"] = Fault.ACK_LOST
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         await world.published(1)
         world.table.add("b")
         await world.published(2)

@@ -11,7 +11,6 @@ import pytest
 from sea_mq_worker.errors import StoreTooSlowError
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.event import Claim, EventState
-from sea_mq_worker.telemetry.events import Noticed
 from tests.support.simulation import in_virtual_time
 from tests.unit.test_outbox_publisher import LEASE, World
 
@@ -88,7 +87,7 @@ async def test_an_event_released_repeatedly_is_logged_at_a_bounded_rate() -> Non
         return True
 
     await replace(world.lane(), session_lost_since=lost).run(world.stop)
-    reported = [fact.text for fact in world.observer.of(Noticed)]
+    reported = [notice.text for notice in world.events.notices]
     assert [re.findall(r"claimed (\d+) times", text) for text in reported] == [["16"], ["32"], ["64"]]
 
 

@@ -14,14 +14,6 @@ from sea_mq_worker.errors import (
 )
 from sea_mq_worker.nats.message import SearchedId, SearchResult
 from sea_mq_worker.outbox.event import EventState
-from sea_mq_worker.telemetry.events import (
-    BatchRelayed,
-    CircuitClosed,
-    CircuitOpened,
-    EventPostponed,
-    LeasesLost,
-    Noticed,
-)
 from sea_mq_worker.testing.stream import Fault
 from tests.support.simulation import Interrupted, in_virtual_time
 from tests.unit.test_outbox_publisher import LEASE, World
@@ -60,11 +52,11 @@ async def test_a_replay_whose_acknowledgement_was_lost_is_stored_once_in_a_recre
     world.table.replay("a")
     world.faults["a"] = Fault.ACK_LOST
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         world.faults.clear()
         await world.published(1)
     assert world.stored() == ["a"]
-    assert (row.stream_seq, len(world.observer.of(EventPostponed))) == (1, 1)
+    assert (row.stream_seq, len(world.events.of("event_postponed"))) == (1, 1)
 
 
 @in_virtual_time
@@ -95,7 +87,7 @@ async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_
 
     world.on_send = lose_database
     async with world.relaying():
-        lost = await world.observer.seen(LeasesLost, within=2 * LEASE)
+        lost = await world.events.seen("leases_lost", within=2 * LEASE)
         world.outbox.down = False
         await asyncio.sleep(1)
         assert (await world.outbox.reap()).leases == 1
@@ -115,12 +107,12 @@ async def test_a_possibly_published_event_waits_while_the_stream_cannot_be_searc
     world.table.add("a")
     world.faults["a"] = Fault.ACK_LOST
     async with world.relaying():
-        await world.observer.seen(EventPostponed, lambda fact: fact.error == "no leader", within=600.0)
-        assert "no leader" not in [fact.reason for fact in world.observer.of(CircuitOpened)]
+        await world.events.seen("event_postponed", lambda fact: fact.error == "no leader", within=600.0)
+        assert "no leader" not in [fact.reason for fact in world.events.of("circuit_opened")]
         world.table.add("b")
         await world.published(1)
         assert world.states() == {"a": "PENDING", "b": "PUBLISHED"}
-        await world.observer.seen(Noticed, lambda fact: fact.event == "search_unfinished", within=6000.0)
+        await world.events.seen("search_unfinished", within=6000.0)
         world.publisher.find = find
         await world.published(2)
     assert world.sent == ["a", "b"]
@@ -134,7 +126,7 @@ async def test_a_repeat_is_searched_for_after_a_change_of(change: str) -> None:
     world.table.add("a")
     world.faults["a"] = Fault.ACK_LOST
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         world.faults.clear()
         world.row("a").available_at = world.clock() + 20.0
         if "clock" in change:
@@ -150,9 +142,9 @@ async def test_a_window_that_was_shortened_while_no_answer_came_lets_no_second_c
     world.table.add("a")
     world.publisher.hears = False
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         world.stream.duplicate_window_seconds = 1.0
-        await world.observer.seen(EventPostponed, count=2, within=600.0)
+        await world.events.seen("event_postponed", count=2, within=600.0)
         world.publisher.hears = True
         await world.published(1)
     assert world.stored() == ["a"]
@@ -169,14 +161,14 @@ async def test_a_search_longer_than_a_claim_continues_and_delays_no_event(fault:
     world.faults["a"] = fault
     world.publisher.find_max = 7
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         del world.faults["a"]
-        await world.observer.seen(EventPostponed, lambda fact: "searched" in fact.error, within=600.0)
+        await world.events.seen("event_postponed", lambda fact: "searched" in fact.error, within=600.0)
         for number in range(5):
             world.table.add(f"new {number}", ordering_key=str(number))
             await world.published(number + 1)
         await world.published(7)
-    assert [fact.reason for fact in world.observer.of(CircuitOpened)] == ["no acknowledgement"]
+    assert [fact.reason for fact in world.events.of("circuit_opened")] == ["no acknowledgement"]
     events = [name for name in world.stored() if name in {"a", "behind"}]
     assert events == ["a", "behind"]
     assert world.row("a").failures == 0
@@ -195,9 +187,9 @@ async def test_a_worker_that_stalled_in_its_search_sends_nothing() -> None:
         return dict(await find(wanted))
 
     async with world.relaying():
-        await world.observer.seen(EventPostponed)
+        await world.events.seen("event_postponed")
         world.publisher.find = stall
-        await world.observer.seen(BatchRelayed, lambda fact: fact.released == 1, within=600.0)
+        await world.events.seen("batch_relayed", lambda fact: fact.released == 1, within=600.0)
         assert world.sent == ["a"]
         del world.faults["a"]
         world.publisher.find = find
@@ -210,11 +202,11 @@ async def test_a_connection_that_comes_back_ends_the_pause_though_nothing_waits(
     world = World()
     world.publisher.connected = False
     async with world.relaying():
-        await world.observer.seen(CircuitOpened)
+        await world.events.seen("circuit_opened")
         await asyncio.sleep(600)
-        assert world.observer.of(CircuitClosed) == []
+        assert world.events.of("circuit_closed") == []
         world.publisher.connected = True
-        await world.observer.seen(CircuitClosed, within=600.0)
+        await world.events.seen("circuit_closed", within=600.0)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("away"), ContractError("a table is missing")])
@@ -227,7 +219,7 @@ async def test_a_claim_that_the_database_cannot_answer_pauses_the_lane_until_it_
     world.outbox = Interrupted(world.outbox, error)
     world.outbox.down = True
     async with world.relaying():
-        await world.observer.seen(CircuitOpened, lambda fact: fact.reason == str(error))
+        await world.events.seen("circuit_opened", lambda fact: fact.reason == str(error))
         await asyncio.sleep(10.0)
         world.outbox.down = False
         await world.published(1)
@@ -242,7 +234,7 @@ async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> 
     async with asyncio.TaskGroup() as group:
         group.create_task(lane.run(world.stop))
         await asyncio.sleep(600)
-        assert world.observer.of(CircuitClosed) == []
+        assert world.events.of("circuit_closed") == []
         world.table.add("a")
         await world.published(1)
         world.stop.set()

@@ -9,16 +9,6 @@ from sea_mq_worker.admin.activity import ActivityLog, Latencies
 from sea_mq_worker.admin.health import Side, Situation, summarize
 from sea_mq_worker.admin.records import ConsumerSample, Counters, Level, Sample, WorkerInfo
 from sea_mq_worker.admin.status import History, StatusCollector
-from sea_mq_worker.telemetry.events import (
-    CircuitClosed,
-    CircuitOpened,
-    EventsPublished,
-    MessageRetried,
-    Noticed,
-    Progressed,
-    TypeResumed,
-    TypeSlowed,
-)
 from tests.support.simulation import Clock
 
 
@@ -160,10 +150,10 @@ def test_an_hour_is_remembered_and_no_more() -> None:
 def test_failures_are_kept_by_kind_and_within_bounds() -> None:
     log = ActivityLog(now=lambda: 7.0)
     for number in range(200):
-        log.observe(retried(f"error {number}"))
-        log.observe(retried("503"))
-        log.observe(Noticed(event="nats_error", text="refused" * 100))
-        log.observe(Noticed(event="odd", text=str(number)))
+        fail(log, f"error {number}")
+        fail(log, "503")
+        log.emit("nats_error", text="refused" * 100)
+        log.emit("streams_differ", text=str(number))
     groups = log.error_groups()
     assert (groups[0].text, groups[0].count, groups[0].last, len(groups)) == ("503", 200, 7.0, 64)
     events = log.recent_events()
@@ -174,14 +164,14 @@ def test_failures_are_kept_by_kind_and_within_bounds() -> None:
 
 def test_a_reason_for_waiting_ends_with_the_next_step() -> None:
     log = ActivityLog()
-    log.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
+    log.emit("waiting", text="waiting for NATS: refused")
     assert log.waiting_for == "waiting for NATS: refused"
-    log.observe(Progressed(event="nats_connected", text="outbox"))
+    log.emit("nats_connected", text="outbox")
     assert log.waiting_for == ""
 
 
-def retried(error: str) -> MessageRetried:
-    return MessageRetried(message_id="m", consumer="c", error=error, attempts=1, delay_seconds=1.0)
+def fail(log: ActivityLog, error: str) -> None:
+    log.emit("message_retried", message_id="m", consumer="c", error=error, attempts=1, delay_seconds=1.0)
 
 
 def status_collector(
@@ -201,12 +191,12 @@ def status_collector(
 def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() -> None:
     clock, reasons = Clock(), {"handler": "503"}
     shown = status_collector(clock, reasons, {})
-    shown.activity.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
+    shown.activity.emit("circuit_opened", circuit="handler", reason="503", retry_seconds=1)
     clock.now = 1200.0
-    shown.activity.observe(CircuitOpened(circuit="handler", reason="refused", retry_seconds=1))
+    shown.activity.emit("circuit_opened", circuit="handler", reason="refused", retry_seconds=1)
     health = shown.status().health
     assert (health.state, health.since) == ("Paused", 1000.0)
-    shown.activity.observe(CircuitClosed(circuit="handler", paused_seconds=200.0))
+    shown.activity.emit("circuit_closed", circuit="handler", paused_seconds=200.0)
     reasons.clear()
     health = shown.status().health
     assert (health.level, health.since) == (Level.IDLE, 1200.0)
@@ -215,7 +205,7 @@ def test_a_pause_is_dated_from_its_beginning_however_often_its_reason_changes() 
 def test_a_pause_is_dated_by_its_first_cause_also_without_a_circuit_breaker() -> None:
     clock, reasons = Clock(), {"handler": "503"}
     shown = status_collector(clock, reasons, {})
-    shown.activity.observe(CircuitOpened(circuit="handler", reason="503", retry_seconds=1))
+    shown.activity.emit("circuit_opened", circuit="handler", reason="503", retry_seconds=1)
     clock.now = 1200.0
     reasons["nats outbox"] = "the connection is down"
     health = shown.status().health
@@ -233,7 +223,7 @@ def test_a_start_is_dated_from_its_beginning_without_an_earlier_query() -> None:
     clock = Clock()
     shown = status_collector(clock, {"start": "the worker is starting"}, {})
     clock.now = 1060.0
-    shown.activity.observe(Noticed(event="waiting", text="waiting for NATS: refused"))
+    shown.activity.emit("waiting", text="waiting for NATS: refused")
     health = shown.status().health
     assert (health.state, health.since) == ("Starting", 1000.0)
 
@@ -287,13 +277,13 @@ def test_what_the_streams_have_still_to_deliver_waits_and_a_paused_consumer_is_n
 def test_slow_event_types_are_named_while_they_are_slow_and_within_a_bound() -> None:
     shown = status_collector(Clock(), {}, {})
     for number in range(10):
-        shown.activity.observe(TypeSlowed(event_type=f"type.{number}", reason="503"))
-    shown.activity.observe(TypeResumed(event_type="type.0", why="an effect", slow_seconds=1.0))
+        shown.activity.emit("type_slowed", event_type=f"type.{number}", reason="503")
+    shown.activity.emit("type_resumed", event_type="type.0", why="an effect", slow_seconds=1.0)
     assert shown.status().slow_types == [f"type.{number}" for number in range(1, 9)]
 
 
 def test_a_claim_is_timed_by_some_of_its_events() -> None:
     log = ActivityLog()
-    log.observe(EventsPublished(latencies=[0.1] * 500, duplicates=0, each=list))
-    log.observe(EventsPublished(latencies=[0.1], duplicates=0, each=list))
+    for count in (500, 1):
+        log.emit("event_published", count=count, latencies=[0.1] * count, duplicates=0, each=list)
     assert 2 <= sum(sum(counts) for counts in log.latencies["outbox"]._ring) <= 20

@@ -3,8 +3,7 @@ import contextlib
 
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
-from sea_mq_worker.telemetry.events import Noticed, WorkerStopped
-from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.testing.events import Emitted, RecordingEvents
 
 
 async def until_stopped(stop: asyncio.Event) -> None:
@@ -13,22 +12,20 @@ async def until_stopped(stop: asyncio.Event) -> None:
 
 async def supervise(
     *, grace_seconds: float = 5.0, stop: asyncio.Event | None = None, **loops: Loop
-) -> tuple[ExitCode, RecordingObserver]:
-    observer = RecordingObserver()
-    supervisor = Supervisor(
-        name="w", version="1", loops=loops, observer=observer, grace_seconds=grace_seconds
-    )
-    return await supervisor.run(stop or asyncio.Event()), observer
+) -> tuple[ExitCode, RecordingEvents]:
+    events = RecordingEvents()
+    supervisor = Supervisor(name="w", version="1", loops=loops, events=events, grace_seconds=grace_seconds)
+    return await supervisor.run(stop or asyncio.Event()), events
 
 
 async def test_the_death_of_one_loop_stops_the_worker() -> None:
     async def dies(_: asyncio.Event) -> None:
         raise ExceptionGroup("of a group", [RuntimeError("a secret payload")])
 
-    code, observer = await supervise(a=until_stopped, b=dies)
+    code, events = await supervise(a=until_stopped, b=dies)
     assert code is ExitCode.GAVE_UP
-    noticed = [fact for fact in observer.facts if isinstance(fact, Noticed)]
-    assert [fact.event for fact in noticed] == ["loop_died"]
+    noticed = events.notices
+    assert [notice.key for notice in noticed] == ["loop_died"]
     assert "b died: RuntimeError" in noticed[0].text
     assert "secret" not in noticed[0].text
 
@@ -40,9 +37,9 @@ async def test_a_call_that_is_cancelled_from_within_stops_the_worker_with_an_err
         with contextlib.suppress(StoppedError):
             await cancel_on_stop(stop, answer)
 
-    code, observer = await supervise(a=until_stopped, b=waits)
+    code, events = await supervise(a=until_stopped, b=waits)
     assert code is ExitCode.GAVE_UP
-    assert observer.of(Noticed) == [Noticed(event="loop_died", text="b died: CancelledError")]
+    assert events.notices == [Emitted("loop_died", text="b died: CancelledError")]
 
 
 async def test_what_does_not_finish_in_the_grace_period_is_cut_off_and_named() -> None:
@@ -51,7 +48,7 @@ async def test_what_does_not_finish_in_the_grace_period_is_cut_off_and_named() -
 
     stop = asyncio.Event()
     stop.set()
-    code, observer = await supervise(stop=stop, grace_seconds=0.01, a=until_stopped, slow=hangs)
+    code, events = await supervise(stop=stop, grace_seconds=0.01, a=until_stopped, slow=hangs)
     assert code is ExitCode.GRACE_EXCEEDED
     assert len(asyncio.all_tasks()) == 1
-    assert observer.facts[-1] == WorkerStopped(name="w", unfinished=("slow",))
+    assert events.emitted[-1] == Emitted("worker_stopped", name="w", unfinished=("slow",))

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 
 from sea_mq_worker.errors import RowsRefusedError
 from sea_mq_worker.runtime.takeover import Takeover
-from sea_mq_worker.telemetry.events import Noticed, WorkerTakenOver
-from sea_mq_worker.testing.events import RecordingObserver
+from sea_mq_worker.testing.events import Emitted, RecordingEvents
 from sea_mq_worker.testing.sessions import InMemorySessions, SessionTable
 from tests.support.simulation import in_virtual_time
 
@@ -18,10 +17,10 @@ SECONDS_UNTIL_TAKEN_OVER = 1.5
 class World:
     def __init__(self) -> None:
         self.table = SessionTable()
-        self.observer = RecordingObserver()
+        self.events = RecordingEvents()
         self.taken: list[str] = []
         sessions = InMemorySessions(table=self.table, session=OWN, worker="heir", sides=["outbox"])
-        self.takeover = Takeover(sessions=sessions, observer=self.observer, sides={"outbox": self.end_leases})
+        self.takeover = Takeover(sessions=sessions, events=self.events, sides={"outbox": self.end_leases})
         self.error: RowsRefusedError | None = None
 
     async def end_leases(self, session: str) -> int:
@@ -54,8 +53,8 @@ async def test_a_worker_that_is_ended_in_two_checks_is_taken_over_once() -> None
     assert world.taken == []
     assert not await world.takeover.check()
     assert world.taken == [DEAD]
-    assert world.observer.of(WorkerTakenOver) == [
-        WorkerTakenOver(worker=f"worker {DEAD}", side="outbox", count=3)
+    assert world.events.of("worker_taken_over") == [
+        Emitted("worker_taken_over", worker=f"worker {DEAD}", side="outbox", count=3)
     ]
     await world.takeover.check()
     assert world.taken == [DEAD]
@@ -131,5 +130,5 @@ async def test_leases_that_cannot_be_ended_are_reported_and_left_to_their_time()
     world.kill()
     await world.takeover.check()
     await world.takeover.check()
-    assert [notice.event for notice in world.observer.of(Noticed)] == ["row_refused"]
+    assert [notice.key for notice in world.events.notices] == ["row_refused"]
     assert world.table.rows == {(OWN, "outbox"): "heir"}

@@ -10,8 +10,7 @@ from pydantic.fields import FieldInfo
 from sea_mq_worker.doctor import KINDS
 from sea_mq_worker.doctor.findings import Severity
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
-from sea_mq_worker.telemetry.events import FATAL_NOTICES, LOG_EVENTS, NOTICES
-from sea_mq_worker.telemetry.metrics import METRICS, PIPELINE_METRICS
+from sea_mq_worker.telemetry.events import EVENTS, FATAL_NOTICES, METRICS, NOTICES, PIPELINE_METRICS
 from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS
 from sea_mq_worker.telemetry.tracing import SpanSpec as SpanKind
 from tools.docs.markdown import code, table
@@ -127,8 +126,8 @@ def resource() -> str:
 
 def events() -> str:
     """Return a row for each log event, without level and fields for a warning that has a text alone."""
-    warnings = [e for e in NOTICES if e.key not in FATAL_NOTICES]
-    others = [e for e in LOG_EVENTS if e not in warnings]
+    warnings = [EVENTS[key] for key in NOTICES if key not in FATAL_NOTICES]
+    others = [e for e in EVENTS.values() if e not in warnings]
     heads = ("event", "what, and what to do")
     first = table(
         (*heads, "level", "fields"), ((f"`{e.key}`", e.meaning, e.level, code(e.fields)) for e in others)
