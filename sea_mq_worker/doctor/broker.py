@@ -1,267 +1,29 @@
-"""Facts about NATS, read by one connection; a part that does not answer hides no other part."""
+"""NATS as doctor sees it: streams and consumers by one connection, and what is wrong of them.
+
+A part that does not answer hides no other part.
+"""
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar, assert_never
+from typing import Any, TypeVar
 
-from sea_mq_worker.doctor.findings import APPLY, REFUSES, Finding, Kind, error, format_duration, note, warning
-from sea_mq_worker.errors import BrokerUnavailableError, ContractError
+from sea_mq_worker.doctor.findings import APPLY, Finding, error, format_duration, info, warning
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, UnavailableError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, find_consumer, find_stream, streams_taking
-from sea_mq_worker.nats.subjects import covers
 from sea_mq_worker.operators import definitions as sync_definitions
-from sea_mq_worker.operators.definitions import (
-    AWAITED,
-    ConsumerDefinition,
-    Definition,
-    Difference,
-    StreamDefinition,
-)
-from sea_mq_worker.operators.inspection import consumer_state
-from sea_mq_worker.operators.streams import wanted_topology
+from sea_mq_worker.operators.definitions import AWAITED, Definition, Difference, StreamDefinition
+from sea_mq_worker.operators.inspection import RECONCILE, consumer_state, lost_since
+from sea_mq_worker.operators.streams import broker, wanted_topology
+from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.settings import Settings
 
-# --- Catalog of the findings of NATS, and of NATS with PostgreSQL.
-
-
-class BrokerKind(Kind):
-    """Findings from NATS alone."""
-
-    BROKER_UNREACHABLE = error(
-        "NATS or its JetStream does not answer, or has no leader",
-        "nothing is published or received",
-        "start NATS with JetStream, or correct SEA_MQ_NATS_URL",
-    )
-    BROKER_REFUSES = error(
-        "NATS refuses the login, TLS or a request",
-        "the worker refuses to start, or doctor could not check this part",
-        "correct SEA_MQ_NATS_*, or grant the missing permission as in deploy/nats-accounts.conf",
-    )
-    STREAM_UNAVAILABLE = error(
-        "a stream or consumer does not answer: its servers are down, or it has no leader",
-        "nothing is published or received",
-        "start its servers; they elect a leader within seconds",
-    )
-    DEFINITIONS_INVALID = error(
-        "a definition file of streams and consumers is invalid",
-        "`streams apply` does nothing, and doctor compared no streams",
-        "correct or remove the named file, or correct SEA_MQ_STREAMS_FOLDER",
-    )
-    TOPOLOGY_DIFFERS = error(
-        "a stream or consumer is missing or differs from its definition",
-        "it does not behave as defined",
-        "apply the definitions, or correct them",
-    )
-    STREAM_MISSING = error(
-        "a setting's stream exists neither on the server nor as a file",
-        REFUSES,
-        "add its file to SEA_MQ_STREAMS_FOLDER and apply, or correct the setting",
-    )
-    STREAM_VOLATILE = error(
-        "a stream acknowledges before it stores: storage memory, or persist_mode async",
-        "acknowledged messages may be lost with the server's process",
-        "recreate the stream with storage file and without persist_mode async",
-    )
-    STREAM_UNUSABLE = error(
-        "a stream is sealed or acknowledges nothing",
-        "nothing is published",
-        "apply the files; delete a sealed stream first, or name another stream",
-    )
-    SUBJECTS_UNCOVERED = error(
-        "the stream does not take every subject of the worker",
-        "the stream refuses events or dead letters of the other subjects",
-        "add the subjects to the stream and apply",
-    )
-    SUBJECTS_ELSEWHERE = error(
-        "another stream takes subjects of this worker",
-        "the events fail",
-        "give each context its own subjects",
-    )
-    STREAM_SINGLE_COPY = warning(
-        "a stream of a cluster has one copy",
-        "the stream is lost with its server's disk",
-        "set SEA_MQ_STREAM_REPLICAS to 3, or remove it, and apply",
-    )
-    STREAM_REPLICA_OFFLINE = warning(
-        "a replica of a stream is offline or has no leader",
-        "the next server that fails stops the stream",
-        "restart the server, or move the replica",
-    )
-    SYNC_UNKNOWN = note(
-        "streams have one copy, and the server does not report its sync_interval",
-        (
-            "by default nats-server flushes to disk every two minutes: a crash of its machine loses messages "
-            "acknowledged since"
-        ),
-        (
-            "set `sync_interval: always` in nats-server's configuration and SEA_MQ_OUTBOX_PUBLISH_MODE to "
-            "`atomic`, or set SEA_MQ_STREAM_REPLICAS to 3"
-        ),
-    )
-    STREAM_FULL = error(
-        "a stream is full, with discard new",
-        "events wait in the outbox, dead letters hold their messages up",
-        "raise max_bytes or max_msgs and apply, or remove unneeded messages",
-    )
-    STREAM_NEARLY_FULL = warning(
-        "a stream is 80 % full",
-        "a full stream refuses new messages",
-        "raise max_bytes or max_msgs, or remove unneeded messages",
-    )
-    STREAM_DISCARDS_OLD = warning(
-        "a stream has discard old, or max_msgs_per_subject",
-        "a full stream drops its oldest events or dead letters unread",
-        "set discard to new and max_msgs_per_subject to -1, and apply",
-    )
-    STREAM_DROPS_READ = error(
-        "a stream's retention is not limits",
-        "it drops read messages before all readers have them",
-        "recreate the stream with retention limits",
-    )
-    DEAD_LETTERS_SHORT_LIVED = warning(
-        "the stream keeps dead letters for less than a week",
-        "dead letters may expire before somebody looks",
-        "raise max_age of the stream and apply",
-    )
-    DEAD_LETTERS = note(
-        "the stream has dead letters",
-        "their messages had no effect",
-        "check their reasons, then run `dlq redrive`",
-    )
-    CONSUMER_MISSING = error(
-        "a consumer of SEA_MQ_CONSUMERS exists neither on the server nor as a file",
-        "nothing is received",
-        "add its file to SEA_MQ_STREAMS_FOLDER and apply, or correct SEA_MQ_CONSUMERS",
-    )
-    CONSUMER_UNFIT = error(
-        (
-            "a consumer pushes, does not use explicit acknowledgement, omits bodies, has priority groups, or "
-            "max_expires below 100 ms"
-        ),
-        "nothing is received from it",
-        (
-            "delete it and apply its file with ack_policy explicit, without deliver_subject, headers_only, "
-            "priority_policy and max_expires"
-        ),
-    )
-    CONSUMER_PASSING = warning(
-        "a consumer has inactive_threshold or mem_storage set",
-        "it ends with its worker or server; then messages are redelivered or skipped, by its deliver_policy",
-        "set inactive_threshold to 0 in its file and apply; for mem_storage delete it first",
-    )
-    CONSUMER_FILTER = error(
-        "a consumer's filter matches no subject of its stream",
-        "nothing is received",
-        "correct filter_subject",
-    )
-    MESSAGES_MISSED = error(
-        "messages never reach a consumer: limits, a purge or a lost disk took them, or it begins behind them",
-        "the messages have no effect",
-        "have their sender replay them, and raise the stream's limits",
-    )
-    CONSUMER_PAUSED = warning(
-        "a consumer is paused", "nothing is received until the pause ends", "resume the consumer"
-    )
-    CONSUMER_STUCK = warning(
-        "max_ack_pending messages are in flight, and none was delivered or acknowledged for two ack_waits",
-        "the consumer delivers no more messages",
-        "start the worker, or check its /readyz and the handler",
-    )
-    CONSUMER_BEHIND = warning(
-        "the oldest message that waits for its delivery is older than two ack_waits",
-        "messages are late",
-        "make the handler faster, raise SEA_MQ_HANDLER_CONCURRENCY and max_ack_pending, or run more workers",
-    )
-    CONSUMER_UNATTENDED = warning(
-        "messages wait, and no worker has pulled for two ack_waits",
-        "the messages are late",
-        "start the worker, or read its /readyz for the reason",
-    )
-
-
-class PairKind(Kind):
-    """Findings from a comparison of NATS with PostgreSQL or with the settings."""
-
-    WINDOW_BELOW_PUBLISH = error(
-        "duplicate_window is not longer than the publish time-out",
-        REFUSES,
-        "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS",
-    )
-    WINDOW_BELOW_LEASE = warning(
-        "duplicate_window is shorter than lease and publish time-out together",
-        "after a crash the worker searches the stream before it sends again",
-        "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_LEASE_SECONDS",
-    )
-    WINDOW_BELOW_BACKOFF = warning(
-        "duplicate_window is shorter than longest backoff, lease and publish time-out together",
-        "after a long backoff the worker searches the stream before it sends again",
-        "raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_BACKOFF_MAX_SECONDS",
-    )
-    WINDOW_DELAYS_REPLAY = note(
-        "duplicate_window is longer than a day",
-        ("a replay waits until the window has passed, and the server needs about 105 bytes of memory per id"),
-        "lower duplicate_window and apply",
-    )
-    ACK_WAIT_SHORT = error(
-        "ack_wait, or the first backoff in its place, is not longer than the handler time-out",
-        f"{REFUSES}, or messages are redelivered while the handler works on them",
-        "raise ack_wait, remove backoff and apply, or lower SEA_MQ_HANDLER_TIMEOUT_SECONDS",
-    )
-    MAX_DELIVER_LOW = error(
-        "max_deliver is not above SEA_MQ_INBOX_ATTEMPTS_MAX",
-        f"{REFUSES}: the server would give messages up first",
-        "raise max_deliver and apply, or lower SEA_MQ_INBOX_ATTEMPTS_MAX",
-    )
-    MAX_ACK_PENDING_LOW = warning(
-        "max_ack_pending is below SEA_MQ_HANDLER_CONCURRENCY",
-        "fewer calls run than the setting allows",
-        "raise max_ack_pending and apply, or lower SEA_MQ_HANDLER_CONCURRENCY",
-    )
-    RETRIES_OUTLIVE_STREAM = warning(
-        "the attempts of a message can take longer than its stream keeps it",
-        "a message that keeps failing expires before the worker dead-letters it",
-        "raise max_age of the stream, or lower SEA_MQ_INBOX_ATTEMPTS_MAX or _BACKOFF_MAX_SECONDS",
-    )
-    BROKER_CLOCK = warning(
-        "the clocks of NATS and PostgreSQL differ by more than a minute",
-        "`prune`, `replay` and the search for an ID compare times of both clocks",
-        "synchronize both machines with the same time server",
-    )
-    EVENT_TOO_LARGE = warning(
-        "a waiting event is larger than its stream or server accepts",
-        "the event becomes DEAD",
-        "raise max_msg_size or max_payload, or publish a reference",
-    )
-    EVENTS_LOST = error(
-        "the stream lacks events of PUBLISHED rows: it was recreated, restored, failed over or purged",
-        "consumers never receive them; `pipeline reconcile` lists each",
-        "run `pipeline reconcile --requeue`, or prune the rows",
-    )
-    DELIVERIES_UNRECORDED = note(
-        (
-            "more messages are in flight than are unsettled in the inbox, and none was delivered for two "
-            "SEA_MQ_DATABASE_TIMEOUT_SECONDS"
-        ),
-        "no worker has the others: the server delivers them again after ack_wait, or the delay of their NAK",
-        (
-            "wait for ack_wait while the worker runs; `nats stream get STREAM SEQUENCE` shows a message, "
-            "`inbox list` those that a worker has"
-        ),
-    )
-    MESSAGE_LOST = warning(
-        "a message without an effect is no longer in its stream",
-        "it has no effect",
-        "have its sender send it again with the same id",
-    )
-    INBOX_PRUNED_EARLY = warning(
-        "`prune` deleted inbox rows whose messages a stream can still deliver",
-        "a redelivered message has its effect again",
-        "run `prune` without --deliverable",
-    )
-
-
 _T = TypeVar("_T")
+_FULL = 0.8
+_ACK_WAITS = 2
+_CLOCK_SECONDS = 60.0
+"""Tolerated difference of two clocks, in seconds (POL-047-002)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,277 +34,350 @@ class BrokerFacts:
     ``silent``: streams and consumers that did not answer or refused; their existence is unknown.
     """
 
-    differences: Sequence[Difference]
-    defined: frozenset[str]
+    differences: Sequence[Difference] = ()
+    defined: frozenset[str] = frozenset()
     streams: Mapping[str, StreamInfo]
     consumers: Mapping[tuple[str, str], ConsumerInfo]
-    oldest_seconds: Mapping[tuple[str, str], float]
-    takers: Mapping[str, Sequence[str]]
-    max_payload: int
-    version: str
-    silent: frozenset[str]
+    oldest_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    takers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    version: str = ""
+    silent: frozenset[str] = frozenset()
 
 
-async def broker_facts(connection: NatsConnection, s: Settings, found: list[Finding]) -> BrokerFacts:
-    """Read everything once; append findings about refused or missing answers to ``found``.
+async def read_broker(s: Settings, rows: Mapping[str, Any], found: list[Finding]) -> BrokerFacts | None:
+    """Read everything once; append findings about refused or missing answers to ``found``."""
+    try:
+        async with broker(s) as connection:
+            seen = await _facts(connection, s, found)
+            if "acknowledged" in rows and s.stream in seen.streams:
+                found.extend(await _lost(connection, rows, s.stream))
+            return seen
+    except UnavailableError as failed:
+        found.append(_unreachable("NATS", failed))
+    except ContractError as refused:
+        found.append(_refuses("NATS", refused))
+    return None
 
-    Raises:
-        BrokerUnavailableError: JetStream itself does not answer, or the connection is lost.
-    """
-    wanted = _definitions(s, found)
-    ask = _Requests(connection, found)
-    taken = {subject: await ask.takers(subject) for subject in own_subjects(s).values()}
+
+async def _facts(connection: NatsConnection, s: Settings, found: list[Finding]) -> BrokerFacts:
+    silent: set[str] = set()
+
+    async def ask(where: str, question: Awaitable[_T]) -> _T | None:
+        try:
+            return await question
+        except BrokerUnavailableError as failed:
+            if not connection.is_connected:
+                raise
+            found.append(_unreachable(where, failed))
+        except ContractError as refused:
+            found.append(_refuses(where, refused))
+        silent.add(where)
+        return None
+
+    wanted: Sequence[Definition] = ()
+    differences: list[Difference] = []
+    try:
+        wanted = wanted_topology(s)
+    except ContractError as wrong:
+        found.append(_topology("SEA_MQ_STREAMS_FOLDER", str(wrong), command=""))
+    takers = {}
+    for subject in _own_subjects(s).values():
+        try:  # JetStream's leader answers: no answer means an outage
+            takers[subject] = await streams_taking(connection, subject)
+        except ContractError as refused:
+            found.append(_refuses("NATS", refused))
     names = {s.stream, s.dlq_stream, s.advisory_stream, *(consumer.stream for consumer in s.consumers)}
-    streams = [await ask(stream_label(name), find_stream(connection, name)) for name in sorted(names)]
-    durables = [(c.stream, c.durable) for c in s.consumers if stream_label(c.stream) not in ask.silent]
+    streams = [await ask(f"stream {name}", find_stream(connection, name)) for name in sorted(names)]
+    durables = [(c.stream, c.durable) for c in s.consumers if f"stream {c.stream}" not in silent]
     consumers = [await ask(consumer_label(*d), find_consumer(connection, *d)) for d in durables]
     states = [await consumer_state(connection, seen) for seen in consumers if seen]
-    differences = [await ask.differences(definition, wanted) for definition in wanted]
+    for one in wanted:
+        stream = one.name if isinstance(one, StreamDefinition) else one.stream
+        if not {_label(one), f"stream {stream}"} & silent:
+            compared = sync_definitions.check(connection, [one], among=wanted)
+            differences += await ask(_label(one), compared) or ()
     return BrokerFacts(
-        differences=[difference for several in differences for difference in several],
-        defined=frozenset(_label(definition) for definition in wanted),
+        differences=differences,
+        defined=frozenset(map(_label, wanted)),
         streams={stream.name: stream for stream in streams if stream},
         consumers={(seen.stream, seen.name): seen for seen in consumers if seen},
         oldest_seconds={
             (one.stream, one.durable): one.oldest_seconds for one in states if one.oldest_seconds
         },
-        takers=taken,
-        max_payload=connection.client.max_payload,
+        takers=takers,
         version=".".join(map(str, connection.server_version)),
-        silent=frozenset(ask.silent),
+        silent=frozenset(silent),
     )
 
 
-def own_subjects(s: Settings) -> Mapping[str, str]:
-    """Return the subjects that the worker publishes, by the stream that must take them."""
-    return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
+async def _lost(connection: NatsConnection, rows: Mapping[str, Any], stream: str) -> Iterator[Finding]:
+    """Check that the stream still has the events of PUBLISHED rows; needs the right to read the stream."""
+    read = rows["acknowledged"]
+    try:
+        what = await lost_since(
+            connection, stream, greatest=read.greatest, shared=read.shared, some=read.some
+        )
+    except ContractError:
+        what = ""
+    lost = error(
+        "events_lost", f"stream {stream}", what,
+        why="the stream was recreated, restored or purged: consumers never receive events of PUBLISHED rows",
+        fix="run `pipeline reconcile --requeue`, or prune the rows",
+        command=RECONCILE,
+    )  # fmt: skip
+    return iter([lost] if what else [])
 
 
-def stream_label(name: str) -> str:
-    return f"stream {name}"
+def _unreachable(where: str, failed: Exception) -> Finding:
+    return error(
+        "broker_unreachable", where, str(failed),
+        why="nothing is published or received",
+        fix="start NATS with JetStream, or the servers of the stream; or correct SEA_MQ_NATS_URL",
+    )  # fmt: skip
+
+
+def _refuses(where: str, refused: Exception) -> Finding:
+    return error(
+        "broker_refuses", where, str(refused),
+        why="the worker refuses to start, or doctor could not check this part",
+        fix="correct SEA_MQ_NATS_*, or grant the missing permission as in deploy/nats-accounts.conf",
+    )  # fmt: skip
+
+
+def _topology(where: str, what: str, *, command: str = APPLY) -> Finding:
+    return error(
+        "topology_differs", where, what,
+        why="it is missing, or does not behave as defined: the worker may refuse to start",
+        fix="apply the definitions, or correct them, SEA_MQ_STREAMS_FOLDER or the setting that names it",
+        command=command,
+    )  # fmt: skip
+
+
+def topology_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Compare with the definitions, and name what the settings need and nobody defines."""
+    for difference in facts.differences:
+        fix = "" if difference.field == AWAITED else APPLY
+        yield _topology(difference.name, difference.text, command=fix)
+    needed = [f"stream {name}" for name in (s.stream, s.dlq_stream, s.advisory_stream)]
+    needed += [
+        consumer_label(one.stream, one.durable)
+        for one in s.consumers
+        if f"stream {one.stream}" not in facts.silent
+    ]
+    there = {f"stream {name}" for name in facts.streams} | {
+        consumer_label(*known) for known in facts.consumers
+    }
+    for where in needed:
+        if where not in there | facts.defined | facts.silent:
+            yield _topology(where, "it exists neither on the server nor as a file", command="")
+
+
+def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the streams that the worker publishes to, consumes or reads."""
+    for name, subject in _own_subjects(s).items():
+        if stream := facts.streams.get(name):
+            yield from _own_stream(stream, subject, facts)
+    for stream in facts.streams.values():
+        where = f"stream {stream.name}"
+        if stream.cluster and (stream.replicas == 1 or stream.offline or not stream.leader):
+            offline = f"offline: {', '.join(stream.offline) or 'the leader'}"
+            alone = stream.replicas == 1 and stream.leader and not stream.offline
+            yield warning(
+                "stream_replicas", where, "num_replicas is 1 in a cluster" if alone else offline,
+                why="the next server that fails stops the stream, or loses it",
+                fix="restart the server, move the replica, or set SEA_MQ_STREAM_REPLICAS to 3 and apply",
+            )  # fmt: skip
+        average = stream.size_bytes / max(stream.messages, 1)
+        for limit, used, more in (
+            ("max_bytes", stream.size_bytes, average),
+            ("max_msgs", stream.messages, 1),
+        ):
+            most = stream.config.get(limit, -1)
+            if stream.config.get("discard") == "new" and most > 0 and used >= _FULL * most:
+                yield error(
+                    "stream_full", where,
+                    f"{used} of {most} ({limit}){', no message more' if used + more > most else ''}",
+                    why="a full stream refuses messages: events wait, and dead letters hold messages up",
+                    fix="raise max_bytes or max_msgs and apply, or remove unneeded messages",
+                )  # fmt: skip
+    if single := [stream.name for stream in facts.streams.values() if stream.replicas == 1]:
+        yield info(
+            "sync_unknown", f"streams {', '.join(single)}", "num_replicas is 1",
+            why="nats-server may flush to disk every two minutes only (it does not report sync_interval): "
+            "a crash loses messages acknowledged since",
+            fix="set `sync_interval: always` in nats-server's configuration and "
+            "SEA_MQ_OUTBOX_PUBLISH_MODE to `atomic`, or set SEA_MQ_STREAM_REPLICAS to 3",
+        )  # fmt: skip
+    letters = facts.streams.get(s.dlq_stream)
+    if letters and letters.messages:
+        yield info(
+            "dead_letters", f"stream {letters.name}", f"dead letters: {letters.messages}",
+            why="their messages had no effect",
+            fix="check their reasons, then run `dlq redrive`",
+            command="python -m sea_mq_worker dlq list",
+        )  # fmt: skip
+    if stream := facts.streams.get(s.stream):
+        window, timeout = stream.duplicate_window_seconds, s.outbox_publish_timeout_seconds
+        longest = s.outbox_backoff_max_seconds + s.outbox_lease_seconds + timeout
+        if window < longest:
+            refuses = f"{window:g} s, the publish time-out is {timeout:g} s: the worker refuses to start"
+            searches = f"{window:g} s, backoff, lease and publish time-out are {longest:g} s"
+            yield warning(
+                "window_short", f"stream {stream.name}", refuses if window <= timeout else searches,
+                why="duplicate_window is short: the worker searches the stream before it repeats a publish",
+                fix="raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_BACKOFF_MAX_SECONDS",
+                command=APPLY,
+            )  # fmt: skip
+
+
+def _own_stream(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
+    where, config = f"stream {stream.name}", stream.config
+    if stream.volatile:
+        yield error(
+            "stream_volatile", where,
+            f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}",
+            why="it acknowledges before it stores: messages may be lost with the server's process",
+            fix="recreate the stream with storage file and without persist_mode async",
+        )  # fmt: skip
+    drops = [
+        f"{name} is {config.get(name)}" for name, safe in (("discard", "new"), ("retention", "limits"))
+        if config.get(name) != safe
+    ]  # fmt: skip
+    if stream.replaces and config.get("discard") == "new" and not config.get("discard_new_per_subject"):
+        drops.append(f"max_msgs_per_subject is {config['max_msgs_per_subject']}")
+    if drops:
+        yield warning(
+            "stream_discards_old", where, ", ".join(drops),
+            why="it drops events or dead letters before all readers have them",
+            fix="set discard to new, max_msgs_per_subject to -1, and apply; for retention recreate it",
+            command=APPLY,
+        )  # fmt: skip
+    others = [name for name in facts.takers.get(subject, ()) if name != stream.name]
+    if not stream.takes(subject) or others:
+        takes = f"it takes {', '.join(stream.subjects) or 'nothing'}, the worker publishes {subject}"
+        yield error(
+            "subjects_uncovered", where,
+            takes + (f"; {', '.join(others)} takes some, too" if others else ""),
+            why="events or dead letters of the other subjects fail",
+            fix="add the subjects to the stream and apply; give each context its own subjects",
+            command=APPLY,
+        )  # fmt: skip
+
+
+def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Judge the durables of SEA_MQ_CONSUMERS."""
+    for (name, durable), consumer in facts.consumers.items():
+        where, remove = consumer_label(name, durable), f"nats consumer rm {name} {durable}"
+        unfit = [consumer.unfit] if consumer.unfit else []
+        if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
+            waits = "the first backoff" if consumer.config.get("backoff") else "ack_wait"
+            unfit.append(
+                f"{waits} is {consumer.ack_wait_seconds:g} s, a call may take {s.handler_timeout_seconds:g} s"
+            )
+        if 0 < consumer.max_deliver <= s.inbox_attempts_max:
+            unfit.append(f"max_deliver is {consumer.max_deliver}, inbox_attempts_max {s.inbox_attempts_max}")
+        if unfit:
+            yield error(
+                "consumer_unfit", where, "; ".join(unfit),
+                why="the worker refuses to start, or receives nothing from it",
+                fix="correct SEA_MQ_HANDLER_TIMEOUT_SECONDS or SEA_MQ_INBOX_ATTEMPTS_MAX, and apply, "
+                "deleting it first if the server cannot change it",
+                command=remove if consumer.unfit else APPLY,
+            )  # fmt: skip
+        stream = facts.streams.get(name)
+        takes_all = stream and all(map(consumer.wants, stream.subjects))
+        if stream and takes_all and consumer.delivered_seq + 1 < stream.first_seq:
+            what = f"the consumer has got messages up to {consumer.delivered_seq}, the stream begins at "
+            yield _missed(where, f"{what}{stream.first_seq}")
+
+        overdue = consumer.now - timedelta(seconds=_ACK_WAITS * consumer.ack_wait_seconds)
+        oldest = facts.oldest_seconds.get((name, durable), 0.0)
+        most, out = consumer.max_ack_pending, consumer.ack_pending
+        unattended = consumer.pending and not consumer.waiting and consumer.delivered_at < overdue
+        if consumer.is_paused:
+            yield warning(
+                "consumer_paused", where, f"until {consumer.pause_until}",
+                why="nothing is received until the pause ends",
+                fix="resume the consumer",
+                command=f"nats consumer resume {name} {durable}",
+            )  # fmt: skip
+        elif 0 < most <= out and max(consumer.delivered_at, consumer.ack_floor_at) < overdue:
+            yield warning(
+                "consumer_stuck", where, f"{out} of {most} messages are in flight for two ack_waits",
+                why="the consumer delivers no more messages",
+                fix="start the worker, or check its /readyz and the handler",
+            )  # fmt: skip
+        elif unattended or oldest > _ACK_WAITS * consumer.ack_wait_seconds:
+            since = f", the oldest for {format_duration(oldest)}" if oldest else ""
+            pulls = ", and no worker has pulled for two ack_waits" if unattended else ""
+            yield warning(
+                "consumer_behind", where, f"{consumer.pending} messages wait{since}{pulls}",
+                why="messages are late",
+                fix="start the worker or read its /readyz; make the handler faster, raise "
+                "SEA_MQ_HANDLER_CONCURRENCY and max_ack_pending, or run more workers",
+            )  # fmt: skip
+
+
+def pair_findings(rows: Mapping[str, Any], facts: BrokerFacts) -> Iterator[Finding]:
+    """Compare rows with streams."""
+    for gone in rows.get("missed", ()):  # recorded by a worker, until an operator acknowledges them
+        latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
+        table = f"{quoted_schema(rows['identity']['schema'])}.sea_mq_standings"
+        consumer = f"stream = '{gone.stream}' AND durable = '{gone.durable}'"
+        yield _missed(
+            consumer_label(gone.stream, gone.durable),
+            f"{gone.count} in all; the latest are {latest}",
+            "-- only acknowledges: ends this finding and the page's first line, and brings no message back\n"
+            f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}",
+        )
+    for waiting in rows.get("inbox", ()):
+        stream, first = facts.streams.get(waiting["stream"]), waiting["first_seq"]
+        if stream and first is not None and first < stream.first_seq:
+            yield warning(
+                "message_lost", f"stream {stream.name}",
+                f"message {first} waits in the inbox, the stream begins at {stream.first_seq}",
+                why="it has no effect",
+                fix="have its sender send it again with the same id",
+                command="python -m sea_mq_worker inbox list",
+            )  # fmt: skip
+
+
+def clock_findings(database: float | None, facts: BrokerFacts | None, s: Settings) -> Iterator[Finding]:
+    """Compare the clocks of PostgreSQL, NATS and this machine."""
+    stream = facts.streams.get(s.stream) if facts else None
+    differ = []
+    if database is not None:
+        differ.append(("PostgreSQL's clock", database, "this machine's"))
+        if stream:
+            differ.append(("NATS's clock", stream.clock_offset_seconds - database, "PostgreSQL's"))
+    for where, offset, than in differ:
+        if abs(offset) > _CLOCK_SECONDS:
+            yield warning(
+                "clocks_differ", where, f"{offset:+.0f} s against {than}",
+                why="events fail as FUTURE_EVENT or are late; `prune` and `replay` compare the clocks",
+                fix="synchronize all machines with the same time server",
+            )  # fmt: skip
+
+
+def _missed(where: str, what: str, sql: str = "") -> Finding:
+    return error(
+        "messages_missed", where, what,
+        why="limits, a purge or a lost disk took messages before the consumer got them: they have no effect",
+        fix="have their sender replay them, and raise the stream's limits",
+        sql=sql,
+    )  # fmt: skip
 
 
 def consumer_label(stream: str, durable: str) -> str:
     return f"consumer {durable} of stream {stream}"
 
 
-class _Requests:
-    """Requests that survive a missing answer: ``silent`` gets its name, ``found`` the reason."""
-
-    def __init__(self, connection: NatsConnection, found: list[Finding]) -> None:
-        self.silent: set[str] = set()
-        self._connection = connection
-        self._found = found
-
-    async def __call__(self, where: str, question: Awaitable[_T]) -> _T | None:
-        try:
-            return await question
-        except BrokerUnavailableError as error:
-            if not self._connection.is_connected:
-                raise
-            self._found.append(BrokerKind.STREAM_UNAVAILABLE.finding(where, str(error)))
-        except ContractError as error:
-            self._found.append(BrokerKind.BROKER_REFUSES.finding(where, str(error)))
-        self.silent.add(where)
-        return None
-
-    async def takers(self, subject: str) -> Sequence[str]:
-        """Name the streams that take ``subject``; JetStream's leader answers, no answer means an outage."""
-        try:
-            return await streams_taking(self._connection, subject)
-        except ContractError as error:
-            self._found.append(BrokerKind.BROKER_REFUSES.finding("NATS", str(error)))
-            return ()
-
-    async def differences(self, definition: Definition, wanted: Sequence[Definition]) -> Sequence[Difference]:
-        """Compare with a file, unless it did not answer before."""
-        where = _label(definition)
-        if {where, stream_label(_stream(definition))} & self.silent:
-            return ()
-        return await self(where, sync_definitions.check(self._connection, [definition], among=wanted)) or ()
-
-
-def _definitions(s: Settings, found: list[Finding]) -> Sequence[Definition]:
-    try:
-        return wanted_topology(s)
-    except ContractError as error:
-        found.append(BrokerKind.DEFINITIONS_INVALID.finding("SEA_MQ_STREAMS_FOLDER", str(error)))
-        return ()
+def _own_subjects(s: Settings) -> Mapping[str, str]:
+    """Return the subjects that the worker publishes, by the stream that must take them."""
+    return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
 
 
 def _label(definition: Definition) -> str:
-    match definition:
-        case StreamDefinition():
-            return stream_label(definition.name)
-        case ConsumerDefinition():
-            return consumer_label(definition.stream, definition.name)
-        case _:
-            assert_never(definition)
-
-
-def _stream(definition: Definition) -> str:
-    return definition.name if isinstance(definition, StreamDefinition) else definition.stream
-
-
-# --- Findings about streams.
-
-_FULL = 0.8
-_WEEK_SECONDS = 7 * 86_400.0
-
-
-def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    """Judge the streams that the worker publishes to, consumes or reads."""
-    for difference in facts.differences:
-        fix = "" if difference.field == AWAITED else APPLY
-        yield BrokerKind.TOPOLOGY_DIFFERS.finding(difference.name, difference.text, command=fix)
-    for name in (s.stream, s.dlq_stream, s.advisory_stream):
-        where = stream_label(name)
-        if name not in facts.streams and where not in facts.defined | facts.silent:
-            yield BrokerKind.STREAM_MISSING.finding(where, "it does not exist")
-    for name, subject in own_subjects(s).items():
-        if stream := facts.streams.get(name):
-            yield from _own(stream, subject, facts)
-    for stream in facts.streams.values():
-        yield from _kept(stream)
-    single = [stream.name for stream in facts.streams.values() if stream.replicas == 1]
-    if single:
-        yield BrokerKind.SYNC_UNKNOWN.finding(f"streams {', '.join(single)}", "num_replicas is 1")
-    yield from _dead_letters(facts.streams, s)
-
-
-def _own(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
-    where = stream_label(stream.name)
-    config = stream.config
-    if stream.volatile:
-        what = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
-        yield BrokerKind.STREAM_VOLATILE.finding(where, what)
-    if config.get("sealed") or config.get("no_ack"):
-        what = "it is sealed" if config.get("sealed") else "it acknowledges nothing (no_ack)"
-        yield BrokerKind.STREAM_UNUSABLE.finding(where, what, command=APPLY)
-    if config.get("discard") != "new":
-        yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, "discard is old", command=APPLY)
-    elif stream.replaces and not config.get("discard_new_per_subject"):
-        what = f"max_msgs_per_subject is {config['max_msgs_per_subject']}"
-        yield BrokerKind.STREAM_DISCARDS_OLD.finding(where, what, command=APPLY)
-    if config.get("retention") != "limits":
-        yield BrokerKind.STREAM_DROPS_READ.finding(where, f"retention is {config.get('retention')}")
-    if not stream.takes(subject):
-        what = f"it takes {', '.join(stream.subjects) or 'nothing'}, the worker publishes {subject}"
-        yield BrokerKind.SUBJECTS_UNCOVERED.finding(where, what, command=APPLY)
-    others = [name for name in facts.takers.get(subject, ()) if name != stream.name]
-    if others:
-        yield BrokerKind.SUBJECTS_ELSEWHERE.finding(where, f"{', '.join(others)} also takes {subject}")
-
-
-def _kept(stream: StreamInfo) -> Iterator[Finding]:
-    where = stream_label(stream.name)
-    if stream.replicas == 1 and stream.cluster:
-        yield BrokerKind.STREAM_SINGLE_COPY.finding(where, "num_replicas is 1 in a cluster")
-    if stream.offline or (stream.cluster and not stream.leader):
-        what = f"offline: {', '.join(stream.offline) or 'the leader'}"
-        yield BrokerKind.STREAM_REPLICA_OFFLINE.finding(where, what)
-    if stream.config.get("discard") == "new":
-        yield from _filled(stream)
-
-
-def _filled(stream: StreamInfo) -> Iterator[Finding]:
-    """Count a stream as full once an average message exceeds its limit."""
-    messages, size = stream.messages, stream.size_bytes
-    average = size / max(messages, 1)
-    for limit, used, more in (("max_bytes", size, average), ("max_msgs", messages, 1)):
-        most = stream.config.get(limit, -1)
-        if most <= 0 or used < _FULL * most:
-            continue
-        kind = BrokerKind.STREAM_FULL if used + more > most else BrokerKind.STREAM_NEARLY_FULL
-        yield kind.finding(stream_label(stream.name), f"{used} of {most} ({limit})")
-
-
-def _dead_letters(streams: Mapping[str, StreamInfo], s: Settings) -> Iterator[Finding]:
-    stream = streams.get(s.dlq_stream)
-    if stream is None:
-        return
-    where = stream_label(stream.name)
-    if 0 < stream.max_age_seconds < _WEEK_SECONDS:
-        what = f"max_age is {stream.max_age_seconds:g} s"
-        yield BrokerKind.DEAD_LETTERS_SHORT_LIVED.finding(where, what, command=APPLY)
-    if stream.messages:
-        what = f"dead letters: {stream.messages}"
-        yield BrokerKind.DEAD_LETTERS.finding(where, what, command="python -m sea_mq_worker dlq list")
-
-
-# --- Findings about consumers.
-
-_ACK_WAITS = 2
-
-
-def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
-    """Judge the durables of SEA_MQ_CONSUMERS."""
-    for wanted in s.consumers:
-        where = consumer_label(wanted.stream, wanted.durable)
-        consumer = facts.consumers.get((wanted.stream, wanted.durable))
-        if consumer is None:
-            if not {where, stream_label(wanted.stream)} & facts.silent and where not in facts.defined:
-                yield BrokerKind.CONSUMER_MISSING.finding(where, "it does not exist")
-            continue
-        yield from _nature(where, consumer)
-        if stream := facts.streams.get(wanted.stream):
-            yield from _filter(where, consumer, stream)
-            yield from _missed(where, consumer, stream)
-        yield from _flow(where, consumer, facts.oldest_seconds.get((wanted.stream, wanted.durable), 0.0))
-        yield from _fit(where, consumer, s)
-
-
-def _nature(where: str, consumer: ConsumerInfo) -> Iterator[Finding]:
-    config = consumer.config
-    if consumer.unfit:
-        command = f"nats consumer rm {consumer.stream} {consumer.name}"
-        yield BrokerKind.CONSUMER_UNFIT.finding(where, consumer.unfit, command=command)
-    passing = [field for field in ("inactive_threshold", "mem_storage") if config.get(field)]
-    if passing:
-        yield BrokerKind.CONSUMER_PASSING.finding(where, f"{' and '.join(passing)} set", command=APPLY)
-
-
-def _missed(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[Finding]:
-    """Judge only consumers of a whole stream; a filtered one need not get every sequence."""
-    takes_all = all(map(consumer.wants, stream.subjects))
-    delivered, first = consumer.delivered_seq, stream.first_seq
-    if takes_all and delivered + 1 < first:
-        what = f"the consumer has got messages up to {delivered}, the stream begins at {first}"
-        yield BrokerKind.MESSAGES_MISSED.finding(where, what)
-
-
-def _filter(where: str, consumer: ConsumerInfo, stream: StreamInfo) -> Iterator[Finding]:
-    for subject in () if stream.copies else consumer.filters:
-        if not any(covers(p, subject) or covers(subject, p) for p in stream.subjects):
-            what = f"{subject} matches none of {', '.join(stream.subjects)}"
-            yield BrokerKind.CONSUMER_FILTER.finding(where, what)
-
-
-def _flow(where: str, consumer: ConsumerInfo, oldest_seconds: float) -> Iterator[Finding]:
-    overdue = consumer.now - timedelta(seconds=_ACK_WAITS * consumer.ack_wait_seconds)
-    if consumer.is_paused:
-        command = f"nats consumer resume {consumer.stream} {consumer.name}"
-        yield BrokerKind.CONSUMER_PAUSED.finding(where, f"until {consumer.pause_until}", command=command)
-        return
-    most, out = consumer.max_ack_pending, consumer.ack_pending
-    if 0 < most <= out and max(consumer.delivered_at, consumer.ack_floor_at) < overdue:
-        yield BrokerKind.CONSUMER_STUCK.finding(where, f"{out} of {most} messages are in flight")
-    elif consumer.pending and not consumer.waiting and consumer.delivered_at < overdue:
-        yield BrokerKind.CONSUMER_UNATTENDED.finding(where, f"{consumer.pending} messages wait")
-    elif oldest_seconds > _ACK_WAITS * consumer.ack_wait_seconds:
-        waits = f"{consumer.pending} messages wait, the oldest for {format_duration(oldest_seconds)}"
-        yield BrokerKind.CONSUMER_BEHIND.finding(where, waits)
-
-
-def _fit(where: str, consumer: ConsumerInfo, s: Settings) -> Iterator[Finding]:
-    if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
-        field = "the first backoff" if consumer.config.get("backoff") else "ack_wait"
-        what = f"{field} is {consumer.ack_wait_seconds:g} s, a call may take {s.handler_timeout_seconds:g} s"
-        yield PairKind.ACK_WAIT_SHORT.finding(where, what)
-    if 0 < consumer.max_deliver <= s.inbox_attempts_max:
-        what = f"max_deliver is {consumer.max_deliver}, inbox_attempts_max is {s.inbox_attempts_max}"
-        yield PairKind.MAX_DELIVER_LOW.finding(where, what)
-    most = consumer.max_ack_pending
-    if 0 < most < s.handler_concurrency:
-        what = f"max_ack_pending is {most}, handler_concurrency {s.handler_concurrency}"
-        yield PairKind.MAX_ACK_PENDING_LOW.finding(where, what)
+    if isinstance(definition, StreamDefinition):
+        return f"stream {definition.name}"
+    return consumer_label(definition.stream, definition.name)

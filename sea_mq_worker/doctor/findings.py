@@ -1,16 +1,14 @@
-"""Findings of doctor and their kinds, and the result of one run.
+"""A finding of doctor, and the result of one run.
 
-``database_catalog`` and ``broker_catalog`` have the texts of their kinds. ``worker``, ``handler`` and
-``security`` have theirs beside their checks.
+Each finding is made where its condition is checked, with its consequence and its remedy; the reference of
+findings is read from those calls, so slug, ``why`` and ``fix`` are literals, and a slug has one call.
 """
 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 APPLY = "python -m sea_mq_worker streams apply"
-REFUSES = "the worker refuses to start"
 
 
 class Severity(enum.StrEnum):
@@ -45,47 +43,30 @@ class Finding:
     sql: str = ""
 
 
-KindTexts: TypeAlias = tuple[Severity, str, str, str]
+def error(
+    slug: str, where: str, what: str, *, why: str, fix: str, command: str = "", sql: str = ""
+) -> Finding:
+    return _finding(Severity.ERROR, slug, where, what, why, fix, command, sql)
 
 
-def error(condition: str, why: str, fix: str) -> KindTexts:
-    return Severity.ERROR, condition, why, fix
+def warning(
+    slug: str, where: str, what: str, *, why: str, fix: str, command: str = "", sql: str = ""
+) -> Finding:
+    return _finding(Severity.WARNING, slug, where, what, why, fix, command, sql)
 
 
-def warning(condition: str, why: str, fix: str) -> KindTexts:
-    return Severity.WARNING, condition, why, fix
+def info(
+    slug: str, where: str, what: str, *, why: str, fix: str, command: str = "", sql: str = ""
+) -> Finding:
+    return _finding(Severity.INFO, slug, where, what, why, fix, command, sql)
 
 
-def note(condition: str, why: str, fix: str) -> KindTexts:
-    return Severity.INFO, condition, why, fix
-
-
-class Kind(enum.Enum):
-    """A kind of finding: its severity, condition, consequence and fix."""
-
-    def __init__(self, severity: Severity, condition: str, why: str, fix: str) -> None:
-        self.severity = severity
-        self.condition = condition
-        self.why = why
-        self.fix = fix
-
-    @property
-    def slug(self) -> str:
-        """The stable name for programs."""
-        return self.name.lower()
-
-    def finding(self, where: str, what: str, *, command: str = "", sql: str = "") -> Finding:
-        """Return a finding of this kind: where it is, and the observed state."""
-        return Finding(
-            slug=self.slug,
-            severity=self.severity,
-            where=where,
-            what=what,
-            why=self.why,
-            fix=self.fix,
-            command=command,
-            sql=f"{sql};" if sql else "",
-        )
+def _finding(severity: Severity, slug: str, *texts: str) -> Finding:
+    where, what, why, fix, command, sql = texts
+    return Finding(
+        slug=slug, severity=severity, where=where, what=what, why=why, fix=fix, command=command,
+        sql=f"{sql};" if sql else "",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@
 -- Login, server and time.
 SELECT current_user::text AS role, current_database()::text AS database, current_schema()::text AS schema,
        (SELECT context FROM sea_mq_context) AS context,
-       pg_encoding_to_char((SELECT encoding FROM pg_database WHERE datname = current_database()))::text AS encoding,
        (SELECT count(*) FROM pg_stat_replication) AS standbys,
        extract(epoch FROM clock_timestamp())::float8 AS epoch;
 
@@ -34,24 +33,22 @@ SELECT pg_catalog.count(a.pid) AS used,
  GROUP BY d.datconnlimit, r.rolconnlimit;
 
 -- name: transactions
--- Transactions of this database that hold vacuum back. A login without rights sees only its own.
+-- Transactions of this database that hold vacuum back, prepared ones too. A login without rights sees only its own.
 -- $1 least age in seconds.
-SELECT a.pid, coalesce(a.state, '') AS state, a.application_name AS name,
-       extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
-  FROM pg_stat_activity a
- WHERE a.datname = current_database() AND a.usesysid IS NOT NULL AND a.pid <> pg_backend_pid()
-   AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
-   AND a.xact_start < clock_timestamp() - $1::float8 * interval '1 second'
- ORDER BY a.xact_start
- LIMIT 5;
-
--- name: prepared
--- Prepared transactions of this database. $1 least age in seconds.
-SELECT p.gid AS name, extract(epoch FROM clock_timestamp() - p.prepared)::float8 AS seconds
-  FROM pg_prepared_xacts p
- WHERE p.database = current_database() AND p.prepared < clock_timestamp() - $1::float8 * interval '1 second'
- ORDER BY p.prepared
- LIMIT 5;
+(SELECT a.pid, coalesce(a.state, '') || ', of ' || coalesce(nullif(a.application_name, ''), 'an unnamed program') AS name,
+        extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
+   FROM pg_stat_activity a
+  WHERE a.datname = current_database() AND a.usesysid IS NOT NULL AND a.pid <> pg_backend_pid()
+    AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
+    AND a.xact_start < clock_timestamp() - $1::float8 * interval '1 second'
+  ORDER BY a.xact_start
+  LIMIT 5)
+ UNION ALL
+(SELECT NULL, p.gid, extract(epoch FROM clock_timestamp() - p.prepared)::float8
+   FROM pg_prepared_xacts p
+  WHERE p.database = current_database() AND p.prepared < clock_timestamp() - $1::float8 * interval '1 second'
+  ORDER BY p.prepared
+  LIMIT 5);
 
 -- name: lane
 -- Sessions that hold the lane of events with ordering keys (lane.sql) and are no worker's.
@@ -91,18 +88,9 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
 -- name: tables
 -- Each partition is listed separately; the partitioned table itself has no rows.
 -- $1 tables.
-SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, c.relpersistence = 'u' AND c.relname <> 'sea_mq_sessions' AS unlogged,
-       row_security_active(c.oid) AS filtered,
+SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, row_security_active(c.oid) AS filtered,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
-                  WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed,
-       coalesce((SELECT o.option_value FROM pg_options_to_table(c.reloptions) o
-                  WHERE o.option_name = 'autovacuum_vacuum_threshold'),
-                current_setting('autovacuum_vacuum_threshold'))::float8
-       + GREATEST(c.reltuples, 0)::float8
-         * coalesce((SELECT o.option_value FROM pg_options_to_table(c.reloptions) o
-                      WHERE o.option_name = 'autovacuum_vacuum_scale_factor'),
-                    current_setting('autovacuum_vacuum_scale_factor'))::float8 AS vacuum_from,
-       coalesce(pg_stat_get_dead_tuples(c.oid), 0) AS dead
+                  WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed
   FROM pg_catalog.unnest($1::text[]) AS wanted (name)
   JOIN pg_class c
     ON c.oid = to_regclass(wanted.name)::oid
@@ -120,28 +108,6 @@ SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS relation, t.tgenable
   FROM pg_trigger t
   JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON t.tgrelid = to_regclass(wanted.name)::oid
  WHERE NOT t.tgisinternal;
-
--- name: functions
--- Text and search path of the functions with these names; ":schema" stands for this schema.
--- $1 names.
-SELECT p.proname::text AS name, p.prosrc AS body,
-       coalesce((SELECT replace(substr(c.setting, 13), ' ' || quote_ident(current_schema()::text) || ',', ' :schema,')
-                   FROM pg_catalog.unnest(p.proconfig) AS c (setting) WHERE starts_with(c.setting, 'search_path=')), '') AS search_path
-  FROM pg_proc p
- WHERE p.pronamespace = quote_ident(current_schema()::text)::regnamespace::oid AND p.proname = ANY ($1::text[]);
-
--- name: constraints
--- A column that is NOT NULL counts as one with the column's name.
--- $1 tables.
-SELECT c.conrelid::regclass::text AS relation, c.conname::text AS name, pg_get_constraintdef(c.oid) AS definition
-  FROM pg_constraint c
-  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON c.conrelid = to_regclass(wanted.name)::oid
- WHERE c.contype IN ('c', 'p', 'u')
- UNION ALL
-SELECT a.attrelid::regclass::text, a.attname::text, 'NOT NULL'
-  FROM pg_attribute a
-  JOIN pg_catalog.unnest($1::text[]) AS wanted (name) ON a.attrelid = to_regclass(wanted.name)::oid
- WHERE a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped;
 
 -- name: rights
 -- Rights of the relay in sql/roles.sql that this login lacks; no columns: on the whole table.
@@ -179,9 +145,8 @@ SELECT needed.relation, needed.privilege,
  ORDER BY needed.relation, needed.privilege;
 
 -- name: outbox
--- Due time of the oldest open event, numbers of DEAD and of future events (both up to 10000), the largest of the 1000
--- oldest open events, and the age of the oldest published event in the first 100 pages (of each partition).
--- Indexes: idx_outbox_due, idx_outbox_retry, both also for keys, idx_outbox_dead, idx_outbox_unpublished.
+-- Due time of the oldest open event, number of DEAD events (up to 10000), and the age of the oldest published event in
+-- the first 100 pages (of each partition). Indexes: idx_outbox_due, idx_outbox_retry, both also for keys, idx_outbox_dead.
 WITH due AS MATERIALIZED (
     (SELECT LEAST(GREATEST(available_at, '0001-01-01Z'), '9999-12-31Z') AS available_at FROM outbox_events WHERE is_open AND ordering_key IS NULL AND publish_error IS NULL
       ORDER BY outbox_events.available_at LIMIT 1)
@@ -199,12 +164,6 @@ SELECT GREATEST(0, (SELECT extract(epoch FROM clock_timestamp() - min(available_
        (SELECT count(*) FROM (SELECT FROM outbox_events
                                WHERE NOT is_open AND published_at IS NULL
                                ORDER BY ordering_key, seq LIMIT 10000) x) AS dead,
-       (SELECT count(*) FROM (SELECT FROM outbox_events
-                               WHERE published_at IS NULL AND occurred_at > now() + interval '2 minutes' AND is_open
-                               ORDER BY occurred_at LIMIT 10000) x) AS ahead,
-       (SELECT coalesce(max(octet_length(x.payload::text)), 0)
-          FROM (SELECT payload FROM outbox_events WHERE published_at IS NULL AND is_open
-                 ORDER BY occurred_at LIMIT 1000) x) AS largest_bytes,
        (SELECT coalesce(extract(epoch FROM now() - min(LEAST(GREATEST(published_at, '0001-01-01Z'), '9999-12-31Z')) FILTER (WHERE published_at IS NOT NULL)), 0)
           FROM outbox_events WHERE ctid < '(100,0)'::tid)::float8 AS published_seconds;
 
@@ -241,8 +200,7 @@ SELECT side, error, count, example,
 -- name: sequence
 -- The last assigned seq, and the highest seq of the latest 1000 events by two orders. The last one is null if this login
 -- may not read it. Indexes: the primary key, idx_outbox_unpublished.
-SELECT 'outbox_events' AS relation, 'seq' AS name, q.seqincrement AS increment, q.seqcache AS cache,
-       CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
+SELECT CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
             THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
        GREATEST((SELECT max(x.seq) FROM (SELECT seq FROM outbox_events ORDER BY id DESC LIMIT 1000) x),
                 (SELECT max(x.seq) FROM (SELECT seq FROM outbox_events WHERE published_at IS NULL
@@ -250,29 +208,17 @@ SELECT 'outbox_events' AS relation, 'seq' AS name, q.seqincrement AS increment, 
   FROM pg_sequence q
  WHERE q.seqrelid = pg_get_serial_sequence('outbox_events', 'seq')::regclass::oid;
 
--- name: action_sequence
--- The last assigned number of an operator's action, and the highest. Index: the primary key.
-SELECT 'operator_actions' AS relation, 'id' AS name, q.seqincrement AS increment, q.seqcache AS cache,
-       CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
-            THEN coalesce(pg_sequence_last_value(q.seqrelid::regclass), q.seqstart - 1) END AS last,
-       (SELECT max(x.id) FROM operator_actions x) AS highest
-  FROM pg_sequence q
- WHERE q.seqrelid = pg_get_serial_sequence('operator_actions', 'id')::regclass::oid;
-
 -- name: partitions
--- Time for which partitions exist in advance, and size of the default partition. No row: the outbox has none.
-SELECT GREATEST(0, extract(epoch FROM max(p.until_at) - now()))::float8 AS ahead_seconds,
-       max(p.partition) FILTER (WHERE p.is_default) AS remainder,
-       coalesce(max(pg_relation_size(pg_catalog.format('%I', p.partition)::regclass)) FILTER (WHERE p.is_default), 0)
-           AS remainder_bytes
+-- Time for which partitions exist in advance. No row: the outbox has none.
+SELECT GREATEST(0, extract(epoch FROM max(p.until_at) - now()))::float8 AS ahead_seconds
   FROM outbox_partitions() p
  WHERE p.partition <> 'outbox_events'
 HAVING count(*) > 0;
 
 -- name: inbox
--- The 10000 oldest unsettled messages, by consumer: all of them, and those that no worker leases.
+-- Of the 10000 oldest unsettled messages, by consumer, those that no worker leases.
 -- Index: idx_inbox_unprocessed.
-SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, count(*) AS unsettled,
+SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer,
        count(*) FILTER (WHERE x.waits) AS count,
        coalesce(extract(epoch FROM clock_timestamp() - min(LEAST(GREATEST(x.received_at, '0001-01-01Z'), '9999-12-31Z'))
            FILTER (WHERE x.waits)), 0)::float8 AS seconds,
@@ -281,18 +227,8 @@ SELECT coalesce(x.stream, '') AS stream, coalesce(x.consumer, '') AS consumer, c
           FROM inbox_messages
          WHERE processed_at IS NULL AND dead_lettered_at IS NULL
          ORDER BY received_at LIMIT 10000) x
- GROUP BY x.stream, x.consumer;
-
--- name: audit
--- Whether this login may read the audit records, and their numbers.
-SELECT has_table_privilege('operator_actions', 'SELECT') AS may_read,
-       has_column_privilege('operator_actions', 'id', 'SELECT') AS may_read_ids;
-
--- name: inbox_pruned
--- Times before which inbox rows were pruned, as the audit has them: any text, since logins may write their own records.
-SELECT selection->>'before'::text AS before
-  FROM operator_actions
- WHERE action = 'prune_inbox' AND affected > 0;
+ GROUP BY x.stream, x.consumer
+HAVING count(*) FILTER (WHERE x.waits) > 0;
 
 -- name: foreign_triggers
 -- Triggers of others that run before each change of a row. $1 tables, $2 names of the schema's own triggers.

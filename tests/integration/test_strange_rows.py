@@ -8,7 +8,6 @@ import itertools
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
-from sea_mq_worker.doctor.postgres_facts import row_facts
+from sea_mq_worker.doctor.database import row_facts
 from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.inbox.message import InboxMessage, Leased
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
@@ -218,7 +217,7 @@ async def read_everything(pool: asyncpg.Pool, ids: Sequence[str]) -> None:
         await tables.audit(limit=10),
         await PostgresOverview(pool=pool).overview(sessions="none"),
         await PostgresOverview(pool=pool).dead_events(event_type=None, error=None, below=None, limit=10),
-        {**asdict(await row_facts(pool, "SEA_EVENTS")), "constraints": None},
+        await row_facts(pool, "SEA_EVENTS"),
     ]
     for states, limit in (
         ((EventState.PUBLISHED,), 100),

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from sea_mq_worker.connections import nats_tls as demanded
 from sea_mq_worker.connections import open_handler, open_nats, open_pool
 from sea_mq_worker.dev.servers import EmbeddedNats
-from sea_mq_worker.doctor.others import handler_findings
+from sea_mq_worker.doctor.services import handler_findings
 from sea_mq_worker.errors import ContractError, StoreUnavailableError
 from sea_mq_worker.inbox.message import Accepted, HandlerRequest, NotDelivered, parse_message
 from sea_mq_worker.postgres.errors import translated

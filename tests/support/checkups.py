@@ -29,7 +29,7 @@ from tests.support.servers import Database, database_connection
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, change_json, deployment, running
 
-OF_TEST_SERVERS = frozenset({"fsync_off", "sync_unknown"})
+OF_TEST_SERVERS = frozenset({"commits_not_durable", "sync_unknown"})
 """True of the session's own servers: they need not outlive the machine, and have no cluster."""
 
 Mend = Callable[[Finding], Awaitable[None]]

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from typer.exceptions import Exit, TyperException
 
-from sea_mq_worker import doctor
 from tests.support.documents import ROOT
 from tests.support.programs import own_programs, worker_command
 
@@ -99,5 +98,4 @@ def _problem(command: str) -> str:
 
 
 def test_the_commands_that_findings_print_are_among_them() -> None:
-    assert doctor.KINDS
     assert len(REMEDIES) > 40

@@ -23,14 +23,13 @@ def at(seq: int, last_active: str = "2026-11-01T12:00:00Z") -> dict[str, Any]:
     [
         ({}, {}, set()),
         ({"ack_wait": 61 * SECOND}, {}, set()),
-        ({"ack_wait": 60 * SECOND}, {}, {"ack_wait_short"}),
-        ({"max_deliver": 15}, {}, {"max_deliver_low"}),
-        ({"max_ack_pending": 49}, {}, {"max_ack_pending_low"}),
+        ({"ack_wait": 60 * SECOND}, {}, {"consumer_unfit"}),
+        ({"max_deliver": 15}, {}, {"consumer_unfit"}),
         ({}, {"num_ack_pending": 50}, {"consumer_stuck"}),
         ({}, {"num_ack_pending": 49}, set()),
         ({}, {"num_ack_pending": 50, "ack_floor": at(5, JUST_NOW)}, set()),
         ({}, {"num_ack_pending": 50, "delivered": at(5, JUST_NOW)}, set()),
-        ({}, {"num_pending": 1}, {"consumer_unattended"}),
+        ({}, {"num_pending": 1}, {"consumer_behind"}),
         ({}, {"num_pending": 1, "num_waiting": 1}, set()),
         ({}, {"num_pending": 1, "delivered": at(5, JUST_NOW)}, set()),
         ({}, {"num_pending": 1, "num_waiting": 1, "oldest": 180.0}, set()),
@@ -49,15 +48,9 @@ def test_a_consumer_is_reported_from_a_bound_on(
     oldest = {("S", "c"): given.pop("oldest")} if "oldest" in given else {}
     own = consumer(SOUND | config, **NOW | {"delivered": at(5), "ack_floor": at(5)} | given)
     facts = BrokerFacts(
-        differences=(),
-        defined=frozenset(),
         streams={"S": stream({"subjects": ["a.>"]}, messages=4, first_seq=6, last_seq=9)},
         consumers={("S", "c"): own},
-        takers={},
-        max_payload=2**20,
-        version="2.12.0",
         oldest_seconds=oldest,
-        silent=frozenset(),
     )
     settings = Settings(consumers=(ConsumerSettings(stream="S", durable="c"),))
     assert {finding.slug for finding in consumer_findings(facts, settings)} == found

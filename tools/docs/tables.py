@@ -1,14 +1,16 @@
 """The tables of rooms, settings, findings, metrics, spans and log events: each follows from the code."""
 
+import ast
 import re
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Literal, NamedTuple, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from sea_mq_worker.doctor import KINDS
-from sea_mq_worker.doctor.findings import Severity
+from sea_mq_worker.doctor import Severity
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.telemetry.events import EVENTS, FATAL_NOTICES, METRICS, NOTICES, PIPELINE_METRICS
 from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS
@@ -69,13 +71,39 @@ def _meaning(field: FieldInfo) -> str:
     return f"{text} One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
 
 
+class Kind(NamedTuple):
+    """A kind of finding of doctor."""
+
+    slug: str
+    severity: Severity
+    why: str
+    fix: str
+
+
+@cache
+def findings() -> Sequence[Kind]:
+    """Read each kind of finding from the call that makes it."""
+    return [
+        _kind(node, Severity(node.func.id))
+        for name in ("database", "broker", "services")
+        for node in ast.walk(ast.parse((_PACKAGE / "doctor" / f"{name}.py").read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in set(Severity)
+    ]
+
+
+def _kind(call: ast.Call, severity: Severity) -> Kind:
+    texts = {each.arg: each.value for each in call.keywords}
+    slug, why, fix = map(ast.literal_eval, (call.args[0], texts["why"], texts["fix"]))
+    return Kind(slug, severity, why, fix)
+
+
 def table_of_findings() -> str:
-    """Return a table for each severity, its rows in the order of the code."""
+    """Return a table for each severity."""
     return "\n".join(
         f"### {severity.title()}\n\n"
         + table(
-            ("slug", "condition"),
-            ((f"`{kind.slug}`", kind.condition) for kind in KINDS if kind.severity is severity),
+            ("slug", "why it matters", "remedy"),
+            ((f"`{kind.slug}`", kind.why, kind.fix) for kind in findings() if kind.severity is severity),
         )
         for severity in Severity
     )

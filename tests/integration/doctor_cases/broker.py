@@ -19,15 +19,12 @@ from tests.integration.doctor_cases.registry import (
 )
 from tests.support.checkups import Mend, Patient
 from tests.support.jetstream import DAY, SECOND, create_stream, store
-from tests.support.worker import change_json
 
 by_setting("broker_unreachable", nats_url=f"nats://{UNUSED}")
-by_setting("stream_missing", advisory_stream="NOWHERE")
-by_definition("stream_unusable", "SEA_EVENTS", no_ack=True)
+by_setting("topology_differs__lacks_a_stream", advisory_stream="NOWHERE")
 by_definition("stream_discards_old", "SEA_EVENTS", discard="old")
 by_definition("stream_discards_old__of_a_subject", "SEA_EVENTS", max_msgs_per_subject=5)
 by_definition("subjects_uncovered", "SEA_EVENTS", subjects=["sea.event.order.>"])
-by_definition("dead_letters_short_lived", "SEA_DLQ", max_age=2 * DAY)
 
 
 @provokes
@@ -36,7 +33,7 @@ async def stream_volatile(p: Patient) -> Mend:
 
 
 @provokes
-async def stream_drops_read(p: Patient) -> Mend:
+async def stream_discards_old__once_read(p: Patient) -> Mend:
     return await made_anew(p, retention="interest")
 
 
@@ -62,7 +59,7 @@ async def topology_differs(p: Patient) -> Mend:
 
 
 @provokes
-async def definitions_invalid(p: Patient) -> Mend:
+async def topology_differs__by_a_broken_file(p: Patient) -> Mend:
     file = p.files / "SEA_DLQ.json"
     right = file.read_text()
     file.write_text(right[:-2])
@@ -75,7 +72,7 @@ async def definitions_invalid(p: Patient) -> Mend:
 
 
 @provokes
-async def subjects_elsewhere(p: Patient) -> Mend:
+async def subjects_uncovered__taken_elsewhere(p: Patient) -> Mend:
     """The own stream takes every subject that it is asked about, and the other one some of them."""
     fix = await p.define("SEA_EVENTS", subjects=["sea.event.order.>"])
     other = f"{p.name.upper()}_OTHER"
@@ -89,7 +86,7 @@ async def subjects_elsewhere(p: Patient) -> Mend:
 
 
 @provokes
-async def stream_nearly_full(p: Patient) -> Mend:
+async def stream_full__nearly(p: Patient) -> Mend:
     fix = await p.define("SEA_EVENTS", max_msgs=5)
     for _ in range(4):
         await store(p.broker, f"{p.name}.event.made.v1", headers={"Nats-Msg-Id": str(uuid.uuid4())})
@@ -110,7 +107,6 @@ def by_filling(slug: str, **limit: int) -> None:
 
 
 by_filling("stream_full", max_msgs=5)
-by_filling("stream_full__of_bytes", max_bytes=2_000)  # the last message leaves less room than the next takes
 
 
 @provokes
@@ -120,7 +116,7 @@ async def dead_letters(p: Patient) -> Mend:
 
 
 @provokes
-async def consumer_missing(p: Patient) -> Mend:
+async def topology_differs__lacks_a_consumer(p: Patient) -> Mend:
     right = p.given["consumers"]
     p.given["consumers"] = f"{p.upstream_stream}/nobody"
     return p.changing(consumers=right)
@@ -151,35 +147,6 @@ def by_consumer(slug: str, **config: object) -> None:
 
 
 by_consumer("consumer_unfit__pushes", deliver_subject="nobody")
-by_consumer("consumer_unfit__without_acknowledgement", ack_policy="none")
-by_consumer("consumer_unfit__without_bodies", headers_only=True)
-
-
-@provokes
-async def consumer_passing__when_idle(p: Patient) -> Mend:
-    await p.define("consumer", inactive_threshold=3600 * SECOND)
-
-    async def set_to_0(finding: Finding) -> None:
-        change_json(
-            p.files / "consumers" / f"{p.upstream_stream}.sea__from_{p.target.upstream}.json",
-            inactive_threshold=0,
-        )
-        await p.command(finding)
-
-    return set_to_0
-
-
-@provokes
-async def consumer_passing__with_its_server(p: Patient) -> Mend:
-    delete = f"CONSUMER.DELETE.{p.upstream_stream}.{p.durable}"
-    await p.ask(delete)
-    fix = await p.define("consumer", mem_storage=True)
-
-    async def make_anew(finding: Finding) -> None:
-        await p.ask(delete)
-        await fix(finding)
-
-    return make_anew
 
 
 async def short_of_patience(p: Patient, **config: object) -> None:
@@ -235,7 +202,7 @@ async def consumer_behind(p: Patient) -> Mend:
 
 
 @provokes
-async def consumer_unattended(p: Patient) -> Mend:
+async def consumer_behind__unattended(p: Patient) -> Mend:
     await short_of_patience(p)
     await p.send()
     return mended_by(p.take)

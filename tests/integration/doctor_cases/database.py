@@ -29,11 +29,8 @@ MADE = "SELECT count(*) > 30 FROM outbox_partitions()"
 PUBLISHED = "SELECT bool_and(state = 'PUBLISHED') FROM outbox_events"
 
 by_setting("database_unreachable", database_url=f"postgresql://u@{UNUSED}/d")
-by_sql("synchronous_commit_off", "ALTER DATABASE {database} SET synchronous_commit = off")
-by_sql("triggers_off", "ALTER DATABASE {database} SET session_replication_role = replica")
-by_sql("table_unlogged", "ALTER TABLE inbox_messages SET UNLOGGED")
 by_sql("index_missing", "DROP INDEX idx_outbox_due")
-by_sql("trigger_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
+by_sql("trigger_disabled__is_missing", "DROP TRIGGER outbox_immutable ON outbox_events")
 by_sql("trigger_disabled", "ALTER TABLE outbox_events DISABLE TRIGGER outbox_wakeup")
 by_sql(
     "trigger_foreign",
@@ -44,27 +41,7 @@ by_sql(
     "publication_blocks",
     "ALTER TABLE inbox_messages REPLICA IDENTITY NOTHING; CREATE PUBLICATION others FOR TABLE inbox_messages",
 )
-by_sql("constraint_differs", "ALTER TABLE outbox_events DROP CONSTRAINT chk_outbox_claimed")
-by_sql("constraint_differs__of_a_column", "ALTER TABLE outbox_events ALTER payload DROP NOT NULL")
-by_sql(
-    "constraint_differs__is_weaker",
-    "ALTER TABLE inbox_messages DROP CONSTRAINT chk_inbox_attempts,"
-    " ADD CONSTRAINT chk_inbox_attempts CHECK (attempts >= -1)",
-)
-by_sql("function_differs", "DROP FUNCTION outbox_drop_partition")
-by_sql(
-    "function_differs__says_yes",
-    "CREATE OR REPLACE FUNCTION outbox_reject() RETURNS trigger LANGUAGE plpgsql"
-    " SET search_path = pg_catalog, pg_temp AS 'BEGIN RETURN NULL; END'",
-)
-by_sql("function_differs__looks_elsewhere", "ALTER FUNCTION outbox_make_partitions RESET search_path")
 by_sql("migration_altered", "UPDATE sea_mq_migrations SET sha256 = 'other' WHERE version = 1")
-by_sql("sequence_differs", "ALTER TABLE outbox_events ALTER seq SET CACHE 20")
-by_sql(
-    "sequence_behind__of_actions",
-    "INSERT INTO operator_actions (id, actor, action, reason, selection, affected)"
-    " OVERRIDING SYSTEM VALUE VALUES (7, 'a', 'prune_inbox', 'r', '{{}}', 0)",
-)
 by_sql("autovacuum_off", "ALTER TABLE outbox_events SET (autovacuum_enabled = false)")
 by_sql("slot_inactive", "SELECT pg_create_physical_replication_slot('{database}', true)")
 
@@ -78,7 +55,7 @@ async def database_refuses(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def schema_owner(p: Patient) -> Mend:
+async def schema_version__of_another_context(p: Patient) -> Mend:
     await p.sql("INSERT INTO sea_mq_context (context) VALUES ('other')")
 
     async def move(finding: Finding) -> None:
@@ -89,25 +66,17 @@ async def schema_owner(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def database_clock(p: Patient) -> Mend:
+async def clocks_differ__of_postgresql(p: Patient) -> Mend:
     await p.sql(postgres_clock(right=False))
     return mended_by(lambda: p.sql(postgres_clock(right=True)))
 
 
 @provokes_in_tables
-async def database_read_only(p: Patient) -> Mend:
+async def database_unreachable__for_writing(p: Patient) -> Mend:
     owner = await p.session()
     await owner.execute(f"ALTER DATABASE {p.database.name} SET default_transaction_read_only = on")
     reset = f"ALTER DATABASE {p.database.name} RESET default_transaction_read_only"
     return mended_by(lambda: owner.execute(reset))
-
-
-@provokes_in_tables
-async def session_timeouts(p: Patient) -> None:
-    session = await p.session()
-    if session.get_server_version() < (17,):
-        pytest.skip("this PostgreSQL has no transaction_timeout")
-    await session.execute(f"ALTER DATABASE {p.database.name} SET transaction_timeout = '500 ms'")
 
 
 @provokes_in_tables
@@ -137,11 +106,6 @@ async def publication_blocks__filters_by_another_column(p: Patient) -> None:
 
 
 @provokes_in_tables
-async def publication_blocks__lists_no_id(p: Patient) -> None:
-    await publish(p, "(payload)", since=15)
-
-
-@provokes_in_tables
 async def publication_blocks__identity_is_full(p: Patient) -> None:
     await p.sql("ALTER TABLE outbox_events REPLICA IDENTITY FULL")
     await publish(p, "", since=18)
@@ -154,18 +118,13 @@ async def connections_short(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def connections_too_few(p: Patient) -> None:
-    await p.sql(f"ALTER DATABASE {p.database.name} CONNECTION LIMIT 4")
-
-
-@provokes_in_tables
 async def index_missing__in_partitions(p: Patient) -> None:
     await partition_outbox(p.database.dsn)
     await p.sql("DROP INDEX idx_outbox_due")
 
 
 @provokes_in_tables
-async def index_invalid(p: Patient) -> None:
+async def index_missing__is_invalid(p: Patient) -> None:
     """Building it waits for a transaction, and is given up."""
     making = await p.session()
     await p.sql("DROP INDEX idx_outbox_correlation")
@@ -177,28 +136,6 @@ async def index_invalid(p: Patient) -> None:
             "CREATE INDEX CONCURRENTLY idx_outbox_correlation ON outbox_events (correlation_id)"
         )
     await writing.execute("ROLLBACK")
-
-
-@provokes_in_tables
-async def dead_rows(p: Patient) -> Mend:
-    """Autovacuum leaves alone what somebody has locked."""
-    await p.sql("ALTER TABLE inbox_messages SET (autovacuum_vacuum_threshold = 1)")
-    locking = await p.session()
-    await locking.execute("BEGIN; LOCK TABLE inbox_messages IN SHARE UPDATE EXCLUSIVE MODE")
-    await p.sql(
-        "INSERT INTO inbox_messages (message_id, subject)"
-        " SELECT gen_random_uuid(), 's' FROM generate_series(1, 50)"
-    )
-    await p.sql("DELETE FROM inbox_messages")
-    dead = "SELECT pg_stat_get_dead_tuples('inbox_messages'::regclass)"
-    await eventually(lambda: p.pool.fetchval(f"{dead} = 50"), what="the deleted rows are counted")
-
-    async def fix(finding: Finding) -> None:
-        await locking.execute("ROLLBACK")
-        await p.paste(finding)
-        await eventually(lambda: p.pool.fetchval(f"{dead} = 0"), what="the removed rows are counted")
-
-    return fix
 
 
 @provokes_in_tables
@@ -221,20 +158,6 @@ def by_a_worker(p: Patient, *, until: str, what: str) -> Mend:
 @provokes_in_tables
 async def outbox_unattended(p: Patient) -> Mend:
     await add_event(p.pool, occurred_at=LONG_AGO, available_at=LONG_AGO)
-    return by_a_worker(p, until=PUBLISHED, what="the event is published")
-
-
-@provokes_in_tables
-async def outbox_ahead(p: Patient) -> Mend:
-    """As written under a clock that was an hour ahead; no worker waits that long."""
-    event = await add_event(p.pool)
-    later = "created_at + interval '1 hour'"
-    await p.sql(
-        "SET session_replication_role = replica;"
-        f"UPDATE outbox_events SET created_at = {later}, occurred_at = {later}, available_at = {later}"
-        f" WHERE id = '{event}';"
-        "RESET session_replication_role"
-    )
     return by_a_worker(p, until=PUBLISHED, what="the event is published")
 
 
@@ -268,7 +191,7 @@ async def outbox_behind(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def outbox_unclaimed(p: Patient) -> Mend:
+async def outbox_unattended__by_idle_workers(p: Patient) -> Mend:
     """Whoever holds the worker's connections does nothing with them."""
     p.expect_soon()
     await add_event(p.pool)
@@ -292,7 +215,7 @@ async def sequence_behind(p: Patient) -> None:
 
 
 @provokes_in_tables
-async def outbox_failing(p: Patient) -> Mend:
+async def rows_failing__of_the_outbox(p: Patient) -> Mend:
     refused = "no permission to publish after 15 s (SQLSTATE 42501)"
     ids = [await add_event(p.pool, error=refused, **given) for given in ({}, {"ordering_key": "k"})]
 
@@ -307,7 +230,7 @@ async def outbox_failing(p: Patient) -> Mend:
 
 
 @provokes_in_tables
-async def inbox_failing(p: Patient) -> Mend:
+async def rows_failing__of_the_inbox(p: Patient) -> Mend:
     """Of one type the handler wants a token."""
     message, seq = uuid.uuid4(), await p.send()
     await p.received(seq=seq, hours=0)
@@ -350,20 +273,6 @@ async def partitions_short(p: Patient) -> Mend:
     await partition_outbox(p.database.dsn)
     p.given["outbox_partition_days"] = 30
     return by_a_worker(p, until=MADE, what="partitions are made")
-
-
-@provokes_in_tables
-async def autovacuum_off__of_a_partition(p: Patient) -> None:
-    await partition_outbox(p.database.dsn)
-    await p.sql("ALTER TABLE outbox_events_before SET (autovacuum_enabled = false)")
-
-
-@provokes_in_tables
-async def default_partition_used(p: Patient) -> None:
-    """By events with other ids, which have been pruned since."""
-    await partition_outbox(p.database.dsn)
-    event = await add_event(p.pool, "DEAD")
-    await p.pool.execute("DELETE FROM outbox_events WHERE id = $1", event)
 
 
 @provokes_in_tables
