@@ -35,7 +35,7 @@ from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 from tools.docs.tables import findings
 
-BELOW = {"standby_missing", "pooler_undeclared", "sync_unknown", "stream_replicas"}
+BELOW = {"commits_not_durable", "standby_missing", "pooler_undeclared", "sync_unknown", "stream_replicas"}
 ELSEWHERE = {
     "rights_missing": "security/test_doctor_rights.py",
     "rights_of_a_reader": "security/test_doctor_rights.py",
