@@ -318,9 +318,9 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def pair_findings(rows: Mapping[str, Any], facts: BrokerFacts) -> Iterator[Finding]:
-    """Compare rows with streams."""
-    for gone in rows.get("missed", ()):  # recorded by a worker, until an operator acknowledges them
+def missed_findings(rows: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report missed messages that a worker recorded, until an operator acknowledges them."""
+    for gone in rows["missed"]:
         latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         table = f"{quoted_schema(rows['identity']['schema'])}.sea_mq_standings"
         consumer = f"stream = '{gone.stream}' AND durable = '{gone.durable}'"
@@ -330,6 +330,10 @@ def pair_findings(rows: Mapping[str, Any], facts: BrokerFacts) -> Iterator[Findi
             "-- only acknowledges: ends this finding and the page's first line, and brings no message back\n"
             f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}",
         )
+
+
+def lost_findings(rows: Mapping[str, Any], facts: BrokerFacts) -> Iterator[Finding]:
+    """Compare the inbox with streams."""
     for waiting in rows.get("inbox", ()):
         stream, first = facts.streams.get(waiting["stream"]), waiting["first_seq"]
         if stream and first is not None and first < stream.first_seq:
