@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
+from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.cli import app
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOverview
-from sea_mq_worker.wiring.operator_api import WorkerOperatorApi
 from sea_mq_worker.wiring.watch import DEPTH_MAX
 
 Question: TypeAlias = Callable[[], Awaitable[object]]
@@ -89,7 +89,7 @@ async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
     try:
         yield {
             "python -m sea_mq_worker depth": partial(_process, ["depth"], environment),
-            **_page(WorkerOperatorApi(run.own), examples),
+            **_page(OperatorApi(run.own), examples),
             **_samples(PostgresInspection(pool=pool), PostgresOverview(pool=pool)),
             **commands,
         }
@@ -115,7 +115,7 @@ async def _command(args: list[str], environment: Mapping[str, str]) -> None:
         raise RuntimeError(f"{args}: exit code {result.exit_code}: {result.output}")
 
 
-def _page(api: WorkerOperatorApi, examples: Mapping[str, str]) -> Mapping[str, Question]:
+def _page(api: OperatorApi, examples: Mapping[str, str]) -> Mapping[str, Question]:
     return {
         "page: search EVENT": partial(api.lookup, examples["event"]),
         "page: search CORRELATION": partial(api.lookup, examples["correlation"]),

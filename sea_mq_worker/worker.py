@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sea_mq_worker.admin.activity import ActivityLog
+from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.admin.http import TokenAuth
 from sea_mq_worker.admin.records import Counters, WorkerInfo
 from sea_mq_worker.admin.server import AdminServer, Routes
@@ -34,7 +35,6 @@ from sea_mq_worker.telemetry.logs import LogListener, configure
 from sea_mq_worker.telemetry.metrics import Metrics
 from sea_mq_worker.wiring.context import WorkerContext, bounded_stack, report_ready, with_session
 from sea_mq_worker.wiring.inbound import inbound_loops
-from sea_mq_worker.wiring.operator_api import WorkerOperatorApi
 from sea_mq_worker.wiring.outbound import Backlog, outbound_loops, stopped_early
 from sea_mq_worker.wiring.telemetry import metrics_export, start_tracing
 from sea_mq_worker.wiring.watch import DEPTH_MAX, consumer_sampling, sampling
@@ -196,7 +196,7 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
             status=status.status,
             history=status.history,
             access=TokenAuth(SecretFile(s.admin_token_file, key="admin_token_file")),
-            operator_api=WorkerOperatorApi(s),
+            operator_api=OperatorApi(s),
         ),
     )
     try:

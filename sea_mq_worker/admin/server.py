@@ -13,7 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TypeAlias
 
-from sea_mq_worker.admin.api_routes import dispatch
+from sea_mq_worker.admin.api import OperatorApi, dispatch
 from sea_mq_worker.admin.http import (
     HEAD_BYTES_MAX,
     AdminResponse,
@@ -23,7 +23,6 @@ from sea_mq_worker.admin.http import (
     json_response,
     read_request,
 )
-from sea_mq_worker.admin.operator_api import OperatorApi
 from sea_mq_worker.errors import WorkerError
 
 # --- Routes of the admin server, and their authorization.

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 IMMEDIATE_REDELIVERY_SECONDS = 0.1
 """Delay of a message that a stopping worker gives back, so that another worker gets it at once."""
@@ -60,3 +60,14 @@ class PollingWakeup:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._woken.wait()
+
+
+_CANCEL_SECONDS = 0.1
+
+
+async def abort_after_grace(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it ends, once for each resource whose close it still waits for."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
+    await asyncio.gather(task, return_exceptions=True)

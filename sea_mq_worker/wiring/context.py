@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import asyncpg
 import tenacity
@@ -22,6 +22,7 @@ from sea_mq_worker.postgres.sessions import PostgresWorkerSession
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker
 from sea_mq_worker.runtime.supervisor import Readiness
 from sea_mq_worker.runtime.takeover import Takeover
+from sea_mq_worker.runtime.waiting import abort_after_grace
 from sea_mq_worker.settings import Settings, SettingsError
 from sea_mq_worker.telemetry.metrics import Metrics
 
@@ -158,7 +159,6 @@ def _report_session(base: WorkerContext, event: str, text: str) -> None:
 # --- Closing of all resources, with a time limit.
 
 _CLOSE_SECONDS = 0.7
-_CANCEL_SECONDS = 0.1
 
 
 @asynccontextmanager
@@ -174,14 +174,6 @@ async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
         closing = asyncio.create_task(stack.aclose())
         await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         await abort_after_grace(closing)
-
-
-async def abort_after_grace(task: asyncio.Task[Any]) -> None:
-    """Cancel a task until it ends, once for each resource whose close it still waits for."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
-    await asyncio.gather(task, return_exceptions=True)
 
 
 # --- Report the start of the worker to a service manager such as systemd, by the protocol of sd_notify.

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
+from sea_mq_worker.admin.api import DeadLetterGroup, OperatorBusyError, OperatorTimeoutError
 from sea_mq_worker.admin.http import Request, TokenAuth
-from sea_mq_worker.admin.operator_api import DeadLetterGroup, OperatorBusyError, OperatorTimeoutError
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.errors import ContractError, StoreUnavailableError
 from tests.integration.test_admin_server import Parts, send

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.admin.http import TokenAuth
-from sea_mq_worker.admin.operator_api import OperatorApi
 from sea_mq_worker.admin.server import AdminServer, Routes
 from sea_mq_worker.errors import WorkerError
 

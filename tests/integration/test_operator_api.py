@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from sea_mq_worker.admin.operator_api import (
+from sea_mq_worker.admin import api as module
+from sea_mq_worker.admin.api import (
     DeadLetterGroup,
     GroupProgress,
     ItemPage,
+    OperatorApi,
     OperatorBusyError,
     OperatorTimeoutError,
 )
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.wiring import operator_api as module
-from sea_mq_worker.wiring.operator_api import WorkerOperatorApi
 from tests.page.stage import add_dead_event
 from tests.support.jetstream import store
 from tests.support.servers import Database, PostgresAddress, unique
@@ -42,9 +42,9 @@ def memory_below(bytes_max: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def desk(place: Site, *, database_url: str = "") -> WorkerOperatorApi:
+def desk(place: Site, *, database_url: str = "") -> OperatorApi:
     environment = place.target.environment
-    return WorkerOperatorApi(
+    return OperatorApi(
         Settings(
             context=place.target.context,
             database_url=SecretStr(database_url or environment["SEA_MQ_DATABASE_URL"]),
@@ -57,7 +57,7 @@ async def test_a_question_that_is_not_answered_ends_and_lets_the_next_one_come(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REQUEST_SECONDS", 0.4)
-    monkeypatch.setattr("sea_mq_worker.wiring.operator_api._WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("sea_mq_worker.admin.api._WAIT_SECONDS", 0.1)
     asked = desk(place)
     place.to_database.stall()
     first = asyncio.create_task(asked.actions())
@@ -123,7 +123,7 @@ async def test_large_dead_letters_are_counted_and_listed_some_at_a_time(place: S
 async def test_a_group_of_dead_letters_is_counted_and_purged_some_at_a_time_up_to_its_last(
     place: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sea_mq_worker.wiring.operator_api._BATCH_MAX", 2)
+    monkeypatch.setattr("sea_mq_worker.admin.api._BATCH_MAX", 2)
     asked = desk(place)
     for subject in ("a", "b", "a", "a", "a"):
         headers = {"Dlq-Reason": "REJECTED", "Dlq-Original-Subject": subject, "Dlq-Detail": "422"}

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from sea_mq_worker.admin.api_routes import ROUTES
-from sea_mq_worker.admin.operator_api import OperatorApi
+from sea_mq_worker.admin.api import ROUTES
 from sea_mq_worker.admin.records import Status
 from sea_mq_worker.admin.status import HistoryData
 from tools.docs.cli import schema_of
@@ -14,7 +13,7 @@ from tools.docs.markdown import table
 
 def responses() -> Mapping[str, Any]:
     """Return the type of each response with status 200, by method and path."""
-    api = {f"{method} {path}": _found(route) for method, path, route in ROUTES}
+    api = {f"{method} {path}": _found(call) for method, path, call, _ in ROUTES}
     return {"GET /status": Status, "GET /history": HistoryData, **api}
 
 
@@ -26,8 +25,9 @@ def _found(route: object) -> object:
 
 def table_of_routes() -> str:
     """Return a row for each route: the first line about the call that it makes."""
-    calls = ((method, path, getattr(OperatorApi, route.__name__[1:])) for method, path, route in ROUTES)
-    return table(("route", "effect"), ((f"`{method} {path}`", _effect(call)) for method, path, call in calls))
+    return table(
+        ("route", "effect"), ((f"`{method} {path}`", _effect(call)) for method, path, call, _ in ROUTES)
+    )
 
 
 def _effect(call: Callable[..., object]) -> str:

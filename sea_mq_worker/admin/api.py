@@ -1,30 +1,24 @@
-"""Operator API of the page: commands on separate connections, one at a time and with a time limit."""
+"""The page's API: an operator's queries and changes, each a route, a call and the record that it returns.
+
+Calls use connections of their own, one request at a time and each with a time limit.
+"""
 
 import asyncio
 import base64
+import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from http import HTTPStatus
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 from uuid import UUID
 
-from sea_mq_worker.admin.operator_api import (
-    ActionResult,
-    Body,
-    DeadLetterCount,
-    DeadLetterGroup,
-    GroupProgress,
-    ItemPage,
-    LookupResult,
-    OperatorBusyError,
-    OperatorTimeoutError,
-    RecordDetail,
-)
+from sea_mq_worker.admin.http import AdminResponse, Request, json_response, refusal
 from sea_mq_worker.connections import open_pool
-from sea_mq_worker.errors import ContractError, RowsRefusedError
+from sea_mq_worker.errors import ContractError, RowsRefusedError, UnavailableError
 from sea_mq_worker.operators.database import operations, replays
 from sea_mq_worker.operators.dead_letters import DeadLetterOutcome, can_be_handled, purger, redriver
 from sea_mq_worker.operators.lookup import NoIdError, message_lookup
@@ -42,8 +36,125 @@ from sea_mq_worker.operators.records import (
 from sea_mq_worker.operators.replay import outlook, replay_matching
 from sea_mq_worker.operators.streams import dead_letters, duplicate_window_seconds
 from sea_mq_worker.operators.tables import BY_INDEX, PostgresOverview
+from sea_mq_worker.runtime.waiting import abort_after_grace
 from sea_mq_worker.settings import Settings
-from sea_mq_worker.wiring.context import abort_after_grace
+
+# --- What a call returns: the fields are the keys of the JSON.
+
+_ItemT_co = TypeVar("_ItemT_co", covariant=True)
+
+
+class OperatorBusyError(Exception):
+    """Another request is running; retry in a moment."""
+
+
+class OperatorTimeoutError(Exception):
+    """The request took too long and was cancelled; its change may or may not have happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterGroup:
+    """Dead letters of one reason and original subject, with sequences after ``after`` up to ``last``."""
+
+    reason: str
+    subject: str
+    after: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterCount:
+    """Size of a group.
+
+    Attributes:
+        detail: its first letter's.
+        last: its highest sequence.
+        can_be_handled: whether a redrive would call the handler for at least one of them.
+    """
+
+    reason: str
+    subject: str
+    detail: str
+    oldest_at: datetime
+    count: int
+    last: int
+    can_be_handled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemPage(Generic[_ItemT_co]):
+    """One page of a list; ``more``: there is a next page."""
+
+    items: Sequence[_ItemT_co]
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A payload as text, or in base64 if it is no text; ``payload_cut``: only its beginning."""
+
+    payload: str
+    payload_encoding: str
+    payload_bytes: int
+    payload_cut: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordDetail:
+    """One event or dead letter: its fields by name, and its payload."""
+
+    fields: Mapping[str, object]
+    body: Body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupResult:
+    """Location of an event or message.
+
+    Attributes:
+        answer: sentences, the most important first.
+        steps: what happened to it, the earliest first.
+        next_steps: commands for the operator.
+        matches: events and messages with the given beginning of an id.
+        not_checked: places that could not be searched, with the reason.
+        event: the outbox event, if one was found.
+    """
+
+    id: str
+    answer: Sequence[str]
+    steps: Sequence[object]
+    next_steps: Sequence[str]
+    matches: Sequence[object]
+    not_checked: Sequence[str]
+    event: object | None
+    dead_letters: Sequence[object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionResult:
+    """Outcome of a change; ``text`` is its reason or effect."""
+
+    done: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProgress:
+    """Progress of a change to a group.
+
+    Attributes:
+        done: number of changed dead letters.
+        failed: number of failures; ``text`` is the last one's.
+        after: sequence to continue after.
+        more: whether dead letters are left.
+    """
+
+    done: int
+    failed: int
+    after: int
+    text: str
+    more: bool
+
 
 # --- Groups of dead letters for the page: counts, and redrives or purges in small batches.
 
@@ -122,30 +233,6 @@ _WAIT_SECONDS = 4.0
 _T = TypeVar("_T")
 
 
-class SerializedCalls:
-    """A queue for one request at a time."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def run(self, work: Coroutine[Any, Any, _T], *, seconds: float) -> _T:
-        """Run ``work`` after the previous request, and cancel it after ``seconds``.
-
-        Raises:
-            OperatorBusyError: the previous request took too long.
-            OperatorTimeoutError: ``work`` took too long.
-        """
-        try:
-            await asyncio.wait_for(self._lock.acquire(), _WAIT_SECONDS)
-        except TimeoutError:
-            work.close()
-            raise OperatorBusyError from None
-        try:
-            return await _bounded(work, seconds)
-        finally:
-            self._lock.release()
-
-
 async def _bounded(work: Coroutine[Any, Any, _T], seconds: float) -> _T:
     """Limit the work's time, including its cleanup, which a hanging server would block."""
     task = asyncio.create_task(work)
@@ -173,35 +260,49 @@ _PERMIT = (
     "(deploy/nats-accounts.conf)"
 )
 _P = ParamSpec("_P")
-_Method: TypeAlias = "Callable[Concatenate[WorkerOperatorApi, _P], Coroutine[Any, Any, _T]]"
+_Method: TypeAlias = "Callable[Concatenate[OperatorApi, _P], Coroutine[Any, Any, _T]]"
 
 
 def _request(method: "_Method[_P, _T]") -> "_Method[_P, _T]":
     """Run the method after the request before it, with the time limit of a query."""
 
     @wraps(method)
-    async def run(api: "WorkerOperatorApi", /, *args: _P.args, **named: _P.kwargs) -> _T:
+    async def run(api: "OperatorApi", /, *args: _P.args, **named: _P.kwargs) -> _T:
         return await api.run(method(api, *args, **named), _REQUEST_SECONDS)
 
     return run
 
 
-class WorkerOperatorApi:
-    """Implements the port ``OperatorApi``; the methods are documented there."""
+class OperatorApi:
+    """Queries and changes for an operator with the token.
+
+    Every method raises OperatorBusyError, OperatorTimeoutError and the product's UnavailableError and
+    ContractError; the audit records ``actor`` and ``reason``.
+    """
 
     def __init__(self, settings: Settings) -> None:
         seconds = min(settings.database_timeout_seconds, _REQUEST_SECONDS)
         few = {"database_pool_max": 1, "database_timeout_seconds": seconds}
         self._settings = settings.model_copy(update=few)
-        self._serialized = SerializedCalls()
+        self._lock = asyncio.Lock()
         self._handling_seconds = settings.handler_timeout_seconds + _HANDLING_SPARE_SECONDS
 
     async def run(self, request: Coroutine[Any, Any, _T], seconds: float) -> _T:
-        with _naming_grants():
-            return await self._serialized.run(request, seconds=seconds)
+        """Run a request after the one before it, and cancel it after ``seconds``."""
+        try:
+            await asyncio.wait_for(self._lock.acquire(), _WAIT_SECONDS)
+        except TimeoutError:
+            request.close()
+            raise OperatorBusyError from None
+        try:
+            with _naming_grants():
+                return await _bounded(request, seconds)
+        finally:
+            self._lock.release()
 
     @_request
     async def lookup(self, text: str) -> LookupResult:
+        """Find an event or message in outbox, stream, inbox and dead letters."""
         async with message_lookup(self._settings) as place:
             try:
                 report = await lookup_report(text, place)
@@ -221,6 +322,7 @@ class WorkerOperatorApi:
 
     @_request
     async def dead_events(self, *, event_type: str, error: str, below: int | None) -> ItemPage[DeadEvent]:
+        """List DEAD events without their content, the latest first, with ``seq`` below ``below``."""
         pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
         try:
             found = await PostgresOverview(pool=pool).dead_events(
@@ -232,12 +334,14 @@ class WorkerOperatorApi:
 
     @_request
     async def event(self, id_: UUID) -> RecordDetail | None:
+        """Return one event with its payload."""
         async with operations(self._settings) as tables:
             found = await tables.show_outbox(id_, content_max=_SHOWN_BYTES_MAX)
         return _detail(found, found.payload.encode(), found.payload_bytes) if found else None
 
     @_request
     async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
+        """List dead letters without their content, the oldest first, with ``seq`` after ``after``."""
         which = DeadLetterFilter(reason=reason or None, after_seq=after)
         async with dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
@@ -245,10 +349,12 @@ class WorkerOperatorApi:
 
     @_request
     async def dead_letter_groups(self) -> ItemPage[DeadLetterCount]:
+        """Count dead letters by reason and original subject, the most frequent first."""
         return await dead_letter_groups(self._settings)
 
     @_request
     async def dead_letter(self, seq: int) -> RecordDetail:
+        """Return one dead letter with the original's body."""
         async with dead_letters(self._settings) as letters:
             found = await letters.show(seq)
         detail = _detail(found, found.payload, len(found.payload))
@@ -256,11 +362,13 @@ class WorkerOperatorApi:
 
     @_request
     async def actions(self) -> ItemPage[OperatorAction]:
+        """List operators' changes, the latest first."""
         async with operations(self._settings) as tables:
             return ItemPage(items=await tables.audit(limit=_ACTIONS))
 
     @_request
     async def replay(self, id_: UUID, *, actor: str, reason: str) -> ActionResult:
+        """Publish an event again."""
         async with replays(self._settings) as tables:
             which = OutboxFilter(ids=(id_,))
             result = await replay_matching(tables, which, actor=_on_page(actor), reason=reason, cap=1)
@@ -272,6 +380,7 @@ class WorkerOperatorApi:
 
     @_request
     async def resume(self, event_type: str, *, actor: str, reason: str) -> ActionResult:
+        """End the slow pace of an event type, or of all if it is empty."""
         async with operations(self._settings) as tables:
             await tables.resume(event_type, actor=_on_page(actor), reason=reason)
         text = f"{event_type or 'every slow event type'} continues at full speed within seconds"
@@ -279,13 +388,16 @@ class WorkerOperatorApi:
 
     @_request
     async def purge_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
+        """Delete the next dead letters of a group for good."""
         return await purge_some(self._settings, group, actor=_on_page(actor), reason=reason)
 
     async def redrive_group(self, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
+        """Send the next dead letters of a group to the handler again."""
         some = redrive_some(self._settings, group, actor=_on_page(actor), reason=reason)
         return await self.run(some, self._handling_seconds)
 
     async def redrive(self, seq: int, *, actor: str, reason: str) -> ActionResult:
+        """Send a dead letter to the handler again."""
         return await self.run(self._redrive(seq, _on_page(actor), reason), self._handling_seconds)
 
     async def _redrive(self, seq: int, actor: str, reason: str) -> ActionResult:
@@ -334,3 +446,170 @@ def _detail(record: OutboxDetail | DeadLetterEntry, payload: bytes, size: int) -
         name: value for name, value in asdict(record).items() if name not in {"payload", "payload_bytes"}
     }
     return RecordDetail(fields=fields, body=body)
+
+
+# --- Routes.
+
+_ACTOR_MAX = 80
+_REASON_MAX = 500
+_TEXT_MAX = 200
+_EVENT_TYPE_MAX = 1024
+_SEQ_MAX = 2**63 - 1
+
+_Arguments: TypeAlias = Callable[[Request, str], Mapping[str, Any]]
+
+
+async def dispatch(api: OperatorApi, request: Request) -> AdminResponse:
+    """Answer a request below ``/api/``."""
+    for method, path, call, arguments in ROUTES:
+        found = _PATTERNS[path].fullmatch(request.path)
+        if found is None:
+            continue
+        if request.method != method:
+            return AdminResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers=(f"allow: {method}",))
+        return await _respond(
+            api, call.__name__, arguments, request, found.group(1) if found.groups() else ""
+        )
+    return AdminResponse(HTTPStatus.NOT_FOUND)
+
+
+async def _respond(
+    api: OperatorApi, call: str, arguments: _Arguments, request: Request, which: str
+) -> AdminResponse:
+    try:
+        data = await getattr(api, call)(**arguments(request, which))
+    except ValueError as error:
+        return refusal(HTTPStatus.BAD_REQUEST, str(error))
+    except OperatorBusyError:
+        return refusal(
+            HTTPStatus.TOO_MANY_REQUESTS, "another request is running: retry in a second", "retry-after: 1"
+        )
+    except OperatorTimeoutError as error:
+        return refusal(HTTPStatus.GATEWAY_TIMEOUT, str(error))
+    except UnavailableError as error:
+        return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+    except ContractError as error:
+        return refusal(HTTPStatus.CONFLICT, str(error))
+    return (
+        refusal(HTTPStatus.NOT_FOUND, "it does not exist, or no longer")
+        if data is None
+        else json_response(data)
+    )
+
+
+ROUTES: tuple[tuple[str, str, Callable[..., Awaitable[object]], _Arguments], ...] = (
+    ("GET", "/api/lookup", OperatorApi.lookup, lambda r, _: {"text": _text(r.query, "id")}),
+    (
+        "GET",
+        "/api/events",
+        OperatorApi.dead_events,
+        lambda r, _: {
+            "event_type": _text(r.query, "type"),
+            "error": _text(r.query, "error"),
+            "below": _number(r.query["below"]) if "below" in r.query else None,
+        },
+    ),
+    ("GET", "/api/events/{id}", OperatorApi.event, lambda _, id_: {"id_": _uuid(id_)}),
+    (
+        "POST",
+        "/api/events/{id}/replay",
+        OperatorApi.replay,
+        lambda r, id_: {"id_": _uuid(id_), **_actor_and_reason(r)},
+    ),
+    (
+        "GET",
+        "/api/dead-letters",
+        OperatorApi.dead_letters,
+        lambda r, _: {"reason": _text(r.query, "reason"), "after": _number(r.query.get("after", "0"))},
+    ),
+    ("GET", "/api/dead-letter-groups", OperatorApi.dead_letter_groups, lambda *_: {}),
+    (
+        "POST",
+        "/api/dead-letter-groups/redrive",
+        OperatorApi.redrive_group,
+        lambda r, _: {"group": _group(r), **_actor_and_reason(r)},
+    ),
+    (
+        "POST",
+        "/api/dead-letter-groups/purge",
+        OperatorApi.purge_group,
+        lambda r, _: {"group": _group(r), **_actor_and_reason(r)},
+    ),
+    ("GET", "/api/dead-letters/{seq}", OperatorApi.dead_letter, lambda _, seq: {"seq": _number(seq)}),
+    (
+        "POST",
+        "/api/dead-letters/{seq}/redrive",
+        OperatorApi.redrive,
+        lambda r, seq: {"seq": _number(seq), **_actor_and_reason(r)},
+    ),
+    (
+        "POST",
+        "/api/slow-types/resume",
+        OperatorApi.resume,
+        lambda r, _: {"event_type": _event_type(r), **_actor_and_reason(r)},
+    ),
+    ("GET", "/api/actions", OperatorApi.actions, lambda *_: {}),
+)
+"""By method and path, the call and its arguments; the schema of the API is made from these."""
+
+_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "([^/]+)", path)) for _, path, *_ in ROUTES}
+
+
+def _actor_and_reason(request: Request) -> dict[str, str]:
+    """Read actor and reason for the audit.
+
+    Raises:
+        ValueError: one is missing or too long.
+    """
+    found = {}
+    for name, most in (("actor", _ACTOR_MAX), ("reason", _REASON_MAX)):
+        value = request.body.get(name)
+        if not isinstance(value, str) or not value.strip() or len(value) > most or not value.isprintable():
+            raise ValueError(f"give {name} on one line of at most {most} characters")
+        found[name] = value.strip()
+    return found
+
+
+def _group(request: Request) -> DeadLetterGroup:
+    """Read the group of dead letters.
+
+    Raises:
+        ValueError: a field is missing or has a wrong type.
+    """
+    match request.body:
+        case {"dlq_reason": str(reason), "subject": str(subject), "after": int(after), "last": int(last)}:
+            return DeadLetterGroup(reason=reason, subject=subject, after=after, last=last)
+        case _:
+            raise ValueError("give the group: dlq_reason, subject, after and last, as in the list of groups")
+
+
+def _event_type(request: Request) -> str:
+    """Read the event type; empty: all slow ones.
+
+    Raises:
+        ValueError: it is missing or invalid.
+    """
+    value = request.body.get("event_type")
+    if not isinstance(value, str) or len(value) > _EVENT_TYPE_MAX or not value.isprintable():
+        raise ValueError("give the event_type; an empty one means all slow types")
+    return value
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ValueError("an id is a UUID, as 0198c3a2-5f7e-7c31-9f0e-3b8a4d2e6c10") from None
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(_SEQ_MAX)) and int(text) <= _SEQ_MAX):
+        raise ValueError("a sequence is a whole number")
+    return int(text)
+
+
+def _text(query: Mapping[str, str], name: str) -> str:
+    text = query.get(name, "")
+    if len(text) > _TEXT_MAX or "\0" in text:
+        raise ValueError(f"{name}: at most {_TEXT_MAX} characters")
+    return text
