@@ -5,8 +5,9 @@ for Prometheus, without ``_total``, which a collector adds for Prometheus by its
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from typing import cast
 
 from opentelemetry import trace
@@ -26,11 +27,13 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from prometheus_client.samples import Sample
 
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.resources import install_hint
+from sea_mq_worker.telemetry.events import METRICS
 from sea_mq_worker.telemetry.events import Metric as Described
-from sea_mq_worker.telemetry.metrics import BOUNDS_SECONDS, Families, Family, Histogram, Number
+from sea_mq_worker.telemetry.metrics import BOUNDS_SECONDS, Metrics
 
 _CONVENTIONS: Mapping[str, tuple[str, str]] = {
     "sea_mq_outbox_published_total": ("messaging.client.sent.messages", "publish"),
@@ -91,43 +94,54 @@ def metrics_exporter() -> Callable[[MetricsData], None]:
     return export
 
 
-def metrics_data(families: Families, *, resource: Resource, since_ns: int) -> MetricsData:
-    """Convert the numbers to OTLP, counted since ``since_ns`` (nanoseconds since 1970)."""
+def metrics_data(metrics: Metrics, *, resource: Resource, since_ns: int) -> MetricsData:
+    """Convert the numbers to OTLP, counted since ``since_ns`` (nanoseconds since 1970).
+
+    The SDK's own histograms take one value at a time, and some ten microseconds for each.
+    """
     now = time.time_ns()
-    numbers = [_number(family, since_ns, now) for family in families.numbers.values()]
-    histograms = [_histogram(family, since_ns, now) for family in families.histograms.values()]
-    metrics = [metric for metric in (*numbers, *histograms) if metric.data.data_points]
-    scope = ScopeMetrics(_SCOPE, metrics, schema_url="")
+    converted = [
+        _metric(metric, _data(metric, family.samples, since_ns, now))
+        for metric, family in zip(METRICS, metrics.collect(), strict=True)
+        if family.samples
+    ]
+    scope = ScopeMetrics(_SCOPE, converted, schema_url="")
     return MetricsData([ResourceMetrics(resource, [scope], schema_url="")])
 
 
-def _number(family: Family[Number], since_ns: int, now_ns: int) -> Metric:
-    metric = family.metric
+def _data(
+    metric: Described, samples: Sequence[Sample], since_ns: int, now_ns: int
+) -> Sum | Gauge | HistogramData:
+    if metric.kind == "histogram":
+        return HistogramData(list(_histograms(metric, samples, since_ns, now_ns)), _CUMULATIVE)
     points = [
-        NumberDataPoint(_attributes(metric, values), since_ns, now_ns, number.value)
-        for values, number in family.series.items()
+        NumberDataPoint(_attributes(metric, sample.labels), since_ns, now_ns, sample.value)
+        for sample in samples
     ]
-    data = Sum(points, _CUMULATIVE, is_monotonic=True) if metric.kind == "counter" else Gauge(points)
-    return _metric(metric, data)
+    return Sum(points, _CUMULATIVE, is_monotonic=True) if metric.kind == "counter" else Gauge(points)
 
 
-def _histogram(family: Family[Histogram], since_ns: int, now_ns: int) -> Metric:
-    metric = family.metric
-    points = [
-        HistogramDataPoint(
-            attributes=_attributes(metric, values),
-            start_time_unix_nano=since_ns,
-            time_unix_nano=now_ns,
-            count=sum(histogram.counts),
-            sum=histogram.sum,
-            bucket_counts=tuple(histogram.counts),
-            explicit_bounds=BOUNDS_SECONDS,
-            min=cast("float", None),  # both are unknown, and optional in the protocol
-            max=cast("float", None),
-        )
-        for values, histogram in family.series.items()
-    ]
-    return _metric(metric, HistogramData(points, _CUMULATIVE))
+def _histograms(
+    metric: Described, samples: Sequence[Sample], since_ns: int, now_ns: int
+) -> Iterator[HistogramDataPoint]:
+    """Yield a point per series, whose samples are its cumulative buckets, the count and the sum."""
+    cumulative = [0]
+    for sample in samples:
+        if sample.name.endswith("_bucket"):
+            cumulative.append(int(sample.value))
+        elif sample.name.endswith("_sum"):
+            yield HistogramDataPoint(
+                attributes=_attributes(metric, sample.labels),
+                start_time_unix_nano=since_ns,
+                time_unix_nano=now_ns,
+                count=cumulative[-1],
+                sum=sample.value,
+                bucket_counts=[above - below for below, above in pairwise(cumulative)],
+                explicit_bounds=BOUNDS_SECONDS,
+                min=cast("float", None),  # both are unknown, and optional in the protocol
+                max=cast("float", None),
+            )
+            cumulative = [0]
 
 
 def otlp_name(name: str) -> str:
@@ -140,10 +154,9 @@ def _metric(metric: Described, data: Sum | Gauge | HistogramData) -> Metric:
     return Metric(otlp_name(metric.name), metric.meaning, unit, data)
 
 
-def _attributes(metric: Described, values: Sequence[str]) -> dict[str, str]:
-    labels = dict(zip(metric.labels, values, strict=True))
+def _attributes(metric: Described, labels: Mapping[str, str]) -> dict[str, str]:
     if metric.name not in _CONVENTIONS:
-        return labels
+        return dict(labels)
     system = {"messaging.system": "nats", "messaging.operation.name": _CONVENTIONS[metric.name][1]}
     return system | {_ATTRIBUTES[name]: value for name, value in labels.items()}
 

@@ -46,7 +46,7 @@ def metrics_export(base: WorkerContext) -> Loop:
     seconds = _interval_seconds()
 
     async def export_now() -> None:
-        data = metrics_data(base.metrics.measure(), resource=resource, since_ns=since_ns)
+        data = metrics_data(base.metrics, resource=resource, since_ns=since_ns)
         await _aside(lambda: export(data))
 
     async def run(stop: asyncio.Event) -> None:

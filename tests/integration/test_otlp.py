@@ -13,7 +13,7 @@ RESOURCE = described(context="sea", worker="worker-1")
 
 
 def exported(metrics: Metrics) -> dict[str, Any]:
-    [found] = metrics_data(metrics.measure(), resource=RESOURCE, since_ns=7).resource_metrics
+    [found] = metrics_data(metrics, resource=RESOURCE, since_ns=7).resource_metrics
     return {metric.name: metric for metric in found.scope_metrics[0].metrics}
 
 
