@@ -10,7 +10,7 @@ from benchmarks.counters import Cost, Figure, cpu_seconds
 from benchmarks.inbox import CONSUMER, fill_stream, inbox, is_consumed
 from benchmarks.relay import Description, install
 from benchmarks.stage import Run, Stage
-from tests.support.kept_process import KeptProcess
+from tests.support.processes import KeptProcess
 
 _NAME = "faststream-outbox"
 _TABLE = "CREATE TABLE peer_inbox (message_id TEXT PRIMARY KEY, at TIMESTAMPTZ DEFAULT clock_timestamp())"

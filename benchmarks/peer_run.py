@@ -19,7 +19,7 @@ from benchmarks.counters import cpu_seconds
 from benchmarks.relay import STREAM, Description, Event, prepared
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from tests.support.audit import exact, out_of_order
-from tests.support.kept_process import KeptProcess
+from tests.support.processes import KeptProcess
 from tests.support.servers import database_connection
 
 _POSTGRES = {"wal_level": "logical"}

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sea_mq_worker.dev.servers import EmbeddedPostgres
 from sea_mq_worker.nats.connection import api
 from tests.support.jetstream import connected
-from tests.support.kept_process import KeptProcess
+from tests.support.processes import KeptProcess
 from tests.support.servers import database_connection
 
 STREAM = "BENCH_EVENTS"

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
 from tests.support.documents import ROOT, commands
-from tests.support.machines import programs_without
+from tests.support.processes import programs_without
 
 ONE_SESSION = ROOT / "tests" / "support" / "one_session.py"
 DOCUMENT = "docs/how-to/pipeline.md"

@@ -1,9 +1,13 @@
 """Servers of the tests' own that count what a worker asks of them: figures that no machine changes."""
 
+import dataclasses
 import json
+import signal
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 import httpx2
@@ -12,7 +16,7 @@ from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
 from sea_mq_worker.nats.connection import NatsConnection, api
 from tests.support.handlers import HandlerServer
 from tests.support.waiting import eventually
-from tests.support.worker import Deployment
+from tests.support.worker import Deployment, WorkerProcess, running
 
 _STATEMENTS = """
 SELECT query, calls
@@ -122,3 +126,36 @@ class Meters:
 
     async def _messages(self, stream: str) -> int:
         return int((await api(self.broker, f"STREAM.INFO.{stream}"))["state"]["messages"])
+
+
+_PLANTS = Path(__file__).parent / "plants"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallCounter:
+    """Counts while it is on; nothing of the worker knows of it."""
+
+    worker: WorkerProcess
+    reported: Path
+
+    async def begin(self) -> None:
+        """Count from now on."""
+        self.worker.send(signal.SIGUSR1)
+        await eventually(self.reported.with_suffix(".begun").exists, what="calls are counted")
+
+    async def end(self) -> int:
+        """Stop, and return how many there were, of Python's and of C's functions."""
+        self.worker.send(signal.SIGUSR1)
+        await eventually(self.reported.exists, what="calls are told")
+        return int(self.reported.read_text())
+
+
+@asynccontextmanager
+async def counted(metered: Meters, folder: Path, **settings: object) -> AsyncIterator[CallCounter]:
+    """Run a worker, ready, whose calls can be counted."""
+    reported = folder / "calls"
+    environment = {**metered.target.environment, "PYTHONPATH": str(_PLANTS), "COUNTED_CALLS": str(reported)}
+    target = dataclasses.replace(metered.target, environment=environment)
+    async with running(target, folder / "worker.log", **settings) as worker:
+        await worker.ready()
+        yield CallCounter(worker, reported)

@@ -11,8 +11,7 @@ from sea_mq_worker.errors import ContractError
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.url import RULES
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
-from tests.support.certificates import Authority
-from tests.support.postgres_tls import postgres_tls
+from tests.support.certificates import Authority, postgres_tls
 from tests.support.servers import Database
 
 VALUES = {

@@ -11,7 +11,7 @@ import pytest
 
 from sea_mq_worker.pipeline.java import spark_home
 from tests.support.documents import commands
-from tests.support.machines import programs_without
+from tests.support.processes import programs_without
 
 ONE_JOB = """
 from sea_mq_worker.pipeline.session import ARCHIVE, spark_session

@@ -10,7 +10,7 @@ import pytest
 from sea_mq_worker.pipeline import java
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.java import java_home
-from tests.support.machines import programs_without
+from tests.support.processes import programs_without
 
 SPARK_AND_PYTHON_WORKERS = """
 from sea_mq_worker.pipeline.session import spark_session

@@ -24,10 +24,9 @@ from sea_mq_worker.postgres.errors import translated
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings, SettingsError
 from tests.support.builders import enqueueable, inbound_message
-from tests.support.certificates import Authority, Certificate, encrypted
+from tests.support.certificates import Authority, Certificate, encrypted, postgres_tls
 from tests.support.handlers import handler_server
 from tests.support.jetstream import connected, store
-from tests.support.postgres_tls import postgres_tls
 from tests.support.servers import Database
 from tests.support.site import FAST, Effects
 from tests.support.waiting import eventually

@@ -35,8 +35,7 @@ from sea_mq_worker.testing.handler import InMemoryHandler
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire
-from tests.simulation.sessions import SessionWire
-from tests.simulation.wires import HandlerWire, OutboxWire
+from tests.simulation.wires import HandlerWire, OutboxWire, SessionWire
 
 Plant = Callable[[], AbstractContextManager[Any]]
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import msgspec
 
 from tests.simulation.plan import Plan, draw_plan
-from tests.simulation.report import SOMETIMES, Report
+from tests.simulation.run import SOMETIMES, Report
 from tests.simulation.world import simulate
 
 Run: TypeAlias = Callable[[Plan, int], Report]

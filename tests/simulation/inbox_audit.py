@@ -22,7 +22,7 @@ from sea_mq_worker.inbox.message import (
 )
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.testing.inbox import InboxRow
-from tests.simulation.life import Life
+from tests.simulation.run import Life
 from tests.simulation.servers import MAX_ACK_PENDING, Servers
 
 T = TypeVar("T")

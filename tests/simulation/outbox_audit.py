@@ -8,7 +8,7 @@ from typing import TypeVar
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.event import Claim, EventState
 from sea_mq_worker.testing.outbox import OutboxRow
-from tests.simulation.life import Life
+from tests.simulation.run import Life
 from tests.simulation.servers import Servers
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ from sea_mq_worker.testing.inbox import InboxTable
 from sea_mq_worker.testing.outbox import OutboxRow, OutboxTable
 from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream, StreamEntry
 from tests.simulation.plan import Message, Plan, Row
-from tests.simulation.report import Report
+from tests.simulation.run import Report
 
 if TYPE_CHECKING:
-    from tests.simulation.sessions import SessionWire
+    from tests.simulation.wires import SessionWire
 
 T = TypeVar("T")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.campaign import CASES, Case, load_case, run_campaign, run_seed
+from tests.simulation.bugs import BUGS
+from tests.simulation.campaign import BUG_CASES, CASES, Case, invariant_of, load_case, run_campaign, run_seed
 from tests.simulation.plan import draw_plan
 from tests.simulation.world import simulate
 
@@ -60,3 +61,25 @@ def test_the_same_seed_does_the_same_in_another_process() -> None:
     ]
     assert reported[0] == reported[1]
     assert "\n".join(run_seed(12).trail).splitlines()[-1] in reported[0]
+
+
+OTHER_SEEDS = range(150)
+CASES = {path.stem: load_case(path) for path in sorted(BUG_CASES.glob("*.json"))}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    """Under a seed that is known to, or another one since the worker's steps have changed.
+
+    ``python -m tests.simulation --bug NAME --keep`` finds a better plan.
+    """
+    case = CASES[name.replace(" ", "_").replace("'", "")]
+    with BUGS[name]():
+        seeds = (*case.seeds, *OTHER_SEEDS)
+        assert any(invariant_of(simulate(case.plan, seed)) == case.invariant for seed in seeds)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_the_bug_its_plan_keeps_all_promises(name: str) -> None:
+    for seed in CASES[name].seeds:
+        assert simulate(CASES[name].plan, seed).violations == []

@@ -5,19 +5,29 @@ the server's, so it also takes place while the caller is frozen, and may after t
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.inbox.message import FailedHandling, HandlerRequest, HandlerResult, Lease, NotDelivered
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.operators.ports import DeadLetterRecords
+from sea_mq_worker.operators.tables import PostgresOperations
 from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Reaped, Released
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
+from sea_mq_worker.ports import InboxRepository, OtherSession
+from sea_mq_worker.testing.inbox import InMemoryInbox
+from sea_mq_worker.testing.operators import InMemoryDeadLetterRecords
 from sea_mq_worker.testing.outbox import InMemoryOutbox
-from tests.simulation.fault_schedule import FaultSchedule
 from tests.simulation.inbox_audit import InboxAudit
-from tests.simulation.life import Life
 from tests.simulation.loop import SeededLoop
 from tests.simulation.outbox_audit import OutboxAudit
+from tests.simulation.postgres import PostgresServers, Table
+from tests.simulation.run import FaultSchedule, Life
 from tests.simulation.servers import Servers, run_now
 
 T = TypeVar("T")
@@ -254,3 +264,187 @@ class HandlerWire:
         self._audit.called(line.life, request, result)
         line.tell(f"handler: {request.message_id[:8]} -> {result}")
         line.later(line.faults.latency(), lambda: answer(reply, result))
+
+
+_SIDES = ("outbox", "inbox")
+_NEVER = float("-inf")
+
+
+class SessionWire:
+    """The session of one worker over its line: ``WorkerSessions``, and what the worker asks of its own."""
+
+    def __init__(self, line: Line) -> None:
+        self.id = f"{line.life.number:08x}"
+        self.is_connected = True
+        self._line = line
+        self.lost_at = _NEVER
+        self._change = asyncio.Event()
+        line.servers.sessions[self.id] = self
+        self.begin()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no connection of the worker is left."""
+        life = self._line.life
+        lives = self.is_connected and not life.dead and life.code is None
+        return not lives and not self._line.statements
+
+    def begin(self) -> None:
+        """Connect, again after a loss."""
+        self.is_connected = True
+        servers = self._line.servers
+        servers.session_rows |= {(self.id, side): self._line.life.name for side in _SIDES}
+        for session in servers.sessions.values():
+            session._change.set()
+
+    def cut(self, seconds: float) -> None:
+        """Lose all connections for a while; the worker notices at once."""
+        line = self._line
+        line.servers.report.saw("session lost")
+        line.tell(f"has no connection to the database for {seconds} s")
+        self.is_connected, line.life.hurt = False, True
+        self.lost_at = line.life.clock()
+        line.later(seconds, self.begin)
+
+    def lost_since(self, moment: float) -> bool:
+        """Return whether others may have taken this worker for gone since ``moment``."""
+        return self.lost_at >= moment
+
+    async def others(self) -> Sequence[OtherSession]:
+        """Look at the sessions of other workers.
+
+        Raises:
+            StoreUnavailableError: the statement did not run, or its answer is lost.
+        """
+        return await self._line.store("others", self._others)
+
+    async def forget(self, session: OtherSession) -> None:
+        """Remove the row of a session, unless its worker is there again.
+
+        Raises:
+            StoreUnavailableError: it may or may not be removed.
+        """
+        await self._line.store("forget", lambda: self._forget(session))
+
+    async def wait_for_change(self, *, timeout_seconds: float) -> None:
+        """Wait until a session begins."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._change.wait()
+        self._change.clear()
+
+    def _others(self) -> list[OtherSession]:
+        servers = self._line.servers
+        return [
+            OtherSession(session, side, worker, servers.sessions[session].is_gone)
+            for (session, side), worker in servers.session_rows.items()
+            if session != self.id
+        ]
+
+    def _forget(self, session: OtherSession) -> None:
+        if self._line.servers.sessions[session.session].is_gone:
+            self._line.servers.session_rows.pop((session.session, session.side), None)
+
+
+T = TypeVar("T")
+
+Effect: TypeAlias = Callable[[], Any]
+Judge: TypeAlias = Callable[[Effect], Any]
+
+_CALL: ContextVar[tuple[str, Judge]] = ContextVar("call")
+"""Name of the repository's call that a statement belongs to, and the audit of its effect."""
+
+
+class SimulatedPool:
+    """As much of asyncpg's pool as the repositories use."""
+
+    def __init__(self, line: Line, table: Table) -> None:
+        self._line = line
+        self._table = table
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Self]:
+        yield self
+
+    async def expire_connections(self) -> None:
+        """Do nothing: a line does not keep connections."""
+
+    async def fetch(self, statement: str, *args: object) -> Any:
+        """Run a statement over the line.
+
+        Raises:
+            StoreUnavailableError: it did not take effect, or did, or will.
+            PostgresError: the server refused it.
+        """
+        servers = cast("PostgresServers", self._line.servers)
+        name, judge = _CALL.get()
+        answer = await self._line.store(
+            name, lambda: judge(lambda: servers.run(self._table, statement, args))
+        )
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class PostgresOutboxWire(OutboxWire):
+    """``PostgresOutboxAdapter`` over a line."""
+
+    def __init__(self, line: Line, audit: OutboxAudit, **options: Any) -> None:
+        pool = cast("Any", SimulatedPool(line, "outbox"))
+        adapter = PostgresOutboxAdapter(pool=pool, clock=line.loop.time, **options)
+        super().__init__(line, cast("Any", adapter), audit)
+
+    async def _call(
+        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], claim: Claim | None = None
+    ) -> T:
+        nth = 0
+
+        def judge(effect: Effect) -> Any:
+            nonlocal nth
+            answer = self._audit.effect(self._line.life, name, effect, claim)
+            nth = self._audit.calls
+            return answer
+
+        with _calling(name, judge):
+            result = await call()
+        if isinstance(result, Claim):
+            self._audit.given(result, nth)
+        return result
+
+
+class PostgresInboxWire(InboxWire):
+    """``PostgresInboxAdapter``, or the operators' ``PostgresOperations``, over a line."""
+
+    def __init__(self, line: Line, audit: InboxAudit, adapter: Callable[..., object]) -> None:
+        super().__init__(line, adapter(pool=SimulatedPool(line, "inbox")), audit)
+
+    async def _call(
+        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], leases: Sequence[Lease] = ()
+    ) -> T:
+        with _calling(name, lambda effect: self._audit.effect(self._line.life, name, effect, leases)):
+            return await call()
+
+
+@contextmanager
+def _calling(name: str, judge: Judge) -> Iterator[None]:
+    before = _CALL.set((name, judge))
+    try:
+        yield
+    finally:
+        _CALL.reset(before)
+
+
+def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxRepository:
+    """Connect somebody to the inbox, the real one or the in-memory one."""
+    if isinstance(line.servers, PostgresServers):
+        return cast("Any", PostgresInboxWire(line, audit, partial(PostgresInboxAdapter, worker=worker)))
+    session = line.life.session.id if line.life.session is not None else ""
+    inbox = InMemoryInbox(table=line.servers.inbox, worker=worker, session=session)
+    return cast("Any", InboxWire(line, inbox, audit))
+
+
+def records_wire(line: Line, audit: InboxAudit) -> DeadLetterRecords:
+    """Connect an operator to the same inbox."""
+    if isinstance(line.servers, PostgresServers):
+        return cast("Any", PostgresInboxWire(line, audit, PostgresOperations))
+    return cast("Any", InboxWire(line, InMemoryDeadLetterRecords(table=line.servers.inbox), audit))

@@ -1,4 +1,4 @@
-"""A worker as bootstrap makes it, on wires to the simulated servers."""
+"""A worker as bootstrap makes it, and an operator, on wires to the simulated servers."""
 
 import random
 from collections.abc import Mapping
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
+from sea_mq_worker.errors import UnavailableError
 from sea_mq_worker.inbox.consumer import recover_exhausted
+from sea_mq_worker.operators.dead_letters import Redriver
+from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.outbox.pace import MemoryBudget
 from sea_mq_worker.runtime.breaker import Backoff
@@ -16,6 +19,7 @@ from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.events import Emitted
+from sea_mq_worker.testing.operators import InMemoryDeadLetters
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from sea_mq_worker.wiring.context import WorkerContext
 from sea_mq_worker.wiring.outbound import _lane, _publishing
@@ -24,9 +28,16 @@ from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.plan import Plan
 from tests.simulation.postgres import PostgresServers
-from tests.simulation.postgres_wires import PostgresOutboxWire, inbox_wire
-from tests.simulation.sessions import SessionWire
-from tests.simulation.wires import STORE_TIMEOUT, HandlerWire, Line, OutboxWire
+from tests.simulation.wires import (
+    STORE_TIMEOUT,
+    HandlerWire,
+    Line,
+    OutboxWire,
+    PostgresOutboxWire,
+    SessionWire,
+    inbox_wire,
+    records_wire,
+)
 from tests.support.inbox_loop import inbox_loop
 
 LEASE = 6.0
@@ -220,3 +231,49 @@ class Assembly:
             base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
         )
         return {"inbox": loop.run, "rescue": recovering}
+
+
+_LEASE = 8.0
+
+
+class Operator:
+    """A person at the command line, and what the commands work on."""
+
+    def __init__(self, line: Line, audit: InboxAudit) -> None:
+        self.life = line.life
+        self._line = line
+        self._servers = line.servers
+        self._redriver = Redriver(
+            records=records_wire(line, audit),
+            inbox=inbox_wire(line, audit, worker="operator"),
+            dead_letters=InMemoryDeadLetters(stream=line.servers.letters, sources=[line.servers.upstream]),
+            handler=HandlerWire(line, audit),
+            lease_seconds=_LEASE,
+        )
+
+    def replay(self, nth: int) -> None:
+        """Begin another lifecycle of an event."""
+        done = [
+            row
+            for row in self._servers.outbox.rows.values()
+            if row.state in {EventState.PUBLISHED, EventState.DEAD}
+        ]
+        if not done:
+            return
+        self._servers.replay(done[nth % len(done)].id)
+
+    async def redrive(self, nth: int) -> None:
+        """Redrive a dead letter; an operator does it again another day if a server is away."""
+        entries = self._servers.letters.entries()
+        if not entries:
+            return
+        try:
+            outcome = await self._redriver.redrive(
+                entries[nth % len(entries)].seq, actor="ada", reason="mended"
+            )
+        except UnavailableError as error:
+            self._line.tell(f"redrive: {error}")
+            return
+        self._line.tell(f"redrive: {outcome}")
+        if outcome.done:
+            self._servers.report.saw("redriven")

@@ -11,7 +11,6 @@ from pathlib import Path
 from tests.soak.bugs import BUGS
 from tests.soak.faults import KINDS
 from tests.soak.run import DRAIN_SECONDS, soak
-from tests.soak.summary import data, page
 
 
 def options() -> argparse.Namespace:
@@ -61,10 +60,10 @@ def main(given: argparse.Namespace) -> int:
             drain_seconds=given.drain,
         )
     )
-    result = data(soaked)
+    result = json.dumps(soaked.data(), indent=2)
     if given.json:
-        given.json.write_text(json.dumps(result, indent=2))
-    sys.stdout.write(f"{page(result)}\nlogs       {folder}\n")
+        given.json.write_text(result)
+    sys.stdout.write(f"{result}\nlogs: {folder}\n")
     return 0 if soaked.passed else 1
 
 

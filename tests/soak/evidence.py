@@ -14,7 +14,7 @@ from tests.soak.deployment import CONTEXT, Heard, Stage
 from tests.soak.faults import Injected
 from tests.soak.traffic import Transaction
 from tests.support.jetstream import Stored, consumer_info, stored_messages
-from tests.support.kept_process import Life
+from tests.support.processes import Life
 from tests.support.servers import database_connection
 
 _EVERY_SECONDS = 0.5
@@ -45,7 +45,6 @@ class Watch:
     stage: Stage
     samples: list[Sample] = field(default_factory=list)
     idle_in_transaction: list[dict[str, Any]] = field(default_factory=list)
-    session_samples: int = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Sample until stopped."""
@@ -82,7 +81,6 @@ class Watch:
                 if connection is not None:
                     connection.terminate()
                 return
-            self.session_samples += 1
             self.idle_in_transaction += [dict(row) | {"at": time.time()} for row in rows]
 
         await self._every(stop, _EVERY_SECONDS, sample)
@@ -103,8 +101,8 @@ class Evidence:
     ledger: Mapping[str, Transaction]
     outbox: Mapping[str, Any]
     inbox: Mapping[str, Any]
-    outbox_log: Sequence[Any]
-    inbox_log: Sequence[Any]
+    again: Sequence[Mapping[str, str]]
+    """Each replay of a published event and each redrive, by its row."""
     events: Sequence[Stored]
     upstream: Sequence[Stored]
     letters: Sequence[Stored]
@@ -116,7 +114,6 @@ class Evidence:
     faults: Sequence[Injected]
     samples: Sequence[Sample]
     idle_in_transaction: Sequence[Mapping[str, Any]]
-    session_samples: int
     logs: Mapping[str, str]
     rejects: frozenset[str] = field(default_factory=frozenset)
     never: frozenset[str] = field(default_factory=frozenset)
@@ -135,14 +132,12 @@ async def gather(
     async with database_connection(stage.postgres.dsn) as connection:
         outbox = await connection.fetch("SELECT * FROM outbox_events ORDER BY seq")
         inbox = await connection.fetch("SELECT * FROM inbox_messages")
-        outbox_log = await connection.fetch("SELECT * FROM soak.outbox_log ORDER BY n")
-        inbox_log = await connection.fetch("SELECT * FROM soak.inbox_log ORDER BY n")
+        again = await connection.fetch("SELECT * FROM soak.again")
     return Evidence(
         ledger=ledger,
         outbox={str(row["id"]): row for row in outbox},
         inbox={str(row["message_id"]): row for row in inbox},
-        outbox_log=outbox_log,
-        inbox_log=inbox_log,
+        again=again,
         events=await stored_messages(stage.broker, f"{CONTEXT.upper()}_EVENTS"),
         upstream=await stored_messages(stage.broker, target.upstream_stream),
         letters=await stored_messages(stage.broker, f"{CONTEXT.upper()}_DLQ"),
@@ -154,7 +149,6 @@ async def gather(
         faults=faults,
         samples=watch.samples,
         idle_in_transaction=watch.idle_in_transaction,
-        session_samples=watch.session_samples,
         logs={life.title: life.log.read_text() for life in stage.lives()},
         rejects=frozenset(stage.service.rejects),
         never=frozenset(stage.service.never),

@@ -17,7 +17,7 @@ from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.nats.connection import api
 from tests.soak.deployment import CONTEXT, SIDES, STOP_SECONDS, WORKERS, Stage, Worker
 from tests.support.jetstream import stored_messages
-from tests.support.kept_process import frozen
+from tests.support.processes import frozen
 from tests.support.worker import running
 
 MORTAL = ("w1", "w2")
@@ -246,7 +246,7 @@ class Chaos:
         if how.startswith("freeze"):
             if how == "freeze_with_claims":
                 await self._until_it_holds_claims(worker)
-            async with frozen(process.process.pid):
+            with frozen(process.process.pid, children=False):
                 worker.proxies["broker"].heal()
                 yield
             return
@@ -272,7 +272,7 @@ class Chaos:
 
     @asynccontextmanager
     async def _broker_freeze(self, _: Fault) -> AsyncIterator[None]:
-        async with frozen(self.stage.nats.pid):
+        with frozen(self.stage.nats.pid, children=False):
             yield
 
     @asynccontextmanager
@@ -312,7 +312,7 @@ class Chaos:
     @asynccontextmanager
     async def _database_freeze(self, _: Fault) -> AsyncIterator[None]:
         """Freeze the postmaster: existing sessions work, and no new one can connect."""
-        async with frozen(self.stage.postgres.pid):
+        with frozen(self.stage.postgres.pid, children=False):
             yield
 
     @asynccontextmanager
@@ -321,7 +321,7 @@ class Chaos:
         if not pids:
             yield
             return
-        async with frozen(pids[fault.draw % len(pids)]):
+        with frozen(pids[fault.draw % len(pids)], children=False):
             yield
 
     @asynccontextmanager

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.documents import ROOT, Command, blocks, commands, documents, inline
 from tests.support.programs import OPTIONS, WORKER, named_command, options_of, own_programs, refused
-from tools.docs.cli import commands as all_commands
 from tools.docs.proofs import marks_of_tests
 
 ALL = [command for document in documents() for command in commands(document)]
@@ -299,8 +298,3 @@ def test_every_pytest_path_of_a_document_exists(pytestconfig: pytest.Config) -> 
 def test_a_command_that_is_wrong_is_found(command: str) -> None:
     [(module, words)] = own_programs(command)
     assert refused(module, words)
-
-
-def test_a_terminal_breaks_the_lines_of_a_description_itself() -> None:
-    broken = [name for name, one in all_commands().items() if re.search(r"[^\n]\n[^\n]", one.help)]
-    assert broken == []

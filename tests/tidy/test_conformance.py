@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs.pages import CONFORMANCE, FAULTS, ROOT
+from tools.docs.pages import CONFORMANCE, FAULTS
 from tools.docs.proofs import PLACE, ROW, proofs_by
-
-GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
 
 
 def rows(page: Path) -> list[re.Match[str]]:
@@ -27,12 +25,6 @@ def test_no_row_is_without_a_proof_and_no_mark_without_a_row(page: Path, mark: s
     assert proofs_by(mark).keys() - set(ids(page)) == set()
 
 
-def test_every_named_document_exists() -> None:
-    places = {place[1] for row in rows(CONFORMANCE) if (place := PLACE.search(row[1]))}
-    assert places
-    assert {place for place in places if not (CONFORMANCE.parent / place).is_file()} == set()
-
-
 @pytest.mark.parametrize(
     "given",
     [f"{side}-047-00{n}" for side, last in (("POL", 7), ("PORT", 5)) for n in range(1, last + 1)]
@@ -40,10 +32,3 @@ def test_every_named_document_exists() -> None:
 )
 def test_each_of_sds_047s_ids_has_its_row(given: str) -> None:
     assert given in ids(CONFORMANCE)
-
-
-def test_what_is_guaranteed_of_pauses_and_ends_is_proven() -> None:
-    text = GUARANTEES.read_text().partition("## What pauses")[2].partition("\n## ")[0]
-    named = re.findall(r"\b[A-Z]\d\d\b", text)
-    assert len(named) > 20
-    assert set(named) <= set(ids(FAULTS))

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from sea_mq_worker.cli import app
 from sea_mq_worker.telemetry.events import METRICS, NOTICES, PIPELINE_METRICS
 from tools.docs.pages import ALERTS as ALERTS_FILE
 from tools.docs.pages import PROMETHEUS_RULE
@@ -85,42 +82,6 @@ def test_an_alert_has_its_meaning_and_the_first_command(alert: dict[str, Any]) -
     assert alert["annotations"].keys() == {"summary", "description", "command"}
     assert all(alert["annotations"].values())
     assert alert["alert"] in ALERT_TESTS.read_text()
-
-
-def test_the_commands_of_alerts_are_commands_of_the_worker() -> None:
-    commands = {alert["annotations"]["command"] for alert in ALERTS}
-    own = [command.split()[3:] for command in commands if command.startswith("python -m sea_mq_worker ")]
-    assert len(own) == len(commands) - 1  # one asks the worker itself
-    for words in own:
-        command: Any = get_command(app)
-        for word in words:
-            if isinstance(command, TyperGroup):
-                assert word in command.commands, words
-                command = command.commands[word]
-        assert not isinstance(command, TyperGroup), words
-
-
-def test_names_and_ids_are_used_once() -> None:
-    for names in ([alert["alert"] for alert in ALERTS], [panel["id"] for panel in DASHBOARD["panels"]]):
-        assert len(names) == len(set(names))
-
-
-def test_no_panel_lies_over_another() -> None:
-    taken = set()
-    for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-        assert not cells & taken, panel["title"]
-        assert all(x < 24 for x, _ in cells)
-        taken |= cells
-
-
-def test_panels_explain_themselves_and_take_the_chosen_source() -> None:
-    for panel in PANELS:
-        assert panel["title"]
-        assert panel["description"]
-        assert panel["datasource"]["uid"] == "${datasource}"
-        assert not any("datasource" in target for target in panel["targets"])
 
 
 def test_the_rule_has_the_fields_that_the_operator_knows() -> None:

@@ -2,23 +2,13 @@
 
 import ast
 import inspect
-import json
 import re
 from collections.abc import Iterator
 
 from sea_mq_worker.connections import exposures
 from sea_mq_worker.telemetry.events import EVENTS, METRICS, TABLE
 from sea_mq_worker.telemetry.tracing import SPANS
-from tools.docs.pages import ROOT, TELEMETRY
-
-EXAMPLES = re.compile(r"```json\n(.*?)```", re.DOTALL)
-OF_EVERY_LINE = {"ts", "level", "event", "logger"}
-
-
-def examples() -> list[dict[str, object]]:
-    """Read the lines of log that the document shows."""
-    (block,) = EXAMPLES.findall(TELEMETRY.read_text())
-    return [json.loads(line) for line in block.splitlines()]
+from tools.docs.pages import ROOT
 
 
 def emitted(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
@@ -71,12 +61,3 @@ def logged_alone() -> set[str]:
     """Collect the keys of lines that are written to the log without an event."""
     sources = "".join(path.read_text() for path in (ROOT / "sea_mq_worker").rglob("*.py"))
     return set(re.findall(r'"event"[:,] "(\w+)"', sources))
-
-
-def test_the_lines_that_are_shown_are_such_lines() -> None:
-    shown = examples()
-    assert len(shown) > 1
-    for line in shown:
-        event = EVENTS[str(line["event"])]
-        assert line["level"] == event.level
-        assert line.keys() - {"suppressed"} == OF_EVERY_LINE | set(event.fields)

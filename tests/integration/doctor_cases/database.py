@@ -20,7 +20,7 @@ from tests.integration.doctor_cases.registry import (
     provokes_in_tables,
 )
 from tests.support.checkups import Mend, Patient
-from tests.support.other_clock import postgres_clock
+from tests.support.clocks import postgres_clock
 from tests.support.partitions import partition_outbox
 from tests.support.rows import add_event
 from tests.support.waiting import eventually

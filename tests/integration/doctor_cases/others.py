@@ -19,9 +19,9 @@ from tests.integration.doctor_cases.registry import (
     provokes_in_tables,
 )
 from tests.support.checkups import Mend, Patient
+from tests.support.clocks import nats_clock
 from tests.support.handlers import Behaviour, answer, hang, raw
 from tests.support.jetstream import SECOND
-from tests.support.other_clock import nats_clock
 from tests.support.rows import add_event
 from tests.support.waiting import eventually
 
