@@ -1,1 +1,1 @@
-"""Logs, metrics and traces of the facts that the worker reports."""
+"""Logs, metrics and traces of the events that the worker emits."""

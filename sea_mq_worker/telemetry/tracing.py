@@ -47,16 +47,13 @@ STREAM_SEQ = "sea_mq.stream_seq"
 
 @dataclass(frozen=True, slots=True)
 class SpanSpec:
-    """One kind of span.
+    """One kind of span; `{subject}` in its name is replaced by the message's.
 
     Attributes:
-        name: the span's name; `{subject}` is replaced by the message's.
-        kind: span kind of OpenTelemetry.
         parent: name of the parent span; empty: the span begins a trace.
         linked: whether the span links to the trace context of the event or message.
         meaning: the measured interval.
-        attributes: attributes of every such span.
-        sometimes: attributes that are set when known.
+        attributes: attributes of every such span; ``sometimes``: those that are set when known.
     """
 
     name: str
