@@ -47,13 +47,10 @@ _LINGER_SECONDS = 0.005
 class _Done(NamedTuple):
     """A message with its outcome, and the lease under which that is recorded."""
 
+    id: str
     item: InFlightMessage
     lease: Leased
     outcome: Outcome
-
-    @property
-    def id(self) -> str:
-        return self.lease.lease.message_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +69,7 @@ class CompletionBatcher:
 
     def add(self, item: InFlightMessage, lease: Leased, outcome: Outcome) -> None:
         """Queue an outcome; it is recorded within milliseconds."""
-        self._waiting.append(_Done(item, lease, outcome))
+        self._waiting.append(_Done(lease.lease.message_id, item, lease, outcome))
         self._idle.clear()
         self._flush_if_due()
 
@@ -215,4 +212,4 @@ def _under(lease: Leased, done: _Done) -> _Done:
         outcome = GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
     elif isinstance(outcome, GivenBack) and outcome.counted and lease.attempts > done.lease.attempts:
         outcome = replace(outcome, counted=False)
-    return _Done(done.item, lease, outcome)
+    return done._replace(lease=lease, outcome=outcome)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -236,7 +236,7 @@ class HandlerHealth:
     @contextmanager
     def calling(self, event_type: str) -> Iterator[None]:
         """Count a call while it lasts, one of a slow type also as such."""
-        counted = self.is_slow(event_type)
+        counted = self._slow(event_type) is not None
         self._slow_calls += counted
         self._calls += 1
         self._called_at = self.clock()
@@ -317,41 +317,34 @@ class HandlerHealth:
             listener(event_type)
 
 
-@dataclass(slots=True, kw_only=True)
-class ResumeRequests:
-    """Ends the slow pace of an event type at an operator's request, in every worker.
+async def resume_requested(
+    resumptions: Resumptions,
+    health: HandlerHealth,
+    events: Events,
+    stop: asyncio.Event,
+    *,
+    every_seconds: float,
+) -> None:
+    """End the slow pace of an event type at an operator's request, in every worker, until the worker stops.
 
-    The requests are queried only while an event type is slow.
+    The requests are queried only while an event type is slow. One counts for the types that were slow when
+    it was made; without a type, for all of these.
     """
-
-    resumptions: Resumptions
-    health: HandlerHealth
-    events: Events
-    seconds: float
-    _forbidden: bool = False
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Work until the worker stops."""
-        while not stop.is_set():
-            await sleep_or_stop(stop, seconds=self.seconds)
-            slow = self.health.slow_seconds()
-            if slow and not self._forbidden:
-                for event_type, seconds_ago in await self._requests(max(slow.values())):
-                    self._resume(event_type, seconds_ago, slow)
-
-    async def _requests(self, within_seconds: float) -> Sequence[tuple[str, float]]:
+    while not stop.is_set():
+        await sleep_or_stop(stop, seconds=every_seconds)
+        slow = health.slow_seconds()
+        if not slow:
+            continue
         try:
-            return await self.resumptions.resumed(within_seconds=math.ceil(within_seconds))
+            requests = await resumptions.resumed(within_seconds=math.ceil(max(slow.values())))
         except UnavailableError:
-            return ()
+            continue
         except ContractError as error:  # a worker without the right to read the audit still works
-            self._forbidden = True
             text = f"`inbox resume` does not reach this worker: run sql/roles.sql again ({error})"
-            self.events.emit("resume_not_readable", text=text)
-            return ()
-
-    def _resume(self, event_type: str, seconds_ago: float, slow: dict[str, float]) -> None:
-        """Resume the type, or all for an empty one, if it was slow when the operator requested it."""
-        for name, seconds in slow.items():
-            if event_type in {"", name} and seconds_ago < seconds:
-                self.health.resume(name)
+            events.emit("resume_not_readable", text=text)
+            await stop.wait()
+            return
+        for event_type, seconds_ago in requests:
+            for name, seconds in slow.items():
+                if event_type in {"", name} and seconds_ago < seconds:
+                    health.resume(name)

@@ -204,11 +204,17 @@ class CallSlots:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self._pass_on()
+                await self.__aexit__()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._pass_on()
+        """Give the slot to the message that has waited longest, or keep it."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
     async def end_waits_on_stop(self, stop: asyncio.Event) -> None:
         """End all waits when the worker stops."""
@@ -217,15 +223,6 @@ class CallSlots:
         for turn in self._waiting:
             if not turn.done():
                 turn.set_exception(StoppedError())
-
-    def _pass_on(self) -> None:
-        """Give a slot to the message that has waited longest, or keep it."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
 
 
 _EXTENSIONS_PER_LEASE = 3

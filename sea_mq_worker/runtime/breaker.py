@@ -19,7 +19,7 @@ An example with three callers and a first wait of 0.2 s::
 
 The waits are drawn with full jitter; the ones shown are their upper bounds.
 
-``inbox/handler_call`` operates the handler's circuit: NotDelivered opens it, a whole answer closes it.
+``inbox/consumer`` operates the handler's circuit: NotDelivered opens it, a whole answer closes it.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class InboxTable:
 
 @dataclass(kw_only=True, eq=False)
 class InMemoryInbox:
-    """An ``InboxTable`` as a worker sees it; see ``ports.inbox.InboxRepository``."""
+    """An ``InboxTable`` as a worker sees it; see ``ports.InboxRepository``."""
 
     table: InboxTable
     worker: str
@@ -110,7 +110,7 @@ class InMemoryInbox:
         after: str,
         limit: int,
     ) -> Sequence[InboxMessage]:
-        """Return unsettled messages without a lease; see ``ports.inbox.InboxRepository``."""
+        """Return unsettled messages without a lease; see ``ports.InboxRepository``."""
         now = self.table.clock()
         rows = sorted(self.table.rows.values(), key=_age)
         behind = _age(self.table.rows[after]) if after in self.table.rows else (0.0, "")

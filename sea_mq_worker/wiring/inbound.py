@@ -14,7 +14,7 @@ from sea_mq_worker.errors import ContractError, LimitsError, WorkerError
 from sea_mq_worker.inbox.completion import CompletionBatcher
 from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher
-from sea_mq_worker.inbox.health import HandlerHealth, ResumeRequests
+from sea_mq_worker.inbox.health import HandlerHealth, resume_requested
 from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
 from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
 from sea_mq_worker.inbox.leases import CallSlots, InboxLeases, InFlight
@@ -152,13 +152,14 @@ async def inbound_loops(
         consuming,
         base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
     )
-    resuming = ResumeRequests(
-        resumptions=PostgresResumptions(pool=pool),
-        health=health,
-        events=base.events,
-        seconds=_RESUME_SECONDS,
+    resuming = partial(
+        resume_requested,
+        PostgresResumptions(pool=pool),
+        health,
+        base.events,
+        every_seconds=_RESUME_SECONDS,
     )
-    return connection, consumers, loops | {"max deliveries": recovering, "resume": resuming.run}
+    return connection, consumers, loops | {"max deliveries": recovering, "resume": resuming}
 
 
 def inbox_leases(base: WorkerContext, inbox: InboxRepository, store_breaker: CircuitBreaker) -> InboxLeases:

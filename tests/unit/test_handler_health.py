@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.inbox.health import ResumeRequests
+from sea_mq_worker.inbox.health import resume_requested
 from sea_mq_worker.inbox.message import HandlerRequest, Poison
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
@@ -29,9 +29,9 @@ def failing(status: int, bad: set[str]) -> Callable[[HandlerRequest, int], Behav
 async def resuming(world: World, resumptions: Any) -> AsyncIterator[None]:
     """Look every second for what operators resume, for the length of a block."""
     await asyncio.sleep(0)
-    loop = ResumeRequests(resumptions=resumptions, health=world.health, events=world.events, seconds=1.0)
+    looking = resume_requested(resumptions, world.health, world.events, world.stop, every_seconds=1.0)
     async with asyncio.TaskGroup() as group:
-        group.create_task(loop.run(world.stop))
+        group.create_task(looking)
         yield
         world.stop.set()
 
