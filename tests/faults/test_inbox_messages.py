@@ -118,10 +118,10 @@ async def test_messages_that_the_server_makes_are_acknowledged_and_counted(share
     }
     await api(shared.broker, stream.replace("INFO", "UPDATE"), config | makes)
     counted = f'sea_mq_inbox_server_messages_total{{consumer="{shared.target.durable}"}}'
-    soon = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    schedule = {"Nats-Schedule": f"@at {soon}", "Nats-Schedule-Target": shared.subject, "ce-id": event_id}
     async with shared.worker() as worker:
         await worker.ready()
+        soon = (datetime.now(UTC) + timedelta(seconds=3)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        schedule = {"Nats-Schedule": f"@at {soon}", "Nats-Schedule-Target": shared.subject, "ce-id": event_id}
         expiring = {"Nats-Msg-Id": str(uuid.uuid4()), "Nats-TTL": "1s"}
         await store(shared.broker, f"{upstream}.event.gone.v1", b"{}", expiring)
         await store(shared.broker, f"{upstream}.event.later.v1", b"{}", schedule)
