@@ -81,6 +81,7 @@ class Claim:
         bytes: total size of the events; a withheld event counts 0.
         cut: whether the limit of bytes ended the claim before the limit of events.
         refused: ids of due events whose claim the database refuses, each with the error.
+        names: ids of the events that a claim would lease, where it only names them.
         parts: the claims that this one combines to settle them together; empty for a claim of its own.
     """
 
@@ -91,6 +92,7 @@ class Claim:
     bytes: int = 0
     cut: bool = False
     refused: tuple[tuple[str, RowsRefusedError], ...] = ()
+    names: Sequence[str] = ()
     parts: tuple["Claim", ...] = ()
 
 
@@ -152,3 +154,7 @@ class Reaped(NamedTuple):
 
     leases: int
     brought_forward: int
+
+    def plus(self, other: "Reaped") -> "Reaped":
+        """Add up two looks."""
+        return Reaped(self.leases + other.leases, self.brought_forward + other.brought_forward)

@@ -29,7 +29,7 @@ from sea_mq_worker.outbox.event import (
 )
 from sea_mq_worker.postgres.errors import translated
 from sea_mq_worker.postgres.pool import fetch, to_storable_text
-from sea_mq_worker.postgres.queries import load_named, load_queries
+from sea_mq_worker.postgres.queries import load_named
 from sea_mq_worker.postgres.sessions import PostgresLaneTurn
 
 # --- ClaimCursor: where a claim continues to read its index.
@@ -71,6 +71,8 @@ class Look(NamedTuple):
     reaped: Reaped
     at: datetime
     ends: tuple[Position | None, Position | None]
+    first_wrong: int | None
+    """The seq of the event that a look with a limit of one would change."""
 
 
 class ClaimCursor:
@@ -132,80 +134,10 @@ class ClaimCursor:
         self._sweep_at = float("-inf")
 
 
-# --- Find events whose claim PostgreSQL refuses, for example by a trigger; claims skip them.
-
 _PASSED_OVER_SECONDS = 15.0
-"""Time after which a claim of the event is retried: the trigger may have been fixed."""
+"""Time after which a claim of a refused event is tried again: the trigger may have been fixed."""
 _FOUND_MAX = 16
-"""Cap on events found at once; the next claim finds the rest."""
-_TRIAL = "trial"
-
-
-class Refusals:
-    """Finds and remembers the refused events of one lane.
-
-    Args:
-        pool: pool of the lane.
-        run_max: maximum number of events of one key in a claim.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, pool: asyncpg.Pool, *, run_max: int, clock: Callable[[], float]) -> None:
-        self._pool = pool
-        self._run_max = run_max
-        self._clock = clock
-        self._sql = load_queries("refused")
-        self._until: dict[str, float] = {}
-
-    @property
-    def passed_over(self) -> list[str]:
-        """Ids that a claim must skip now."""
-        now = self._clock()
-        self._until = {id_: until for id_, until in self._until.items() if until > now}
-        return list(self._until)
-
-    async def find(
-        self, fresh: Position, retries: Position, *, limit: int, keys: Sequence[str] | None
-    ) -> list[tuple[str, RowsRefusedError]]:
-        """Find the events that made a claim of up to ``limit`` events after these positions fail.
-
-        ``keys``: the lane has ordering keys, and the claim also read these keys.
-        """
-        args = *fresh, *retries, limit, self.passed_over
-        if keys is None:
-            rows = await fetch(self._pool, self._sql["due"], *args)
-        else:
-            rows = await fetch(self._pool, self._sql["due_ordered"], *args, keys, self._run_max)
-        left: list[Sequence[str]] = [[row["id"] for row in rows]]
-        found: list[tuple[str, RowsRefusedError]] = []
-        while left and len(found) < _FOUND_MAX:
-            ids = left.pop(0)
-            error = await self._refusal(ids)
-            if error and len(ids) > 1:
-                left += [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
-            elif error:
-                found.append((ids[0], error))
-        until = self._clock() + _PASSED_OVER_SECONDS
-        self._until |= {id_: until for id_, _ in found}
-        return found
-
-    async def _refusal(self, ids: Sequence[str]) -> RowsRefusedError | None:
-        """Claim events, and roll the claim back."""
-        try:
-            with translated():
-                async with self._pool.acquire() as connection:
-                    trial = connection.transaction()
-                    await trial.start()
-                    try:
-                        await connection.fetch(self._sql["try_claim"], ids, _TRIAL)
-                        await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # deferred triggers, too
-                    finally:
-                        await trial.rollback()
-        except RowsRefusedError as error:
-            return error
-        return None
-
-
+"""Cap on refused events that are found at once; the next claim finds the rest."""
 _REFUSALS_MAX = 20
 _REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
@@ -267,7 +199,7 @@ class PostgresOutboxAdapter:
         self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
         self._hints: set[str] = set()
         self._unreaped: list[str] = []
-        self._refusals = Refusals(self.pool, run_max=self.run_max, clock=self.clock)
+        self._passed_over: dict[str, float] = {}
 
     async def find_unpublished(
         self,
@@ -277,20 +209,48 @@ class PostgresOutboxAdapter:
         event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
-        claim = self._claim_ordered if self.ordered else self._claim
-        limits = batch_max, bytes_max, event_bytes_max
+        self._retries_first = not self._retries_first
+        now = self.clock()
+        self._passed_over = {id_: until for id_, until in self._passed_over.items() if until > now}
+        claim = partial(
+            self._claim_ordered if self.ordered else self._claim, batch_max, bytes_max, event_bytes_max
+        )
         try:
-            return await claim(*limits)
+            return await claim()
         except RowsRefusedError:
-            refused = await self._refusals.find(
-                self._fresh.next(),
-                self._retries.next(),
-                limit=batch_max,
-                keys=list(self._hints) if self.ordered else None,
-            )
+            refused = await self._refused((await claim(names_only=True)).names)
             if not refused:
                 raise
-            return replace(await claim(*limits), refused=tuple(refused))
+            until = self.clock() + _PASSED_OVER_SECONDS
+            self._passed_over |= {id_: until for id_, _ in refused}
+            return replace(await claim(), refused=tuple(refused))
+
+    async def _refused(self, ids: Sequence[str]) -> list[tuple[str, RowsRefusedError]]:
+        """Find the events whose claim PostgreSQL refuses, by a trigger for example; claims pass them over.
+
+        Claim the events by halves, and roll each claim back.
+        """
+        left, found = [ids], list[tuple[str, RowsRefusedError]]()
+        while left and len(found) < _FOUND_MAX:
+            part = left.pop(0)
+            try:
+                with translated():
+                    async with self.pool.acquire() as connection:
+                        trial = connection.transaction()
+                        await trial.start()
+                        try:
+                            await connection.fetch(self._sql["try_claim"].sql, part, "trial")
+                            await connection.execute(
+                                "SET CONSTRAINTS ALL IMMEDIATE"
+                            )  # deferred triggers, too
+                        finally:
+                            await trial.rollback()
+            except RowsRefusedError as error:
+                if len(part) > 1:
+                    left += [part[: len(part) // 2], part[len(part) // 2 :]]
+                else:
+                    found.append((part[0], error))
+        return found
 
     async def mark_published(self, id: str, *, stored: Stored | None = None) -> bool:  # noqa: A002 - SDS-047's
         """Settle a claim of this adapter's, or one that it makes for the purpose."""
@@ -348,7 +308,7 @@ class PostgresOutboxAdapter:
         lanes = [await self._reap_lane(statement) for statement in ("reap", "reap_ordered")]
         if self._unreaped:
             raise RowsRefusedError("; ".join(self._unreaped))
-        return Reaped(*map(sum, zip(*lanes, strict=True)))
+        return lanes[0].plus(lanes[1])
 
     async def take_over(self, session: str) -> int:
         """End the leases of both lanes in one statement, which keeps the session's worker out."""
@@ -368,96 +328,73 @@ class PostgresOutboxAdapter:
         ]
         behind = await self._look(statement, *begin)
         self._rolled[statement] = behind.ends
-        return Reaped(*map(sum, zip(front.reaped, ahead.reaped, behind.reaped, strict=True)))
+        return front.reaped.plus(ahead.reaped).plus(behind.reaped)
 
     async def _look(self, statement: str, fresh: Position, retries: Position) -> Look:
-        """Look at a bounded part of both indexes, again and again until nothing in it is wrong."""
-        ended = Reaped(0, 0)
+        """Look at a bounded part of both indexes, again and again until nothing in it is wrong.
+
+        Where PostgreSQL refuses to change an event, end fewer leases at once until it is alone, and pass it
+        over.
+        """
+        ended, limit, passed_over = Reaped(0, 0), _REAP_MAX, list[int]()
         while True:
             try:
-                look = await self._look_once(statement, fresh, retries)
-            except RowsRefusedError:
-                return await self._look_apart(statement, fresh, retries)
-            ended = Reaped(*map(sum, zip(ended, look.reaped, strict=True)))
-            if sum(look.reaped) < _REAP_MAX:
+                look = await self._look_once(statement, fresh, retries, limit, passed_over)
+            except RowsRefusedError as error:
+                if limit > 1:
+                    limit //= 2
+                    continue
+                look = await self._look_once(statement, fresh, retries, 0, passed_over)
+                if look.first_wrong is not None:
+                    passed_over.append(look.first_wrong)
+                    self._unreaped.append(f"seq {look.first_wrong}: {error}")
+                continue
+            ended = ended.plus(look.reaped)
+            if sum(look.reaped) < limit:
                 return look._replace(reaped=ended)
+            limit = min(2 * limit, _REAP_MAX)
 
     async def _look_once(
-        self,
-        statement: str,
-        fresh: Position,
-        retries: Position,
-        *,
-        rows: int | None = None,
-        limit: int = _REAP_MAX,
+        self, statement: str, fresh: Position, retries: Position, limit: int, passed_over: Sequence[int]
     ) -> Look:
-        limits = self.lease_seconds, limit, self.failures_max, rows or self.look_max
-        [row] = await fetch(
-            self.pool, self._sql[statement].sql, *limits, *fresh, *retries, self.delay_max_seconds()
-        )
+        limits = self.lease_seconds, limit, self.failures_max, self.look_max
+        given = *limits, *fresh, *retries, self.delay_max_seconds(), passed_over
+        [row] = await fetch(self.pool, self._sql[statement].sql, *given)
         if self.ordered:
             self._hints.update(row["keys"])
         reaped = Reaped(row["leases"], row["brought_forward"])
-        return Look(reaped, row["at"], (_end(row, "fresh"), _end(row, "retry")))
+        return Look(reaped, row["at"], (_end(row, "fresh"), _end(row, "retry")), row["first_wrong"])
 
-    async def _look_apart(self, statement: str, fresh: Position, retries: Position) -> Look:
-        """Look in ever smaller pieces, and step over the events that PostgreSQL refuses to change."""
-        one = await self._walk(statement, lambda place: (place, END), fresh)
-        other = await self._walk(statement, lambda place: (END, place), retries)
-        reaped = Reaped(*map(sum, zip(one.reaped, other.reaped, strict=True)))
-        return Look(reaped, other.at, (one.ends[0], other.ends[1]))
-
-    async def _walk(
-        self, statement: str, both: Callable[[Position], tuple[Position, Position]], begin: Position
-    ) -> Look:
-        """Walk along one index, over as many rows as a look at it."""
-        left, rows, places = self.look_max, self.look_max, both(begin)
-        ended = Reaped(0, 0)
-        while True:
-            try:
-                look = await self._look_once(statement, *places, rows=rows)
-            except RowsRefusedError as error:
-                if rows > 1:
-                    rows //= 2
-                    continue
-                look = await self._look_once(statement, *places, rows=rows, limit=0)
-                [seq] = [end[1] for end in look.ends if end] or [0]
-                self._unreaped.append(f"seq {seq}: {error}")
-            ended = Reaped(*map(sum, zip(ended, look.reaped, strict=True)))
-            if sum(look.reaped) == _REAP_MAX:
-                continue
-            left -= rows
-            rows = min(2 * rows, left)
-            end = look.ends[0] or look.ends[1]
-            if end is None or not left:
-                return look._replace(reaped=ended)
-            places = both(end)
-
-    async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
+    async def _claim(self, batch_max: int, *bytes_max: int, names_only: bool = False) -> Claim:
         owner = self._owner()
         began = self.clock()
-        given = self._claim_parameters(owner, batch_max, *bytes_max)
+        given = self._claim_parameters(owner, batch_max, *bytes_max, names_only=names_only)
         claim = self._sql["claim"].bind(**given, retries_first=self._retries_first)
         rows = await fetch(self.pool, *claim)
         seconds = self.clock() - began
         head, events = _split(rows)
+        if names_only:
+            return _claim_of(owner, head, (), more=True)
         full = len(events) == batch_max or head["cut"]
         for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
             read = Scan(_position(head, name), now=head["at"], truncated=full, found_any=bool(events))
             cursor.advance(read, seconds=seconds)
         return _claim_of(owner, head, events, more=full)
 
-    async def _claim_ordered(self, batch_max: int, *bytes_max: int) -> Claim:
+    async def _claim_ordered(self, batch_max: int, *bytes_max: int, names_only: bool = False) -> Claim:
         owner = self._owner()
         hints, self._hints = self._hints, set()
         began = self.clock()
-        given = self._claim_parameters(owner, batch_max, *bytes_max)
+        given = self._claim_parameters(owner, batch_max, *bytes_max, names_only=names_only)
         try:
             head, events = await self._take_turn({**given, "hints": list(hints)})
         except BaseException:
             self._hints |= hints
             raise
         seconds = self.clock() - began
+        if names_only:
+            self._hints |= hints
+            return _claim_of(owner, head, (), more=True)
         self._hints.update(head["leftover"])
         cut = len(events) == batch_max or (head["cut"] and bool(events))
         fresh_full = head["fresh_count"] == batch_max
@@ -472,13 +409,12 @@ class PostgresOutboxAdapter:
         return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and retry_places > 0))
 
     def _claim_parameters(
-        self, owner: str, batch_max: int, batch_bytes_max: int, event_bytes_max: int
+        self, owner: str, batch_max: int, batch_bytes_max: int, event_bytes_max: int, *, names_only: bool
     ) -> dict[str, Any]:
         """Return the parameters that both claims have.
 
         A quarter of the places is kept for retries; of a batch too small to divide, every other one.
         """
-        self._retries_first = not self._retries_first
         fresh, retry = self._fresh.next(), self._retries.next()
         return {
             "limit": batch_max,
@@ -490,7 +426,8 @@ class PostgresOutboxAdapter:
             "retry_places": batch_max // 4 or int(self._retries_first),
             "batch_bytes_max": batch_bytes_max,
             "event_bytes_max": event_bytes_max,
-            "passed_over": self._refusals.passed_over,
+            "passed_over": list(self._passed_over),
+            "names_only": names_only,
         }
 
     async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[OutboxEvent]]:
@@ -573,6 +510,7 @@ def _claim_of(owner: str, head: Any, events: Sequence[OutboxEvent], *, more: boo
         more=more,
         bytes=head["bytes"],
         cut=head["cut"],
+        names=head["names"] or (),
     )
 
 

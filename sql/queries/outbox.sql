@@ -37,6 +37,7 @@ CASE WHEN o.bytes <= :event_bytes_max::bigint THEN 0 ELSE o.bytes END AS withhel
 --   retry_at, retry_seq       cursor of the retries
 --   retries_first             which of both begins; a quarter of the bytes is for retries
 --   passed_over               IDs to leave out
+--   names_only                lease nothing, and name the events in the first row: for a claim that PostgreSQL refuses
 -- The first row (id is null) describes the claim: the time, claimed_at, where the next claim continues, whether
 -- batch_bytes_max left events over (cut), and the bytes taken. Each other row is an event. An event's row repeats
 -- nothing of the first row, which would be sent and parsed for each event.
@@ -90,14 +91,15 @@ WITH waiting AS MATERIALIZED (
            publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
            first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
       FROM pick
-     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id]) AND o.state = 'PENDING'
+     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id]) AND o.state = 'PENDING' AND NOT :names_only::boolean
     RETURNING o.*
 ), head AS MATERIALIZED (
     -- the row that describes the claim
     SELECT now() AS at, statement_timestamp() AS claimed_at, fresh_last.available_at AS fresh_at,
            fresh_last.seq AS fresh_seq, retry_last.available_at AS retry_at, retry_last.seq AS retry_seq,
            (SELECT count(*) FROM pick) < (SELECT count(*) FROM merged) AS cut,
-           (SELECT coalesce(max(through), 0)::bigint FROM pick) AS bytes
+           (SELECT coalesce(max(through), 0)::bigint FROM pick) AS bytes,
+           CASE WHEN :names_only::boolean THEN ARRAY(SELECT id::text FROM pick) END AS names
       FROM (SELECT 1) one
       LEFT JOIN (
         SELECT available_at, seq FROM claimed WHERE publish_error IS NULL
@@ -138,6 +140,7 @@ SELECT head.*, :event_columns
 --   take_turns                do nothing while another worker claims (my_turn is false)
 --   hold_dead_keys            a dead event holds the later events of its key
 --   passed_over               IDs that end the run of their key
+--   names_only                as in claim
 -- Rows as in claim. fresh_count and retry_count: heads read. leftover: keys of which the claim left events over that a
 -- cursor has passed; they are hints of the next claim.
 -- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered for the heads, idx_outbox_ordering for the runs,
@@ -218,7 +221,7 @@ WITH turn AS MATERIALIZED (
            publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
            first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
       FROM pick
-     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id]) AND o.state = 'PENDING'
+     WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id]) AND o.state = 'PENDING' AND NOT :names_only::boolean
     RETURNING o.*
 ), head AS MATERIALIZED (
     -- the row that describes the claim; a cursor stops before the first event that did not fit
@@ -233,7 +236,8 @@ WITH turn AS MATERIALIZED (
                          OR e.retried AND (e.available_at, e.seq) <= (:retry_at::timestamptz, :retry_seq::bigint)))
                AS leftover,
            EXISTS (SELECT FROM eligible e WHERE e.pos <= :limit::int AND NOT e.fits) AS cut,
-           (SELECT coalesce(sum(bytes), 0)::bigint FROM pick) AS bytes
+           (SELECT coalesce(sum(bytes), 0)::bigint FROM pick) AS bytes,
+           CASE WHEN :names_only::boolean THEN ARRAY(SELECT id::text FROM pick) END AS names
       FROM turn
       LEFT JOIN (
         (SELECT available_at, seq FROM fresh_heads ORDER BY available_at DESC, seq DESC LIMIT 1)
@@ -267,6 +271,18 @@ UPDATE outbox_events o
        first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
  WHERE o.id = $1::uuid AND o.state = 'PENDING' AND o.available_at <= now()
 RETURNING o.claimed_at;
+
+-- name: try_claim
+-- Claims events as a claim does, to be rolled back: only whether PostgreSQL accepts it matters.
+-- Index: the primary key.
+-- $1 ids, $2 claimed_by.
+UPDATE outbox_events o
+   SET state = 'CLAIMED', claimed_at = statement_timestamp(), claimed_by = $2::text,
+       publish_attempts = o.publish_attempts + (o.publish_attempts < 2147483647)::int,
+       first_attempt_at = coalesce(o.first_attempt_at, statement_timestamp())
+  FROM (SELECT t.id FROM outbox_events t WHERE t.id = ANY ($1::uuid[]) AND t.state = 'PENDING'
+           FOR UPDATE SKIP LOCKED) pick
+ WHERE o.id = ANY (ARRAY[pick.id]);
 
 -- name: held
 -- Finds the lease of one event: its owner and time, and the failures before it. Index: the primary key.
@@ -342,9 +358,12 @@ SELECT o.ctid AS tid, o.id, o.available_at, o.seq, o.state, o.claimed_at,
 
 -- fragment: end_wrong
 -- The rest of a reap: ends the leases that are wrong, and makes due what waits wrongly.
-pick AS MATERIALIZED (
+wrong AS MATERIALIZED (
+    SELECT * FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong) both_indexes
+     WHERE seq <> ALL ($10::bigint[])
+), pick AS MATERIALIZED (
     SELECT seen.*, seen.claimed_at <= now() AS ran_out
-      FROM (SELECT * FROM fresh WHERE wrong UNION ALL SELECT * FROM retried WHERE wrong LIMIT $2::int) seen
+      FROM (SELECT * FROM wrong LIMIT $2::int) seen
       JOIN outbox_events o ON o.ctid = seen.tid AND o.id = ANY (ARRAY[seen.id])
      WHERE o.state = seen.state AND o.available_at = seen.available_at
        AND o.claimed_at IS NOT DISTINCT FROM seen.claimed_at
@@ -368,6 +387,7 @@ SELECT now() AS at,
        (SELECT count(*) FROM ended WHERE was = 'CLAIMED') AS leases,
        (SELECT count(*) FROM ended WHERE was = 'PENDING') AS brought_forward,
        ARRAY(SELECT DISTINCT ordering_key FROM ended WHERE ordering_key IS NOT NULL) AS keys,
+       (SELECT seq FROM wrong LIMIT 1) AS first_wrong,
        fresh_last.available_at AS fresh_at, fresh_last.seq AS fresh_seq,
        retry_last.available_at AS retry_at, retry_last.seq AS retry_seq
   FROM (SELECT 1) one
@@ -385,9 +405,10 @@ SELECT now() AS at,
 -- The clock is read for each row: now() is older than what this statement sees, above all behind a pooler.
 -- Indexes: idx_outbox_due, idx_outbox_retry.
 -- $1 lease in seconds, $2 limit, $3 failures that make an event dead, $4 rows to read of each index, $5 $6 the
--- (available_at, seq) behind which to read first tries, $7 $8 retries; $9 longest delay of a retry in seconds.
--- Returns one row: the time, how many leases ended, how many events became due, the keys of both, and how far it read
--- each index (null: to the end).
+-- (available_at, seq) behind which to read first tries, $7 $8 retries; $9 longest delay of a retry in seconds; $10 the
+-- seq of events to leave out.
+-- Returns one row: the time, how many leases ended, how many events became due, the keys of both, the first wrong event
+-- that it saw, and how far it read each index (null: to the end).
 WITH fresh AS MATERIALIZED (
     :first_tries AND o.ordering_key IS NULL
      ORDER BY o.available_at, o.seq

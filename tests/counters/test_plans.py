@@ -4,7 +4,6 @@ Each connection of a worker plans a statement once. A plan for an empty table mu
 table is large.
 """
 
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -18,7 +17,7 @@ import pytest
 from sea_mq_worker.inbox.message import FailedHandling, InboxMessage, Leased
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.operators.tables import BY_INDEX, PostgresOperations
-from sea_mq_worker.outbox.postgres import START, PostgresOutboxAdapter, Refusals
+from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS, WORKER_HINTS
 from sea_mq_worker.postgres.queries import load_named
@@ -133,9 +132,6 @@ class Statements:
         await self._count(f"release, {lane}", 25, partial(relay.release, claim, verdicts[2]))
         await relay.find_unpublished(batch_max=BATCH)
         await self._count(f"reap, {lane}", BATCH, reaper.reap)
-        refusals = Refusals(self.loops, run_max=100, clock=time.monotonic)
-        find = partial(refusals.find, START, START, limit=BATCH, keys=[] if is_keyed else None)
-        await self._count(f"refused, {lane}", 2 * BATCH, find)  # as many heads of each index
 
     def _relay(self, lease_seconds: float, *, is_keyed: bool) -> PostgresOutboxAdapter:
         return PostgresOutboxAdapter(

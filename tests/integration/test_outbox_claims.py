@@ -302,5 +302,5 @@ async def test_what_commits_behind_the_start_of_a_look_for_leases_is_no_trace_of
             [Postponed(one, "no", 60.0, failed=False) for one in claim.events if one.id == str(retried)],
         )
         await lane.release(claim, [Released(one) for one in claim.events if one.id != str(retried)])
-        [row] = await looking.fetch(reap, 60.0, 100, 5, 100, *START, *START, 60.0)
+        [row] = await looking.fetch(reap, 60.0, 100, 5, 100, *START, *START, 60.0, [])
     assert (row["leases"], row["brought_forward"]) == (0, 0)
