@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerError
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.nats.errors import NO_STREAM, NOT_ATOMIC, AckReader, judge_ack, number, parse
+from sea_mq_worker.nats.errors import number, parse
 from sea_mq_worker.nats.headers import MSG_ID, EncodedMessage, encode, is_same_message
 from sea_mq_worker.nats.info import StreamInfo, stream_info
 from sea_mq_worker.nats.message import (
@@ -28,12 +28,16 @@ from sea_mq_worker.nats.message import (
 from sea_mq_worker.nats.search import find_messages
 from sea_mq_worker.nats.stored import read_back
 from sea_mq_worker.nats.wire import (
+    NO_STREAM,
+    NOT_ATOMIC,
     NOT_CONNECTED,
     TIMED_OUT,
     TURN_MESSAGES,
+    AckReader,
     PendingRequest,
     ReplyMux,
     frame,
+    judge_ack,
     no_permission,
     split,
     wait_for_buffer,
@@ -92,31 +96,6 @@ class InFlightBatch(PendingRequest):
         ]
 
 
-class PipelinedPublisher:
-    """Publishes on one connection; calls may overlap."""
-
-    def __init__(self, connection: NatsConnection, replies: ReplyMux, read: ReadAck) -> None:
-        self._connection = connection
-        self._replies = replies
-        self._read = read
-
-    async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
-        """Make one attempt for each message; ``deadline`` is in the loop's time."""
-        batch = InFlightBatch(messages, self._read)
-        with self._replies.replies_to(batch, deadline) as prefix:
-            for turn in split(messages, TURN_MESSAGES):
-                await wait_for_buffer(self._connection, batch)
-                if batch.stopped or not self._connection.is_connected:
-                    break
-                frames = [
-                    frame(message, f"{prefix}{place}") for place, message in enumerate(turn, batch.sent)
-                ]
-                batch.sent += len(turn)
-                await self._connection.client.write(frames)
-            await batch.wait_for_replies()
-        return batch.outcomes()
-
-
 # --- Publishing in order by atomic batches (server 2.12 and later): a chunk is stored whole, or not at all.
 #
 # The stored messages have consecutive sequences, and a known message id refuses the whole batch, so that one
@@ -158,99 +137,6 @@ class _SentBatch(PendingRequest):
         """Stop the batch if one of its subjects is forbidden."""
         if any(message.subject.lower() == subject for message in self._messages):
             self.stop(no_permission(subject))
-
-
-class AtomicPublisher:
-    """Publishes in order; one call at a time.
-
-    Attributes:
-        disabled: the stream no longer allows atomic batches.
-    """
-
-    def __init__(
-        self, connection: NatsConnection, replies: ReplyMux, pipeline: PipelinedPublisher, stream: str
-    ) -> None:
-        self.disabled = False
-        self._connection = connection
-        self._replies = replies
-        self._pipeline = pipeline
-        self._stream = stream
-        self._turn = asyncio.Lock()
-
-    async def send(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
-        """Make one attempt for each message up to the first that is not stored."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._turn.acquire()
-        except TimeoutError:
-            return [Unsent("the deadline passed before its turn")] * len(messages)
-        try:
-            outcomes: list[PublishOutcome] = []
-            # Among others, a known id refuses the whole batch.
-            for chunk in split(messages, _BATCH_MESSAGES, repeats_alone=True):
-                outcomes += await self._chunk(chunk, deadline)
-                if not all_stored(outcomes):
-                    break
-        finally:
-            self._turn.release()
-        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
-
-    async def _chunk(self, chunk: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
-        if len(chunk) == 1:
-            return await self._one_by_one(chunk, deadline)
-        outcome = await self._batch(chunk, deadline)
-        if isinstance(outcome, Stored):
-            first = outcome.seq - len(chunk) + 1
-            return [Stored(outcome.stream, first + place) for place in range(len(chunk))]
-        rest = await self._one_by_one(chunk, deadline)
-        if isinstance(outcome, Unsent):
-            return rest
-        return [outcome if isinstance(each, Unsent) else each for each in rest]
-
-    async def _one_by_one(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
-        outcomes: list[PublishOutcome] = []
-        for message in messages:
-            outcomes += await self._pipeline.send([message], deadline)
-            if not isinstance(outcomes[-1], Stored):
-                break
-        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
-
-    async def _batch(self, messages: Sequence[EncodedMessage], deadline: float) -> Stored | Unknown | Unsent:
-        """Send one batch: Stored names the last message's place, Unsent means that none can be stored."""
-        batch, sent_batch = uuid.uuid4().hex, _SentBatch(messages)
-        committed = False
-        with self._replies.replies_to(sent_batch, deadline) as prefix:
-            committed = await self._commit(_sendings(messages, batch, f"{prefix}0"), sent_batch)
-            while committed and not sent_batch.answer and not sent_batch.stopped:
-                await sent_batch.change()
-        if not committed:
-            return Unsent(sent_batch.stopped or NOT_CONNECTED)
-        answer = sent_batch.answer
-        outcome = judge_ack(answer, self._stream, self._connection.domain)
-        if isinstance(outcome, Stored):
-            if answer.get("batch") == batch and answer.get("count") == len(messages):
-                return outcome
-            return Unknown("the reply does not belong to the batch")
-        error = answer.get("error") or {}
-        self.disabled = self.disabled or number(error, "err_code") in NOT_ATOMIC
-        if error.get("code") == _BAD_REQUEST:
-            return Unsent(outcome.reason)
-        return Unknown(sent_batch.stopped or outcome.reason)
-
-    async def _commit(self, sendings: Sequence[tuple[EncodedMessage, str]], sent_batch: _SentBatch) -> bool:
-        """Send all messages; return whether the last one, which commits the batch, was sent.
-
-        Where a message has no room for the batch's headers, send none: the server would end the connection.
-        """
-        if any(message.size > self._connection.client.max_payload for message, _ in sendings):
-            return False
-        for start in range(0, len(sendings), TURN_MESSAGES):
-            await wait_for_buffer(self._connection, sent_batch)
-            if sent_batch.stopped or not self._connection.is_connected:
-                return False
-            turn = sendings[start : start + TURN_MESSAGES]
-            await self._connection.client.write([frame(*sending) for sending in turn])
-        return True
 
 
 def all_stored(outcomes: Sequence[PublishOutcome]) -> bool:
@@ -381,10 +267,10 @@ class NatsJetStreamPublisher:
         self._mode = mode
         self._publish_timeout_seconds = publish_timeout_seconds
         self._find_timeout_seconds = find_timeout_seconds
-        replies = ReplyMux(connection)
-        self._replies = replies
-        self._pipeline = PipelinedPublisher(connection, replies, AckReader(stream, connection.domain))
-        self._atomic = AtomicPublisher(connection, replies, self._pipeline, stream)
+        self._replies = ReplyMux(connection)
+        self._read = AckReader(stream, connection.domain)
+        self._in_order = asyncio.Lock()
+        self._forbids_batches = False
         self._last_seq = 0
         self._info: StreamInfo
         self._info_read_at = float("-inf")
@@ -493,7 +379,7 @@ class NatsJetStreamPublisher:
         self, messages: Sequence[EncodedMessage | str], deadline: float
     ) -> list[PublishOutcome]:
         good = [message for message in messages if isinstance(message, EncodedMessage)]
-        sent = iter(await self._pipeline.send(good, deadline))
+        sent = iter(await self._send_each(good, deadline))
         return [Rejected(each) if isinstance(each, str) else next(sent) for each in messages]
 
     async def _publish_in_order(
@@ -507,11 +393,110 @@ class NatsJetStreamPublisher:
                 bad = message
                 break
             good.append(message)
-        outcomes = await self._atomic.send(good, deadline)
-        self._info_is_stale = self._info_is_stale or self._atomic.disabled
+        outcomes = await self._send_in_order(good, deadline)
+        self._info_is_stale = self._info_is_stale or self._forbids_batches
         if bad and all_stored(outcomes):
             outcomes.append(Rejected(bad))
         return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
+
+    # --- one acknowledgement for each message
+
+    async def _send_each(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
+        """Make one attempt for each message; ``deadline`` is in the loop's time."""
+        batch = InFlightBatch(messages, self._read)
+        with self._replies.replies_to(batch, deadline) as prefix:
+            for turn in split(messages, TURN_MESSAGES):
+                await wait_for_buffer(self._connection, batch)
+                if batch.stopped or not self._connection.is_connected:
+                    break
+                frames = [
+                    frame(message, f"{prefix}{place}") for place, message in enumerate(turn, batch.sent)
+                ]
+                batch.sent += len(turn)
+                await self._connection.client.write(frames)
+            await batch.wait_for_replies()
+        return batch.outcomes()
+
+    # --- one acknowledgement for each batch
+
+    async def _send_in_order(
+        self, messages: Sequence[EncodedMessage], deadline: float
+    ) -> list[PublishOutcome]:
+        """Make one attempt for each message up to the first that is not stored."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._in_order.acquire()
+        except TimeoutError:
+            return [Unsent("the deadline passed before its turn")] * len(messages)
+        try:
+            outcomes: list[PublishOutcome] = []
+            # Among others, a known id refuses the whole batch.
+            for chunk in split(messages, _BATCH_MESSAGES, repeats_alone=True):
+                outcomes += await self._chunk(chunk, deadline)
+                if not all_stored(outcomes):
+                    break
+        finally:
+            self._in_order.release()
+        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
+
+    async def _chunk(self, chunk: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
+        if len(chunk) == 1:
+            return await self._one_by_one(chunk, deadline)
+        outcome = await self._batch(chunk, deadline)
+        if isinstance(outcome, Stored):
+            first = outcome.seq - len(chunk) + 1
+            return [Stored(outcome.stream, first + place) for place in range(len(chunk))]
+        rest = await self._one_by_one(chunk, deadline)
+        if isinstance(outcome, Unsent):
+            return rest
+        return [outcome if isinstance(each, Unsent) else each for each in rest]
+
+    async def _one_by_one(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
+        outcomes: list[PublishOutcome] = []
+        for message in messages:
+            outcomes += await self._send_each([message], deadline)
+            if not isinstance(outcomes[-1], Stored):
+                break
+        return outcomes + [HELD_BACK] * (len(messages) - len(outcomes))
+
+    async def _batch(self, messages: Sequence[EncodedMessage], deadline: float) -> Stored | Unknown | Unsent:
+        """Send one batch: Stored names the last message's place, Unsent means that none can be stored."""
+        batch, sent_batch = uuid.uuid4().hex, _SentBatch(messages)
+        committed = False
+        with self._replies.replies_to(sent_batch, deadline) as prefix:
+            committed = await self._commit(_sendings(messages, batch, f"{prefix}0"), sent_batch)
+            while committed and not sent_batch.answer and not sent_batch.stopped:
+                await sent_batch.change()
+        if not committed:
+            return Unsent(sent_batch.stopped or NOT_CONNECTED)
+        answer = sent_batch.answer
+        outcome = judge_ack(answer, self._stream, self._connection.domain)
+        if isinstance(outcome, Stored):
+            if answer.get("batch") == batch and answer.get("count") == len(messages):
+                return outcome
+            return Unknown("the reply does not belong to the batch")
+        error = answer.get("error") or {}
+        self._forbids_batches = self._forbids_batches or number(error, "err_code") in NOT_ATOMIC
+        if error.get("code") == _BAD_REQUEST:
+            return Unsent(outcome.reason)
+        return Unknown(sent_batch.stopped or outcome.reason)
+
+    async def _commit(self, sendings: Sequence[tuple[EncodedMessage, str]], sent_batch: _SentBatch) -> bool:
+        """Send all messages; return whether the last one, which commits the batch, was sent.
+
+        Where a message has no room for the batch's headers, send none: the server would end the connection.
+        """
+        if any(message.size > self._connection.client.max_payload for message, _ in sendings):
+            return False
+        for start in range(0, len(sendings), TURN_MESSAGES):
+            await wait_for_buffer(self._connection, sent_batch)
+            if sent_batch.stopped or not self._connection.is_connected:
+                return False
+            turn = sendings[start : start + TURN_MESSAGES]
+            await self._connection.client.write([frame(*sending) for sending in turn])
+        return True
+
+    # --- what is known of the stream
 
     def _update_state(self, outcomes: Sequence[PublishOutcome], known: int) -> None:
         """Mark the stream's information stale if it may have changed; pause batches after a refusal."""
@@ -549,7 +534,7 @@ class NatsJetStreamPublisher:
         if info.unusable_reason and not self._info.unusable_reason:
             self._connection.emit("stream", info.unusable_reason)
         self._info, self._info_read_at = info, asyncio.get_running_loop().time()
-        self._atomic.disabled = False
+        self._forbids_batches = False
         self._info_is_stale = False
         return True
 

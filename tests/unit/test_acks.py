@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from sea_mq_worker.nats.errors import AckReader, ApiRefusedError
+from sea_mq_worker.nats.errors import ApiRefusedError
 from sea_mq_worker.nats.message import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
+from sea_mq_worker.nats.wire import AckReader
 
 STREAM = "SEA_EVENTS"
 
