@@ -168,9 +168,9 @@ class EventHeader(NamedTuple):
     name: str
     meaning: str
     column: str = ""
-    """The column of the row that is sent, if it is not empty; UUIDs and other visible ASCII as they are."""
+    """The column of the row that is sent, if it is not empty."""
     made: Callable[[Any], str] | None = None
-    """Makes the value instead: from the row, or with ``of_type`` from its type, version and source."""
+    """Makes the value: from the column, else from the row, or if ``of_type`` from type, version and source."""
     of_type: bool = False
     """All events of a type and version have the same value."""
     own: bool = False
@@ -199,9 +199,7 @@ EVENT_HEADERS = (
         "aggregate type and ID, as type/ID",
         made=lambda row: percent_encoded(f"{row.aggregate_type}/{row.aggregate_id}"),
     ),
-    EventHeader(
-        "ce-time", "time of the event (RFC 3339)", made=lambda row: rfc3339(row.occurred_at), required=True
-    ),
+    EventHeader("ce-time", "time of the event (RFC 3339)", "occurred_at", made=rfc3339, required=True),
     EventHeader(
         "ce-eventversion",
         "version of the event's schema",
@@ -216,7 +214,7 @@ EVENT_HEADERS = (
         "ce-partitionkey",
         "routing hint",
         "partition_key",
-        made=lambda row: row.partition_key and percent_encoded(row.partition_key),
+        made=percent_encoded,
     ),
     EventHeader(
         "ce-datacontenttype",

@@ -31,11 +31,10 @@ EVENT_HEADER_BYTES_MAX = HEADER_BYTES_MAX - 2047
 """Cap on ``event_header_bytes``; the rest of the block is for ids, times, trace context and source."""
 _CONTENT_TYPE = "ce-datacontenttype"
 _OF_TYPE = [(header.name, header.made) for header in EVENT_HEADERS if header.made and header.of_type]
-_OF_ROW = [
-    (f"{header.name}: ", header.made or attrgetter(header.column))
-    for header in EVENT_HEADERS
-    if not header.of_type and (header.made or header.column)
-]
+_WHOLE = [h for h in EVENT_HEADERS if h.made and not (h.column or h.of_type)]
+_COLUMNS = [h for h in EVENT_HEADERS if h.column]
+_OF_ROW = [(f"{header.name}: ", header.made) for header in _WHOLE + _COLUMNS]
+_columns = attrgetter(*(header.column for header in _COLUMNS))
 _RESERVED = frozenset(header.name for header in EVENT_HEADERS if not header.own)
 """Set from the event's columns; a header of the row could only contradict them."""
 _TRACE = frozenset({"traceparent", "tracestate"})
@@ -58,7 +57,12 @@ def outbound_message(event: OutboxEvent, *, context: str, source: str) -> Outbou
     if event.occurred_at is None:
         raise InvalidEventError("INVALID_OUTBOX: occurred_at is not within the years 1 to 9999")
     subject, common = _of_type(event.event_type, event.event_version, context, source)
-    lines = [name + value for name, make in _OF_ROW if (value := make(event))]
+    values = (event,) * len(_WHOLE) + _columns(event)
+    lines = [
+        name + (make(value) if make else value)
+        for (name, make), value in zip(_OF_ROW, values, strict=True)
+        if value
+    ]
     lines += common
     if event.metadata:
         lines += header_lines(trace_context(event.metadata))

@@ -63,7 +63,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _BROKER = "nats-"
 _SERVERS = pa.array([MARKER.lower(), SCHEDULE.lower()])
 _UNMARKED = pa.array(["traceparent", "tracestate", "ce-source", "ce-datacontenttype"])
-_OF_COLUMNS = [each for each in EVENT_HEADERS if each.column and not each.name.lower().startswith(_BROKER)]
+_TEXT_COLUMNS = [each for each in EVENT_HEADERS if each.column and each.name not in {MSG_ID, "ce-time"}]
 _HASHED = sorted(
     header.name
     for header in EVENT_HEADERS
@@ -160,7 +160,7 @@ class EventFingerprints:
             "ce-time": _rfc3339(rows.column("occurred_at")),
             "ce-type": types,
         }
-        for header in _OF_COLUMNS:
+        for header in _TEXT_COLUMNS:
             values = rows.column(header.column)
             made[header.name] = pc.if_else(pc.equal(values, ""), None, values)
         lines = [_joined(":", pa.scalar(name), made[name]) for name in _HASHED]
