@@ -170,7 +170,7 @@ class EventHeader(NamedTuple):
     column: str = ""
     """The column of the row that is sent, if it is not empty."""
     made: Callable[[Any], str] | None = None
-    """Makes the value: from the column, else from the row, or if ``of_type`` from type, version and source."""
+    """Makes the value from the column; if ``of_type`` from type, version and source."""
     of_type: bool = False
     """All events of a type and version have the same value."""
     own: bool = False
@@ -179,6 +179,9 @@ class EventHeader(NamedTuple):
     field: str = ""
     """The field of the CorrelationContext that a consumer reads it into."""
 
+
+AGGREGATE = "aggregate_type/aggregate_id"
+"""Two columns in one value."""
 
 EVENT_HEADERS = (
     EventHeader(MSG_ID, "ID of the event, a UUID", "id", required=True),
@@ -194,11 +197,7 @@ EVENT_HEADERS = (
         of_type=True,
         required=True,
     ),
-    EventHeader(
-        "ce-subject",
-        "aggregate type and ID, as type/ID",
-        made=lambda row: percent_encoded(f"{row.aggregate_type}/{row.aggregate_id}"),
-    ),
+    EventHeader("ce-subject", "aggregate type and ID, as type/ID", AGGREGATE, made=percent_encoded),
     EventHeader("ce-time", "time of the event (RFC 3339)", "occurred_at", made=rfc3339, required=True),
     EventHeader(
         "ce-eventversion",

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.nats.headers import (
+    AGGREGATE,
     EVENT_HEADERS,
     HEADER_BYTES_MAX,
     HeaderBlock,
-    header_block,
     header_lines,
     header_problem,
     parse_object,
@@ -31,9 +31,11 @@ EVENT_HEADER_BYTES_MAX = HEADER_BYTES_MAX - 2047
 """Cap on ``event_header_bytes``; the rest of the block is for ids, times, trace context and source."""
 _CONTENT_TYPE = "ce-datacontenttype"
 _OF_TYPE = [(header.name, header.made) for header in EVENT_HEADERS if header.made and header.of_type]
-_WHOLE = [h for h in EVENT_HEADERS if h.made and not (h.column or h.of_type)]
-_COLUMNS = [h for h in EVENT_HEADERS if h.column]
-_OF_ROW = [(f"{header.name}: ", header.made) for header in _WHOLE + _COLUMNS]
+_COLUMNS = [header for header in EVENT_HEADERS if header.column and header.column != AGGREGATE]
+_OF_ROW = [
+    (header.name, header.made)
+    for header in [*(header for header in EVENT_HEADERS if header.column == AGGREGATE), *_COLUMNS]
+]
 _columns = attrgetter(*(header.column for header in _COLUMNS))
 _RESERVED = frozenset(header.name for header in EVENT_HEADERS if not header.own)
 """Set from the event's columns; a header of the row could only contradict them."""
@@ -56,17 +58,15 @@ def outbound_message(event: OutboxEvent, *, context: str, source: str) -> Outbou
     """
     if event.occurred_at is None:
         raise InvalidEventError("INVALID_OUTBOX: occurred_at is not within the years 1 to 9999")
-    subject, common = _of_type(event.event_type, event.event_version, context, source)
-    values = (event,) * len(_WHOLE) + _columns(event)
-    lines = [
-        name + (make(value) if make else value)
-        for (name, make), value in zip(_OF_ROW, values, strict=True)
-        if value
-    ]
-    lines += common
+    subject, text = _of_type(event.event_type, event.event_version, context, source)
+    values = (f"{event.aggregate_type}/{event.aggregate_id}", *_columns(event))
+    for (name, make), value in zip(_OF_ROW, values, strict=True):
+        if value:
+            text += f"{name}: {make(value) if make else value}\r\n"
     if event.metadata:
-        lines += header_lines(trace_context(event.metadata))
-    headers: Mapping[str, str] = HeaderBlock(header_block(lines))
+        for line in header_lines(trace_context(event.metadata)):
+            text += f"{line}\r\n"
+    headers: Mapping[str, str] = HeaderBlock(f"{text}\r\n".encode())
     if event.headers:
         headers = _with_own(headers, _own_headers(event.headers))
     repeated = event.attempts > 1 or event.earlier_stream_seq > 0
@@ -82,11 +82,11 @@ class _Kind(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[str, Sequence[str]]:
-    """Return the subject and the header lines that all events of a type and version share."""
+def _of_type(event_type: str, version: int, context: str, source: str) -> tuple[str, str]:
+    """Return the subject, and the begin of the header block, that all events of a type and version share."""
     kind = _Kind(event_type, version, source)
     subject = event_subject(context, event_type, version)
-    return subject, [f"{name}: {make(kind)}" for name, make in _OF_TYPE]
+    return subject, "".join(["NATS/1.0\r\n", *(f"{name}: {make(kind)}\r\n" for name, make in _OF_TYPE)])
 
 
 def event_header_bytes(names: Sequence[str], own: Mapping[str, str]) -> int:

@@ -44,7 +44,7 @@ from sea_mq_worker.outbox.event import (
 )
 from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.outbox.pace import ClaimSize, MemoryBudget, Pace
-from sea_mq_worker.outbox.retry import RetryPolicy, first_wave
+from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.outbox.search import StreamSearches
 from sea_mq_worker.ports import Events, JetStreamPublisher, LaneTurn, OutboxRepository
 from sea_mq_worker.runtime.breaker import CircuitBreaker, Permit
@@ -562,6 +562,21 @@ class OutboxPublisher:
                 self.events.emit("event_not_attempted", text=text)
             case Released():
                 pass
+
+
+def first_wave(events: Sequence[OutboxEvent]) -> tuple[list[OutboxEvent], list[OutboxEvent]]:
+    """Split a claim into events that may be sent concurrently (the first of each key), and the rest."""
+    keys: set[str] = set()
+    wave: list[OutboxEvent] = []
+    rest: list[OutboxEvent] = []
+    for event in events:
+        if event.ordering_key in keys:
+            rest.append(event)
+            continue
+        wave.append(event)
+        if event.ordering_key is not None:
+            keys.add(event.ordering_key)
+    return wave, rest
 
 
 def _split_searched(

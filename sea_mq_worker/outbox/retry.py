@@ -1,6 +1,6 @@
 """Retry policy: the effect of a publish outcome on its event, and the delay of a retry."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -77,18 +77,3 @@ class RetryPolicy:
         if event.attempted_seconds_ago > self.age_max_seconds:
             return Died(event, f"{reason} (for more than {self.age_max_seconds:.0f} s)")
         return Postponed(event, reason, self.backoff.delay_seconds(event.failures + 1), failed=True)
-
-
-def first_wave(events: Sequence[OutboxEvent]) -> tuple[list[OutboxEvent], list[OutboxEvent]]:
-    """Split a claim into events that may be sent concurrently (the first of each key), and the rest."""
-    keys: set[str] = set()
-    wave: list[OutboxEvent] = []
-    rest: list[OutboxEvent] = []
-    for event in events:
-        if event.ordering_key in keys:
-            rest.append(event)
-            continue
-        wave.append(event)
-        if event.ordering_key is not None:
-            keys.add(event.ordering_key)
-    return wave, rest

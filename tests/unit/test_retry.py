@@ -4,7 +4,8 @@ import pytest
 
 from sea_mq_worker.nats.message import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown, Unsent
 from sea_mq_worker.outbox.event import Died, Postponed, Published, Released
-from sea_mq_worker.outbox.retry import RetryPolicy, first_wave
+from sea_mq_worker.outbox.publisher import first_wave
+from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.runtime.breaker import Backoff
 from tests.support.builders import claimed_event
 

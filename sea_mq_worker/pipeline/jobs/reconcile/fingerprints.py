@@ -63,7 +63,9 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _BROKER = "nats-"
 _SERVERS = pa.array([MARKER.lower(), SCHEDULE.lower()])
 _UNMARKED = pa.array(["traceparent", "tracestate", "ce-source", "ce-datacontenttype"])
-_TEXT_COLUMNS = [each for each in EVENT_HEADERS if each.column and each.name not in {MSG_ID, "ce-time"}]
+_TEXT_COLUMNS = [
+    each for each in EVENT_HEADERS if each.column and each.name not in {MSG_ID, "ce-time", "ce-subject"}
+]
 _HASHED = sorted(
     header.name
     for header in EVENT_HEADERS
