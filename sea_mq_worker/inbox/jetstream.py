@@ -1,7 +1,10 @@
-"""Finds exhausted messages: they reached max_deliver, and no count of waiting messages includes them.
+"""One durable pull consumer: its pull requests, its port, and the messages that it has given up.
 
-The server reports each of them once, in an advisory that a stream keeps. If an advisory is lost, a sweep
-finds the message: its consumer awaits no acknowledgement, although it delivered more than was acknowledged.
+The server gives messages to a pull request until it is full, has expired, or has brought all there are. It
+cannot take a request back. A subscription that ends early loses the messages on their way: across accounts
+the server does not notice, and delivers them again only after ack_wait. So one subscription lasts as long as
+the consumer, a request outlives the fetch that made it, the next fetch takes what it still brings, and the
+subscription ends when nothing comes.
 """
 
 import asyncio
@@ -21,26 +24,11 @@ from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.errors import STREAMS_APPLY, plain
 from sea_mq_worker.nats.info import PULL_SECONDS_MIN, ConsumerInfo, consumer_info, find_consumer
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.nats.stored import (
-    READ_BYTES_MAX,
-    ahead,
-    delivery,
-    find_undeliverable,
-    read_back,
-    read_next,
-    size_of,
-)
+from sea_mq_worker.nats.stored import READ_BYTES_MAX, delivery, read_back, read_next, read_on, size_of
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
-
-# --- Pull requests on nats-py's public API, over one subscription that lasts as long as the consumer.
-#
-# The server gives messages to a request until it is full, has expired, or has brought all there are. It
-# cannot take a request back. A subscription that ends early loses the messages on their way: across accounts
-# the server does not notice, and delivers them again only after ack_wait. So a request outlives the fetch
-# that made it, the next fetch takes what it still brings, and the subscription ends when nothing comes.
 
 _ACKS = "$JS.ACK."
 _DRAIN_SECONDS_MAX = 2.0
@@ -118,6 +106,9 @@ class PullSubscription:
 
     Args:
         give_back: called with messages that no fetch takes, and with the delay of their redelivery.
+
+    Attributes:
+        request: the one that the server holds.
     """
 
     def __init__(
@@ -133,7 +124,7 @@ class PullSubscription:
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._fetch: PullResult | None = None
-        self._request: _Request | None = None
+        self.request: _Request | None = None
         self._held: list[Msg] = []
         self._returning: asyncio.Task[None] | None = None
         self._is_busy = True
@@ -142,11 +133,6 @@ class PullSubscription:
         self._count = 0
         connection.listen(self._on_event)
 
-    @property
-    def has_request(self) -> bool:
-        """Whether the server holds a request."""
-        return self._request is not None
-
     async def fetch(self, batch: int, *, bytes_max: int | None = None, wait_seconds: float) -> PullResult:
         """Take messages of the request under way, or of a new one; wait for at most a second beyond its end.
 
@@ -154,7 +140,7 @@ class PullSubscription:
         """
         at_once = max(_BYTES_MAX, 2 * self._connection.client.max_payload)
         limit = at_once if bytes_max is None else max(1, min(at_once, bytes_max))  # 0 would mean no limit
-        goes_on = self._request is not None
+        goes_on = self.request is not None
         pulled = await self._pull(batch, wait_seconds, max_bytes=limit)
         if goes_on and pulled.ended.result() is PullEnd.DONE and not pulled.messages:
             pulled = await self._pull(batch, wait_seconds, max_bytes=limit)
@@ -168,7 +154,7 @@ class PullSubscription:
     async def close(self) -> None:
         """Unsubscribe when nothing has come for a moment, and give back what came."""
         loop = asyncio.get_running_loop()
-        while self._connection.is_connected and (request := self._request):
+        while self._connection.is_connected and (request := self.request):
             rest = min(request.expires_at, self._active_at + _QUIET_SECONDS) - loop.time()
             if rest <= 0:
                 break
@@ -186,12 +172,12 @@ class PullSubscription:
             while self._held and len(pulled.messages) < batch:
                 pulled.take(self._held.pop(0))
             self._watch_held()
-            if self._request is None and not pulled.messages:
+            if self.request is None and not pulled.messages:
                 await self._send(batch, wait_seconds, options)
-            if self._request is None:
+            if self.request is None:
                 pulled.end(PullEnd.DONE)
             else:
-                lost_at = self._request.expires_at + _ANSWER_SECONDS
+                lost_at = self.request.expires_at + _ANSWER_SECONDS
                 deadline = loop.call_at(lost_at, pulled.end, PullEnd.SILENCE)
             how = await pulled.ended
         except BaseException:
@@ -222,7 +208,7 @@ class PullSubscription:
         seconds = min(wait_seconds, _BUSY_SECONDS) if self._is_busy else wait_seconds
         self._count += 1
         self._active_at = loop.time()
-        self._request = _Request(
+        self.request = _Request(
             token=str(self._count),
             batch=batch,
             left=batch,
@@ -230,14 +216,14 @@ class PullSubscription:
             over=loop.create_future(),
         )
         request = {"batch": batch, "expires": int(seconds * _NANOSECONDS), "no_wait": True, **options}
-        reply = f"{self._inbox}.{self._request.token}"
+        reply = f"{self._inbox}.{self.request.token}"
         await client.publish(self._subject, json.dumps(request).encode(), reply=reply)
 
     def _end_request(self) -> None:
         """Forget the request: the server has ended it, or does not have it."""
-        if self._request is not None:
-            self._request.over.set_result(None)
-            self._request = None
+        if self.request is not None:
+            self.request.over.set_result(None)
+            self.request = None
 
     async def _unsubscribe(self) -> None:
         """End the subscription; messages that the server had already sent still arrive."""
@@ -258,9 +244,9 @@ class PullSubscription:
         if not msg.reply.startswith(_ACKS):
             return
         self._active_at = asyncio.get_running_loop().time()
-        if self._request is not None:
-            self._request.left -= 1
-            if not self._request.left:
+        if self.request is not None:
+            self.request.left -= 1
+            if not self.request.left:
                 self._end_request()
         if self._fetch is not None and not self._fetch.ended.done():
             self._fetch.take(msg)
@@ -274,7 +260,7 @@ class PullSubscription:
         # nats-py adds a header to an empty description.
         description = headers.get("Description", "").partition("\n")[0]
         status = f"{headers.get('Status', '')} {description}".strip()
-        request = self._request
+        request = self.request
         if (
             request is None
             or msg.subject.rpartition(".")[2] != request.token
@@ -307,7 +293,7 @@ class PullSubscription:
     async def _return_held(self) -> None:
         """Give messages back, but not to the request under way."""
         held, self._held = self._held, []
-        rest = self._request.expires_at - asyncio.get_running_loop().time() if self._request else 0.0
+        rest = self.request.expires_at - asyncio.get_running_loop().time() if self.request else 0.0
         if held:
             await self._give_back(held, max(_GIVE_BACK_SECONDS, rest))
 
@@ -325,8 +311,6 @@ class PullSubscription:
             self._fetch.end(how)
 
 
-# --- Adapter of PORT-047-004: consumes from one durable pull consumer, and never creates or changes it.
-
 _ACK = b"+ACK"
 _NO_LIMIT = 2**31 - 1
 _PASSING = ("Leadership Change", "Server Shutdown", "Exceeded MaxWaiting")
@@ -337,7 +321,7 @@ _REASONS = {"": "no answer to a pull request", "503": "no leader takes pull requ
 
 
 class NatsJetStreamConsumer:
-    """Pulls from one durable consumer.
+    """PORT-047-004: pulls from one durable consumer, and never creates or changes it.
 
     Args:
         connection: of the inbound side.
@@ -451,7 +435,7 @@ class NatsJetStreamConsumer:
     async def is_shared(self) -> bool:
         """Look for open pull requests and deliveries that are not this worker's."""
         info = await consumer_info(self._connection, self.stream, self.name)
-        own = self._pulls.has_request  # it can have deliveries
+        own = self._pulls.request is not None  # it can have deliveries
         before, self._delivered = self._delivered, None if own else info.delivered_count
         return info.waiting > own or (before is not None and info.delivered_count > before)
 
@@ -474,12 +458,32 @@ class NatsJetStreamConsumer:
         await self._send(b"+WPI", msg.reply)
 
     async def find_undeliverable(self, seqs: Sequence[int]) -> Mapping[int, InboundMessage | None]:
-        """Compare with the server's delivered and acknowledged sequences, and read the others back."""
-        return await find_undeliverable(self._connection, self.stream, self.name, seqs)
+        """Compare with the server's sequences, and read back what it will not deliver.
+
+        The server does not report which messages await an acknowledgement. It reports their number, the last
+        delivered sequence, and the floor up to which every message is acknowledged.
+        """
+        info = await consumer_info(self._connection, self.stream, self.name)
+        found: dict[int, InboundMessage | None] = {}
+        for seq in seqs:
+            if size_of(found.values()) >= READ_BYTES_MAX:
+                break
+            if info.ack_pending and info.ack_floor < seq <= info.delivered_seq:
+                continue
+            message = await read_back(self._connection, self.stream, self.name, seq)
+            if message is None or seq <= info.delivered_seq or not info.pending:
+                found[seq] = message
+        return found
 
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         """Read the stream itself while the consumer has reached max_ack_pending."""
-        return await ahead(self._connection, self.stream, self.name, after_seq, limit)
+        info = await consumer_info(self._connection, self.stream, self.name)
+        is_full = 0 < info.max_ack_pending <= info.ack_pending
+        if not is_full or info.is_paused:
+            return None
+        if not info.pending:
+            return []
+        return await read_on(self._connection, info, max(after_seq, info.delivered_seq), limit)
 
     async def close(self) -> None:
         """Stop pulling; unexpected messages go back to the server."""
@@ -529,11 +533,14 @@ _COUNTS = range(1, 2**63)
 """Sequences and deliveries that a server can count; a sequence beyond them is an error of its API."""
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class NatsExhaustedMessages:
     """Exhausted messages of some consumers; the workers of one service share the work.
 
-    Attributes:
+    They reached max_deliver, and no count of waiting messages includes them. The server reports each of them
+    once, in an advisory that a stream keeps. If an advisory is lost, a sweep finds the message: its consumer
+    awaits no acknowledgement, although it delivered more than was acknowledged.
+
+    Args:
         connection: of the inbound side.
         stream: the one that keeps MAX_DELIVERIES advisories.
         durable: a durable consumer of that stream.
@@ -543,25 +550,27 @@ class NatsExhaustedMessages:
         sweep_seconds: interval between sweeps for messages without an advisory.
     """
 
-    connection: NatsConnection
-    stream: str
-    durable: str
-    consumers: Sequence[tuple[str, str]]
-    on_event: Callable[[str, str], None]
-    wait_seconds: float = 5.0
-    sweep_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        connection: NatsConnection,
+        stream: str,
+        durable: str,
+        consumers: Sequence[tuple[str, str]],
+        on_event: Callable[[str, str], None],
+        wait_seconds: float = 5.0,
+        sweep_seconds: float = 60.0,
+    ) -> None:
+        self._connection = connection
         self._advisories = NatsJetStreamConsumer(
-            connection=self.connection,
-            stream=self.stream,
-            durable=self.durable,
-            wait_seconds=self.wait_seconds,
+            connection=connection, stream=stream, durable=durable, wait_seconds=wait_seconds
         )
+        self._on_event = on_event
+        self._sweep_seconds = sweep_seconds
         self._sweep_at = 0.0
         self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
-        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in self.consumers}
-        self._through = dict.fromkeys(self.consumers, 0)  # all messages up to this sequence are accounted for
+        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
+        self._through = dict.fromkeys(consumers, 0)  # all messages up to this sequence are accounted for
         self._created: dict[tuple[str, str], str] = {}
         self._paused: set[tuple[str, str]] = set()
 
@@ -570,10 +579,7 @@ class NatsExhaustedMessages:
         await self._advisories.start()
 
     async def fetch(self) -> Sequence[InboundMessage]:
-        """Return the messages of new advisories; without any, those that a due sweep finds.
-
-        Raises as NatsJetStreamConsumer.fetch; a later call returns the others.
-        """
+        """Return the messages of new advisories; without any, those that a due sweep finds."""
         found: list[InboundMessage] = []
         if not self._advised:
             self._advised.extend(await self._advisories.fetch(_BATCH))
@@ -584,7 +590,7 @@ class NatsExhaustedMessages:
             for consumer in sorted(self._accounted):
                 found += await self._sweep(*consumer)
             if not found:
-                self._sweep_at = now + self.sweep_seconds
+                self._sweep_at = now + self._sweep_seconds
         return found
 
     async def ack(self, msg: InboundMessage) -> None:
@@ -605,17 +611,17 @@ class NatsExhaustedMessages:
     async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
         named = _read(advisory.payload)
         if named is None:
-            self.on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
+            self._on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
             await self._advisories.ack(advisory)
             return []
         name, seq, deliveries = named
         if name not in self._accounted:
             await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
             return []
-        found = await read_back(self.connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
+        found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
         if found is None or found.stored_at > advisory.stored_at:  # the stream was created again
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
-            self.on_event("exhausted_message_lost", text)
+            self._on_event("exhausted_message_lost", text)
             await self._advisories.ack(advisory)
             return []
         return [found]
@@ -634,7 +640,7 @@ class NatsExhaustedMessages:
         settled. ``_through`` rises to 5, so the next sweep starts at 6.
         """
         name = stream, durable
-        info = await find_consumer(self.connection, stream, durable)
+        info = await find_consumer(self._connection, stream, durable)
         if info is None:  # its own consuming loop reports that, and other consumers are swept meanwhile
             return []
         self._report_pause(info)
@@ -653,7 +659,7 @@ class NatsExhaustedMessages:
                 seq += 1
             if not found:
                 self._through[name] = seq
-            message = await read_next(self.connection, info, seq + 1, deliveries=info.max_deliver)
+            message = await read_next(self._connection, info, seq + 1, deliveries=info.max_deliver)
             if message is None or message.seq > delivered:
                 break
             seq = message.seq
@@ -666,7 +672,7 @@ class NatsExhaustedMessages:
         name = info.stream, info.name
         if info.is_paused and name not in self._paused:
             text = f"consumer {info.name} of stream {info.stream} delivers nothing until it is resumed"
-            self.on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
+            self._on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
             self._paused.add(name)
         elif not info.is_paused:
             self._paused.discard(name)

@@ -1,4 +1,4 @@
-"""Finds recorded messages that a consumer will not deliver again, and reads them from the stream."""
+"""Messages as the server delivers them, and as they are read from their stream."""
 
 import asyncio
 import base64
@@ -11,10 +11,8 @@ from nats.aio.msg import Msg
 
 from sea_mq_worker.nats.connection import NatsConnection, api, reading
 from sea_mq_worker.nats.errors import ApiRefusedError
-from sea_mq_worker.nats.info import ConsumerInfo, consumer_info
+from sea_mq_worker.nats.info import ConsumerInfo
 from sea_mq_worker.nats.message import InboundMessage
-
-# --- Decodes nats-py's messages, and stored messages of the API, into InboundMessage.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT_TOKENS = 9
@@ -81,43 +79,9 @@ _READS_MAX = 10
 _NO_MESSAGE = 10037
 
 
-async def find_undeliverable(
-    connection: NatsConnection, stream: str, durable: str, seqs: Sequence[int]
-) -> Mapping[int, InboundMessage | None]:
-    """See ports.jetstream.JetStreamConsumer.
-
-    The server does not report which messages await an acknowledgement. It reports their number, the last
-    delivered sequence, and the floor up to which every message is acknowledged.
-    """
-    info = await consumer_info(connection, stream, durable)
-    found: dict[int, InboundMessage | None] = {}
-    for seq in seqs:
-        if size_of(found.values()) >= READ_BYTES_MAX:
-            break
-        if info.ack_pending and info.ack_floor < seq <= info.delivered_seq:
-            continue
-        message = await read_back(connection, stream, durable, seq)
-        if message is None or seq <= info.delivered_seq or not info.pending:
-            found[seq] = message
-    return found
-
-
 def size_of(messages: Iterable[InboundMessage | None]) -> int:
     """Return the bytes of all messages."""
     return sum(message.size for message in messages if message is not None)
-
-
-async def ahead(
-    connection: NatsConnection, stream: str, durable: str, after_seq: int, limit: int
-) -> Sequence[InboundMessage] | None:
-    """See ports.jetstream.JetStreamConsumer."""
-    info = await consumer_info(connection, stream, durable)
-    is_full = 0 < info.max_ack_pending <= info.ack_pending
-    if not is_full or info.is_paused:
-        return None
-    if not info.pending:
-        return []
-    return await read_on(connection, info, max(after_seq, info.delivered_seq), limit)
 
 
 async def read_on(

@@ -263,7 +263,7 @@ async def test_another_worker_that_waits_for_messages_is_seen_also_behind_max_ac
     while len(held) < MAX_ACK_PENDING:
         held = [*held, *await world.fetch()]
     pulls = getattr(world.consumer, "_pulls", None)
-    await eventually(lambda: not (pulls and pulls.has_request), what="its own request is over")
+    await eventually(lambda: not (pulls and pulls.request), what="its own request is over")
     assert not await world.consumer.is_shared()
     waiting = asyncio.create_task(world.other.fetch(1))
     await eventually(world.consumer.is_shared, what="the other worker waits")
