@@ -168,7 +168,7 @@ class PostgresResumptions:
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         """Use a pool of the worker's."""
         self._pool = pool
-        self._sql = load_queries("resume")
+        self._sql = load_queries("inbox")
 
     async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
         """Read what was resumed so lately."""

@@ -1,7 +1,12 @@
-"""One connection to the broker, which reconnects without limit.
+"""One connection to the broker, which reconnects without limit, and requests to JetStream's API over it.
 
 nats-py loses its read loop when a callback raises, and buffers what is published while the connection is
 down. So callbacks here never raise, and callers check ``is_connected`` before they send.
+
+A server forwards any bytes that a producer put into a subject or a header block. If nats-py cannot read
+them, its read loop silently ends or the connection breaks, again at every redelivery. ``ResilientClient``
+repairs that for its own connection alone. The methods that it overrides are not public; the pinned version
+and a test guard them.
 """
 
 import asyncio
@@ -12,7 +17,6 @@ import random
 import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType
@@ -33,18 +37,10 @@ from sea_mq_worker.nats.errors import (
     plain,
 )
 
-# --- A nats-py client that survives malformed messages, new credentials, failed logins and the server's
-# -ERR.
-#
-# A server forwards any bytes that a producer put into a subject or a header block. If nats-py cannot read
-# them, its read loop silently ends or the connection breaks, again at every redelivery. The methods
-# overridden here are not public; the pinned version and a test guard them.
-
 _WORD = r"([^ \t\r\n]+)"
 _BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
 _JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+(\S+)\s")
 _SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
-
 
 _KNOWN_NAME_BYTES_MAX = 64
 
@@ -196,7 +192,7 @@ class ResilientClient(Client):
     def abort(self) -> None:
         """End the socket without sending the rest, which a frozen server would never take."""
         if writer := getattr(self._transport, "_io_writer", None):
-            with suppress(AttributeError):  # asyncio raises it if the socket is closed already
+            with contextlib.suppress(AttributeError):  # asyncio raises it if the socket is closed already
                 writer.transport.abort()
 
     async def _attempt_reconnect(self) -> None:
@@ -544,7 +540,9 @@ async def connect(
             too old, or a file cannot be read.
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
-    where = _without_secrets(servers)
+    where = ", ".join(url.rpartition("@")[2] for url in servers)
+    if any("@" in url for url in servers):
+        raise ContractError(f"{where}: credentials do not belong into the URL; set user, password or token")
     connection = NatsConnection(on_event, domain=domain, ignore_discovered=ignore_discovered)
     if handshake_first:
         connection.last_error = TimeoutError(f"no answer; {NO_HANDSHAKE_FIRST}")
@@ -578,13 +576,6 @@ def _check_version(connection: NatsConnection) -> None:
     if found < _SERVER_MIN:
         texts = [".".join(map(str, version)) for version in (found, _SERVER_MIN)]
         raise ContractError(f"nats-server {texts[0]} is too old for the worker; it needs {texts[1]} or newer")
-
-
-def _without_secrets(servers: Sequence[str]) -> str:
-    where = ", ".join(url.rpartition("@")[2] for url in servers)
-    if any("@" in url for url in servers):
-        raise ContractError(f"{where}: credentials do not belong into the URL; set user, password or token")
-    return where
 
 
 async def _first_connect(connection: NatsConnection, timeout_seconds: float, **options: Any) -> None:
@@ -640,8 +631,11 @@ async def api(
     try:
         answer = await connection.request(full, body, timeout_seconds=timeout_seconds)
     except nats.errors.NoRespondersError as error:
+        elsewhere = connection.domain and (
+            f", or no JetStream of the domain {connection.domain} (SEA_MQ_NATS_JETSTREAM_DOMAIN) is connected"
+        )
         raise BrokerUnavailableError(
-            f"{full}: JetStream is not enabled here{_of_domain(connection)}, or has no leader now"
+            f"{full}: JetStream is not enabled here{elsewhere}, or has no leader now"
         ) from error
     except (nats.errors.TimeoutError, TimeoutError) as error:
         raise BrokerUnavailableError(
@@ -654,12 +648,6 @@ async def api(
         if "error" in parsed:
             raise api_failed(full, parsed["error"])
     return parsed
-
-
-def _of_domain(connection: NatsConnection) -> str:
-    if not connection.domain:
-        return ""
-    return f", or no JetStream of the domain {connection.domain} (SEA_MQ_NATS_JETSTREAM_DOMAIN) is connected"
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ async def claim_schema(database: Any, context: str) -> None:
     """
     if not await check_owner(database, context):
         with translated():
-            await database.fetch(load_queries("context")["take"], context)
+            await database.fetch(load_queries("sessions")["take_ownership"], context)
         await check_owner(database, context)
 
 
@@ -90,7 +90,7 @@ async def check_owner(database: Any, context: str) -> bool:
         ContractError: as ``require_owner``.
     """
     with translated():
-        found = await database.fetchrow(load_queries("context")["owner"])
+        found = await database.fetchrow(load_queries("sessions")["owner"])
     if found:
         require_owner(found, context)
     return found is not None
@@ -118,7 +118,7 @@ async def check_rows_visible(database: Any) -> None:
         ContractError: row security applies; the text names the table and the remedy.
     """
     with translated():
-        hidden = [row["name"] for row in await database.fetch(load_queries("context")["hidden"])]
+        hidden = [row["name"] for row in await database.fetch(load_queries("sessions")["hidden"])]
     if hidden:
         raise ContractError(
             f"row security hides rows of {' and '.join(hidden)} from the worker: run `ALTER TABLE {hidden[0]}"

@@ -46,7 +46,7 @@ def timestamp_of(id_: UUID) -> datetime:
 #
 # Pages and row positions belong to one relation, so a table is read by pages leaf after leaf.
 
-_SQL = load_queries("leaves")
+_SQL = load_queries("partitions")
 
 LEAVES = _SQL["leaves"]
 """The statement that lists leaves; ``$1`` is the table."""

@@ -351,7 +351,7 @@ class PostgresLaneTurn:
         self._hold_dead_keys = hold_dead_keys
         self.on_event = on_event
         self._idle_seconds = idle_seconds
-        self._sql = load_queries("lane")
+        self._sql = load_queries("sessions")
         self._connection: Any = None
         self._left_alone: dict[int, float] = {}
         self._reported = 0
@@ -384,7 +384,7 @@ class PostgresLaneTurn:
             return
         with contextlib.suppress(StoreUnavailableError, ContractError):
             try:
-                await fetch(self._pool, self._sql["leave"], connection=connection)
+                await fetch(self._pool, self._sql["leave_lane"], connection=connection)
             except BaseException:
                 await self._end(connection)
                 raise
@@ -400,7 +400,7 @@ class PostgresLaneTurn:
             connection = await self._pool.acquire()
         try:
             given = self._idle_seconds, self._hold_dead_keys
-            [row] = await fetch(self._pool, self._sql["take"], *given, connection=connection)
+            [row] = await fetch(self._pool, self._sql["take_lane"], *given, connection=connection)
         except BaseException:
             await self._end(connection)  # nobody knows whether it has the lock
             raise

@@ -18,7 +18,7 @@ PURPOSES = {
         "sea_mq_worker/postgres/sessions.py",
         "sea_mq_worker/doctor/database.py",
         "sql/queries/doctor.sql",
-        "sql/queries/lane.sql",
+        "sql/queries/sessions.sql",
     },
     "7183": {"sea_mq_worker/postgres/migrations.py"},
     "7184": {
@@ -27,7 +27,6 @@ PURPOSES = {
         "sql/queries/doctor.sql",
         "sql/queries/inbox.sql",
         "sql/queries/inspection.sql",
-        "sql/queries/lane.sql",
         "sql/queries/outbox.sql",
         "sql/queries/sessions.sql",
     },
