@@ -565,7 +565,7 @@ class NatsExhaustedMessages:
         self._advisories = NatsJetStreamConsumer(
             connection=connection, stream=stream, durable=durable, wait_seconds=wait_seconds
         )
-        self._on_event = on_event
+        self.on_event = on_event
         self._sweep_seconds = sweep_seconds
         self._sweep_at = 0.0
         self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
@@ -611,7 +611,7 @@ class NatsExhaustedMessages:
     async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
         named = _read(advisory.payload)
         if named is None:
-            self._on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
+            self.on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
             await self._advisories.ack(advisory)
             return []
         name, seq, deliveries = named
@@ -621,7 +621,7 @@ class NatsExhaustedMessages:
         found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
         if found is None or found.stored_at > advisory.stored_at:  # the stream was created again
             text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
-            self._on_event("exhausted_message_lost", text)
+            self.on_event("exhausted_message_lost", text)
             await self._advisories.ack(advisory)
             return []
         return [found]
@@ -672,7 +672,7 @@ class NatsExhaustedMessages:
         name = info.stream, info.name
         if info.is_paused and name not in self._paused:
             text = f"consumer {info.name} of stream {info.stream} delivers nothing until it is resumed"
-            self._on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
+            self.on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
             self._paused.add(name)
         elif not info.is_paused:
             self._paused.discard(name)
