@@ -35,7 +35,7 @@ Reasons: TypeAlias = Mapping[str, str]
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FOLDER = Path(__file__).with_name("page")
-_SCRIPTS = ("action_form", "api", "charts", "operator_panel", "page", "rendering", "side_cards")
+_SCRIPTS = ("action_form", "api", "operator_panel", "page", "rendering", "side_cards")
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),

@@ -27,7 +27,7 @@ def reported(**given: Any) -> dict[str, str]:
     values = {**HERE, **given}
     for key in ("database_url", "nats_url"):
         values[key] = SecretStr(values[key])
-    return {notice.event: notice.text for notice in exposures(Settings(**values))}
+    return dict(exposures(Settings(**values)))
 
 
 @pytest.mark.fault("S03")

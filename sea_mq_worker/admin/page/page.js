@@ -2,18 +2,16 @@
 
 import { headers } from "./api.js";
 import { initOperatorPanel, refreshList, resumeButtons } from "./operator_panel.js";
-import { drawSides, showSides } from "./side_cards.js";
+import { showSides } from "./side_cards.js";
 import { atClock, command, count, element, moment, once, present, setClock, table, updateAges, whole, write } from "./rendering.js";
 
 const TOKEN_HINT = "The token is in the file of SEA_MQ_ADMIN_TOKEN_FILE; `dev` prints an address that signs in.";
 const STATUS_SECONDS = 2;
-const HISTORY_SECONDS = 5;
 const TIMEOUT_SECONDS = 5;
 
 const at = (id) => document.getElementById(id);
 let last = 0;
 let lost = 0;
-let drawn = 0;
 let dead = "";
 
 function show(status) {
@@ -111,7 +109,6 @@ async function poll() {
     if (locked !== !at("login").hidden) lock(locked);
     if (answer.ok) {
       show(await answer.json());
-      await pollHistory();
     } else if (locked) {
       at("main").classList.add("old");
       showHealth(await lockedHealth(answer.status === 429));
@@ -132,14 +129,6 @@ async function lockedHealth(tooMany) {
   const causes = (ready.parts ?? []).map((part) => ({ part, reason: "sign in to see why", since: present() }));
   const state = ready.ok ? "Locked, ready" : `Locked, ${ready.state}`;
   return { level: ready.ok ? "idle" : "bad", state, text, since: present(), causes, next_steps: [] };
-}
-
-async function pollHistory() {
-  if (Date.now() - drawn < HISTORY_SECONDS * 1000) return;
-  const answer = await get("history");
-  if (!answer.ok) return;
-  drawSides(await answer.json());
-  drawn = Date.now();
 }
 
 /** Sign in by `#token=…`, which no browser sends, and remove it from the address and the tab's history. */

@@ -1,6 +1,5 @@
 // A card for each side: depth, oldest, rate, latencies, and totals since the start.
 
-import { chart, draw } from "./charts.js";
 import { count, duration, element, moment, once, rate, rough, write } from "./rendering.js";
 
 const SIDES = {
@@ -43,20 +42,12 @@ export function showSides(status) {
   }
 }
 
-export function drawSides(history) {
-  for (const [name, card] of cards) {
-    for (const [kind, tile] of Object.entries(card.tiles)) {
-      draw(tile.chart, history, history.series[`${name}_${kind}`] ?? []);
-    }
-  }
-}
-
 function add(name) {
   const labels = SIDES[name];
   const tiles = {
-    depth: tile("Waiting", count),
-    oldest: tile("Oldest waits for", duration),
-    rate: tile(labels.flow, rate),
+    depth: tile("Waiting"),
+    oldest: tile("Oldest waits for"),
+    rate: tile(labels.flow),
   };
   const card = { tiles, took: element("p", { class: "took" }), undelivered: element("p", { hidden: true }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, labels };
   const list = element("dl");
@@ -80,10 +71,9 @@ function add(name) {
   cards.set(name, card);
 }
 
-function tile(title, format) {
+function tile(title) {
   const value = element("b", {}, "–");
-  const made = chart(title, format);
-  return { value, chart: made, shown: element("div", { class: "tile" }, element("h3", {}, title), value, made.shown) };
+  return { value, shown: element("div", { class: "tile" }, element("h3", {}, title), value) };
 }
 
 function show(card, side, status, name) {
