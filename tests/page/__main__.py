@@ -27,7 +27,7 @@ async def main(place: Path) -> None:
             chromium() as browser,
         ):
             await migrate(database.dsn)
-            async with staged(database.dsn, nats.url, "sea", Path(folder)) as site:
+            async with staged(database.dsn, nats, "sea", Path(folder)) as site:
                 await _take(place, site, browser)
 
 
