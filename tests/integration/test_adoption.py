@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -438,38 +437,3 @@ async def test_both_workers_publish_and_handle_side_by_side(
         published, handled = await side_by_side(owner, made, rounds=10, pause=0.1)
         assert published > 0
         assert handled > 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-async def test_a_million_rows_are_taken_over_and_both_workers_run_for_a_minute(
-    old: Database, owner: asyncpg.Connection, site_of_old: SiteWith
-) -> None:
-    await owner.execute(HISTORY.format(rows=1_000_000))
-    producer = await asyncpg.connect(old.dsn)
-    longest, stop = 0.0, asyncio.Event()
-
-    async def produce() -> None:
-        nonlocal longest
-        while not stop.is_set():
-            began = time.monotonic()
-            await producer.execute(INSERT, uuid.uuid4(), "{}")
-            longest = max(longest, time.monotonic() - began)
-
-    producing = asyncio.create_task(produce())
-    began = time.monotonic()
-    await migrate(old.dsn)
-    seconds = time.monotonic() - began
-    stop.set()
-    await producing
-    await producer.close()
-    counts = await owner.fetch("SELECT state, count(*) FROM outbox_events GROUP BY 1 ORDER BY 1")
-    inbox = await owner.fetchval("SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL")
-    sys.stdout.write(
-        f"migrated in {seconds:.1f} s; a producer waited {longest:.1f} s; {counts}; {inbox} messages"
-    )
-    assert dict(map(tuple, counts))["PUBLISHED"] == inbox == 1_000_000
-    await set_old_worker(old.dsn, schema="public", beside=True)
-    async with site_of_old() as made:
-        published, handled = await side_by_side(owner, made, rounds=200, pause=0.3)
-        sys.stdout.write(f"the old worker marked {published} events and handled {handled} messages\n")

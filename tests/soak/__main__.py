@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.soak.bugs import BUGS
-from tests.soak.faults import KINDS
-from tests.soak.run import DRAIN_SECONDS, soak
+from tests.soak.run import soak
 
 
 def options() -> argparse.Namespace:
@@ -29,17 +28,6 @@ def options() -> argparse.Namespace:
         metavar="BUG",
         help="bug to plant: " + ", ".join(sorted(BUGS)),
     )
-    parser.add_argument(
-        "--only",
-        default="",
-        help="comma-separated kinds of faults (default: all): " + ", ".join(k.name for k in KINDS),
-    )
-    parser.add_argument(
-        "--drain",
-        type=float,
-        default=DRAIN_SECONDS,
-        help="limit in seconds to settle everything after the last fault",
-    )
     return parser.parse_args()
 
 
@@ -56,8 +44,6 @@ def main(given: argparse.Namespace) -> int:
             seconds=given.seconds,
             folder=folder,
             bug=given.negative_control,
-            only=frozenset(filter(None, given.only.split(","))),
-            drain_seconds=given.drain,
         )
     )
     result = json.dumps(soaked.data(), indent=2)

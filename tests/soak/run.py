@@ -13,10 +13,14 @@ import asyncpg
 
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.nats.connection import api
-from tests.soak.checks import (
+from tests.soak.deployment import CONTEXT, STOP_SECONDS, Stage, stage
+from tests.soak.evidence import (
     BEHAVIOUR,
     CONTENT,
     Check,
+    Evidence,
+    Watch,
+    gather,
     judge,
     late_calls,
     rare_paths_were_reached,
@@ -24,8 +28,6 @@ from tests.soak.checks import (
     slopes,
     sometimes,
 )
-from tests.soak.deployment import CONTEXT, STOP_SECONDS, Stage, stage
-from tests.soak.evidence import Evidence, Watch, gather
 from tests.soak.faults import Chaos, Fault, Injected, draw, redrive
 from tests.soak.traffic import Producer, Sender, Transaction
 from tests.support.jetstream import consumer_info, stored_messages

