@@ -236,6 +236,8 @@ def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
+_BATCH_BYTES = 2**20
+"""Most bytes of a batch's body; a larger message is sent by itself."""
 _ANSWER_BYTES_MAX = 65_536
 _STATUS_BYTES_MAX = 256
 """Room for a message's ID and status in the answer to a batch."""
@@ -258,7 +260,7 @@ def open_batch_handler(
         ),
         concurrency=concurrency,
         messages_max=settings.handler_batch_max,
-        bytes_max=settings.handler_batch_bytes_max,
+        bytes_max=_BATCH_BYTES,
         on_failed=on_failed,
     )
 

@@ -35,6 +35,9 @@ from sea_mq_worker.runtime.addresses import (
     with_password_file,
 )
 
+ENV_PREFIX = "SEA_MQ_"
+CONFIG_VARIABLE = "SEA_MQ_CONFIG"
+
 # --- Error messages of settings; they quote no value, since a value may be a secret.
 
 _NAME = re.compile(r"(?:[A-Za-z]+|[0-9]{1,5})(?:_+(?:[A-Za-z]+|[0-9]{1,5}))*")
@@ -59,8 +62,20 @@ _MESSAGES: Mapping[str, str] = {
 """Message by type of pydantic's error; any other type keeps pydantic's message."""
 
 
+FIXED: Mapping[str, str] = {
+    "advisory_stream": "{CONTEXT}_ADVISORIES",
+    "outbox_batch_bytes_max": "8 MiB",
+    "outbox_linger_seconds": "5 ms",
+    "outbox_age_max_seconds": "7 days",
+    "handler_batch_bytes_max": "1 MiB",
+}
+"""What were settings in 1.0, with their value now."""
+
+
 def unknown(name: str, known: Collection[str]) -> str:
-    """Return the message for an unknown setting, with the most similar name."""
+    """Return the message for an unknown setting, with its fixed value or the most similar name."""
+    if value := FIXED.get(name.lower().removeprefix(ENV_PREFIX.lower())):
+        return f"{name}: is no setting any more, and always {value}; remove it"
     if not _is_showable(name):
         return "one key is not a setting; its name is not shown because it may be a secret"
     near = get_close_matches(name, known, n=1, cutoff=0.7)
@@ -90,8 +105,6 @@ def _is_showable(name: str) -> bool:
 #
 # Durations are in seconds, sizes in bytes.
 
-ENV_PREFIX = "SEA_MQ_"
-CONFIG_VARIABLE = "SEA_MQ_CONFIG"
 _YEAR_SECONDS = 31_536_000.0
 _BATCHES_IN_FLIGHT = 2
 _IN_FLIGHT_PER_CALL = 4
@@ -210,8 +223,6 @@ class Settings(BaseModel):
     """Stream to publish to (default: `{CONTEXT}_EVENTS`)."""
     dlq_stream: JetStreamName = ""
     """Stream of dead letters (default: `{CONTEXT}_DLQ`)."""
-    advisory_stream: JetStreamName = ""
-    """Stream that stores MAX_DELIVERIES advisories (default: `{CONTEXT}_ADVISORIES`)."""
     streams_folder: OptionalPath = None
     """Folder of JetStream definitions (default: they follow from `SEA_MQ_CONSUMERS`)."""
     stream_replicas: Annotated[int, Field(ge=1, le=5)] | None = None
@@ -229,8 +240,6 @@ class Settings(BaseModel):
     """
     outbox_batch_max: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Maximum number of events in a claim."""
-    outbox_batch_bytes_max: Bytes = 8 * 2**20
-    """Maximum size of a claim, headers included; a larger event is claimed alone."""
     outbox_bytes_max: Bytes = 32 * 2**20
     """Maximum size of all claims in flight; see Memory."""
     outbox_batches_max: Annotated[int, Field(ge=1, le=8)] = 4
@@ -241,8 +250,6 @@ class Settings(BaseModel):
     """Time limit to publish a claim."""
     outbox_poll_seconds: DelaySeconds = 2.0
     """Maximum wait between claims of an idle worker."""
-    outbox_linger_seconds: DelaySeconds = 0.005
-    """Pause between two claims in which events gather; see Linger."""
     outbox_notify: bool = True
     """Wake up by LISTEN; has no effect with a pooler."""
     outbox_backoff_seconds: DelaySeconds = 0.5
@@ -251,8 +258,6 @@ class Settings(BaseModel):
     """Upper bound of every retry's delay."""
     outbox_failures_max: Count = 10
     """Number of failed attempts after which an event is DEAD."""
-    outbox_age_max_seconds: TimeoutSeconds = 604800.0
-    """Time limit of a failing event from its first attempt; then it is DEAD."""
     outbox_dead_key: Literal["continue", "hold"] = "continue"
     """Events of a key behind a DEAD one: `continue` publishes them, `hold` keeps them back."""
 
@@ -271,8 +276,6 @@ class Settings(BaseModel):
     """
     handler_batch_max: Annotated[int, Field(ge=2, le=1000)] = 100
     """Maximum number of messages in a batch for the handler."""
-    handler_batch_bytes_max: Bytes = 2**20
-    """Maximum size of a batch's body; a larger message is sent by itself."""
     handler_timeout_seconds: TimeoutSeconds = 60.0
     """Time limit of a handler call; a batch is one call."""
     handler_concurrency: Annotated[int, Field(ge=1, le=1000)] = 50
@@ -333,6 +336,11 @@ class Settings(BaseModel):
     """Export OpenTelemetry spans, as the OTEL_* variables configure."""
     otlp_metrics: bool = False
     """Also export metrics over OTLP, as the OTEL_* variables configure."""
+
+    @property
+    def advisory_stream(self) -> str:
+        """The stream that stores MAX_DELIVERIES advisories."""
+        return f"{stream_prefix(self.context)}_ADVISORIES"
 
     @property
     def in_flight_max(self) -> int:
@@ -396,7 +404,6 @@ class Settings(BaseModel):
             "source": f"/{context}",
             "stream": events_stream(context),
             "dlq_stream": f"{prefix}_DLQ",
-            "advisory_stream": f"{prefix}_ADVISORIES",
         }
         return data | {key: data.get(key) or value for key, value in derived.items()}
 
@@ -416,8 +423,6 @@ class Settings(BaseModel):
 
 _Contradiction: TypeAlias = tuple[str, str]
 _BOUNDS = (
-    ("outbox_batch_bytes_max", "outbox_bytes_max"),
-    ("outbox_linger_seconds", "outbox_poll_seconds"),
     ("outbox_backoff_seconds", "outbox_backoff_max_seconds"),
     ("inbox_backoff_seconds", "inbox_backoff_max_seconds"),
 )

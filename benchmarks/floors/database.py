@@ -33,6 +33,10 @@ async def claim_and_settle(settings: Settings, *, count: int, ordered: bool) -> 
         await pool.close()
 
 
+_BATCH_BYTES = 8 * 2**20
+"""As the worker's claims."""
+
+
 class _Lane:
     """One lane's loop: the next batch is claimed while earlier ones are settled."""
 
@@ -40,7 +44,7 @@ class _Lane:
         self._pool = pool
         self._stream = settings.stream
         self._batch_max = settings.outbox_batch_max
-        self._bytes_max = settings.outbox_batch_bytes_max
+        self._bytes_max = _BATCH_BYTES
         self._places = asyncio.Semaphore(settings.outbox_batches_max)
         self._ordered = ordered
         self._sql = load_named("outbox")

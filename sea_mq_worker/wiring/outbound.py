@@ -144,6 +144,12 @@ def _left(base: WorkerContext, text: str) -> ExitCode:
     return ExitCode.FAILED
 
 
+_BATCH_BYTES = 8 * 2**20
+"""Most bytes of a claim, headers included; a larger event is claimed alone."""
+_LINGER_SECONDS = 0.005
+"""Pause between two claims in which events gather."""
+_AGE_MAX_SECONDS = 604_800.0
+"""An event that still fails so long after its first attempt is DEAD."""
 _REAP_SECONDS_MAX = 20.0
 _REAP_DELAY_SECONDS = 64.0
 """Cap on the delay after an expired lease."""
@@ -262,7 +268,7 @@ def _lane(
         pace=Pace(
             wakeup=wakeup(keyed),
             clock=base.clock,
-            linger_seconds=s.outbox_linger_seconds,
+            linger_seconds=min(_LINGER_SECONDS, s.outbox_poll_seconds),
             poll_seconds=s.outbox_poll_seconds,
             random=publishing.policy.backoff.random,
         ),
@@ -271,7 +277,7 @@ def _lane(
         clock=base.clock,
         room=room,
         batch_max=s.outbox_batch_max,
-        batch_bytes_max=s.outbox_batch_bytes_max,
+        batch_bytes_max=min(_BATCH_BYTES, s.outbox_bytes_max),
         batches_max=s.outbox_batches_max,
         lease_seconds=s.outbox_lease_seconds,
         publish_seconds=s.outbox_publish_timeout_seconds,
@@ -288,7 +294,7 @@ def _publishing(base: WorkerContext, publisher: JetStreamPublisher) -> Publishin
     policy = RetryPolicy(
         backoff=base.backoff(base_seconds=s.outbox_backoff_seconds, cap_seconds=s.outbox_backoff_max_seconds),
         failures_max=s.outbox_failures_max,
-        age_max_seconds=s.outbox_age_max_seconds,
+        age_max_seconds=_AGE_MAX_SECONDS,
         duplicate_window=lambda: publisher.duplicate_window_seconds,
     )
     return Publishing(

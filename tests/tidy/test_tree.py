@@ -10,7 +10,7 @@ import yaml
 
 from sea_mq_worker.postgres.migrations import migrations
 from sea_mq_worker.resources import resource_folder
-from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
+from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, FIXED, Settings
 from tests.mutation.mutants import load, problems
 from tests.releases import DUMPS
 from tests.support.documents import ROOT, documents
@@ -108,7 +108,7 @@ def test_each_nightly_command_is_one_that_contributors_run() -> None:
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *FIXED)} | {CONFIG_VARIABLE}
     named = re.compile(rf"\b{ENV_PREFIX}\w*[A-Z]\b")
     found = {(name, word) for name in documents() for word in named.findall((ROOT / name).read_text())}
     assert {(name, word) for name, word in found if word not in known} == set()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -45,7 +46,6 @@ class World(LoopWorld):
         super().__init__(
             outbox_backoff_seconds=delay,
             outbox_batch_max=10,
-            outbox_batch_bytes_max=2**20,
             outbox_batches_max=1,
             outbox_bytes_max=2**22,
             outbox_dead_key="hold" if hold_dead_keys else "continue",
@@ -100,7 +100,7 @@ class World(LoopWorld):
 
     def lane(self) -> OutboxPublisher:
         base = self.context()
-        return _lane(
+        lane = _lane(
             base,
             _publishing(base, self.publisher),
             self.outbox,
@@ -110,6 +110,7 @@ class World(LoopWorld):
             room=MemoryBudget(self.settings.outbox_bytes_max),
             turn=self.turn,
         )
+        return replace(lane, batch_bytes_max=2**20)
 
     def _meet(self, message: OutboundMessage) -> Fault:
         self.sent.append(message.id)

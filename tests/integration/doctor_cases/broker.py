@@ -21,7 +21,7 @@ from tests.support.checkups import Mend, Patient
 from tests.support.jetstream import DAY, SECOND, create_stream, store
 
 by_setting("broker_unreachable", nats_url=f"nats://{UNUSED}")
-by_setting("topology_differs__lacks_a_stream", advisory_stream="NOWHERE")
+by_setting("topology_differs__lacks_a_stream", dlq_stream="NOWHERE")
 by_definition("stream_discards_old", "SEA_EVENTS", discard="old")
 by_definition("stream_discards_old__of_a_subject", "SEA_EVENTS", max_msgs_per_subject=5)
 by_definition("subjects_uncovered", "SEA_EVENTS", subjects=["sea.event.order.>"])
