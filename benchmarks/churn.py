@@ -8,7 +8,8 @@ from statistics import median
 from benchmarks.counters import Cost, Figure
 from benchmarks.drain import OUTBOX_ALONE, STREAM, drain_with
 from benchmarks.stage import Run, Stage
-from sea_mq_worker.operators.database import operations
+from sea_mq_worker.operators.prune import prune
+from sea_mq_worker.operators.tables import open_tables
 
 _SIZES = """
 SELECT 'table' AS name, pg_table_size('outbox_events') AS bytes
@@ -35,8 +36,8 @@ async def churn(stage: Stage, *, count: int, cycles: int) -> dict[str, Figure]:
             series["worker, MB"].append(worker.resident_bytes() / 1e6)
             for name, size in (await _sizes(run)).items():
                 series[f"{name}, MB"].append(size / 1e6)
-            async with operations(run.own) as tables:
-                await tables.prune("outbox", began, actor="benchmark", reason="churn")
+            async with open_tables(run.own) as pool:
+                await prune(pool, "outbox", began, actor="benchmark", reason="churn")
             await run.stream.purge_stream(STREAM)
         cost = Cost.between(before, await worker.read())
         return {

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
+import asyncpg
 from typer.testing import CliRunner
 
 from benchmarks.past import DEAD_TYPE
@@ -16,7 +17,7 @@ from benchmarks.stage import Run
 from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.cli import app
 from sea_mq_worker.connections import open_pool
-from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOverview
+from sea_mq_worker.operators.tables import BY_INDEX, depth, overview
 from sea_mq_worker.wiring.watch import DEPTH_MAX
 
 Question: TypeAlias = Callable[[], Awaitable[object]]
@@ -90,7 +91,7 @@ async def questions(run: Run) -> AsyncIterator[Mapping[str, Question]]:
         yield {
             "python -m sea_mq_worker depth": partial(_process, ["depth"], environment),
             **_page(OperatorApi(run.own), examples),
-            **_samples(PostgresInspection(pool=pool), PostgresOverview(pool=pool)),
+            **_samples(pool),
             **commands,
         }
     finally:
@@ -127,14 +128,14 @@ def _page(api: OperatorApi, examples: Mapping[str, str]) -> Mapping[str, Questio
     }
 
 
-def _samples(tables: PostgresInspection, overview: PostgresOverview) -> Mapping[str, Question]:
+def _samples(pool: asyncpg.Pool) -> Mapping[str, Question]:
     """Return the worker's own periodic queries: the depth, and reasons of dead events."""
 
-    async def depth() -> None:
-        await tables.outbox_depth_capped(limit=DEPTH_MAX)
-        await tables.inbox_depth_capped(limit=DEPTH_MAX)
+    async def both_depths() -> None:
+        await depth(pool, "outbox", limit=DEPTH_MAX)
+        await depth(pool, "inbox", limit=DEPTH_MAX)
 
     return {
-        "page: sample of the depth": depth,
-        "page: sample of reasons": partial(overview.overview, sessions="sea_mq_worker upkeep"),
+        "page: sample of the depth": both_depths,
+        "page: sample of reasons": partial(overview, pool, sessions="sea_mq_worker upkeep"),
     }

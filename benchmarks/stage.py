@@ -17,8 +17,8 @@ from nats.js import JetStreamContext
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from sea_mq_worker.dev.demo import SampleHandler, WorkerProcess
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
-from sea_mq_worker.operators.database import migrate_schema
 from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 from tests.support.nats_cluster import nats_cluster
@@ -93,7 +93,7 @@ class Stage:
             for existing in await stream.streams_info():
                 await stream.delete_stream(existing.config.name or "")
             await apply_topology(own, streams=defined_streams(own))
-            await migrate_schema(own)
+            await migrate(own.database_url.get_secret_value(), schema=own.database_schema)
             connection = await stack.enter_async_context(database_connection(self.postgres.dsn_for(database)))
             await server.execute(f"SELECT {_STATISTICS}_reset()")  # or it would forget some for lack of room
             await server.execute("CHECKPOINT")

@@ -22,8 +22,8 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
-from sea_mq_worker.operators.database import migrate_schema
 from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
@@ -120,7 +120,7 @@ def _sea_mq_template(sea_mq_servers: Servers) -> Callable[[str], str]:
         name = f"sea_mq_template_{schema}"
         portal.call(_execute, postgres.dsn, f'CREATE DATABASE "{name}"')
         given = {"database_url": postgres.dsn_for(name), "database_schema": schema}
-        portal.call(migrate_schema, Settings.model_validate(given))
+        portal.call(partial(migrate, given["database_url"], schema=schema))
         return name
 
     return template

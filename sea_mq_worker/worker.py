@@ -134,7 +134,7 @@ async def _start(
 
 
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
-    tables, loops = await sampling(base, status)
+    pool, loops = await sampling(base, status)
     if base.settings.otlp_metrics:
         loops["metrics export"] = metrics_export(base)
     if limit := base.settings.broken_seconds_max:
@@ -145,7 +145,7 @@ async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog 
         loops["backlog"] = backlog.run
     if base.settings.consumers:
         connection, consumers, inbound = await inbound_loops(base)
-        loops |= inbound | consumer_sampling(base, status, connection, consumers, tables)
+        loops |= inbound | consumer_sampling(base, status, connection, consumers, pool)
     if base.takeover is not None:
         loops["takeover"] = base.takeover.run
     return loops

@@ -1,6 +1,6 @@
 """Print a statement of ``sql/queries`` as a script for psql.
 
-    python -m tools.psql lists list_outbox | psql -v states="'{DEAD}'" -v finished=false -v limit=10
+    python -m tools.psql operators list_outbox | psql -v states="'{DEAD}'" -v finished=false -v limit=10
 
 Parameters are psql variables. One that ``-v`` does not set is NULL, which as a filter matches everything.
 """
@@ -20,7 +20,7 @@ def script(file: str, name: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.psql")
-    parser.add_argument("file", help="lists, for example, for sql/queries/lists.sql")
+    parser.add_argument("file", help="operators, for example, for sql/queries/operators.sql")
     parser.add_argument("name", help="list_outbox, for example, for the statement `-- name: list_outbox`")
     given = parser.parse_args()
     sys.stdout.write(script(given.file, given.name))

@@ -19,11 +19,16 @@ from uuid import UUID
 from sea_mq_worker.admin.http import AdminResponse, Request, json_response, refusal
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.errors import ContractError, RowsRefusedError, UnavailableError
-from sea_mq_worker.operators.database import operations, replays
-from sea_mq_worker.operators.dead_letters import DeadLetterOutcome, can_be_handled, purger, redriver
-from sea_mq_worker.operators.lookup import NoIdError, message_lookup
-from sea_mq_worker.operators.lookup_report import lookup_report
-from sea_mq_worker.operators.ports import DeadLetterStore
+from sea_mq_worker.operators.changes import resume
+from sea_mq_worker.operators.dead_letters import (
+    DeadLetterOutcome,
+    DeadLetters,
+    can_be_handled,
+    open_dead_letters,
+    open_purging,
+    open_redriver,
+)
+from sea_mq_worker.operators.lookup import NoIdError, lookup_report, open_lookup
 from sea_mq_worker.operators.records import (
     DeadEvent,
     DeadLetterEntry,
@@ -34,8 +39,8 @@ from sea_mq_worker.operators.records import (
     OutboxFilter,
 )
 from sea_mq_worker.operators.replay import outlook, replay_matching
-from sea_mq_worker.operators.streams import dead_letters, duplicate_window_seconds
-from sea_mq_worker.operators.tables import BY_INDEX, PostgresOverview
+from sea_mq_worker.operators.streams import duplicate_window_seconds
+from sea_mq_worker.operators.tables import BY_INDEX, audit, dead_events, open_tables, show_outbox
 from sea_mq_worker.runtime.waiting import abort_after_grace
 from sea_mq_worker.settings import Settings
 
@@ -171,7 +176,7 @@ async def dead_letter_groups(settings: Settings) -> ItemPage[DeadLetterCount]:
     """Count the oldest dead letters by reason and subject; ``more``: others follow."""
     groups: dict[tuple[str, str], DeadLetterCount] = {}
     read = 0
-    async with dead_letters(settings) as letters:
+    async with open_dead_letters(settings) as letters:
         async for one in letters.walk(read_max=READ_MAX):
             read += 1
             key = (one.reason, one.original_subject)
@@ -193,22 +198,22 @@ async def redrive_some(
     settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str
 ) -> GroupProgress:
     """Send the next dead letters to the handler; one without an effect stays."""
-    async with redriver(settings) as again:
+    async with open_redriver(settings) as again:
 
         async def one(seq: int) -> DeadLetterOutcome:
             return await again.redrive(seq, actor=actor, reason=reason)
 
-        return await _each(again.dead_letters, group, one)
+        return await _each(again.letters, group, one)
 
 
 async def purge_some(settings: Settings, group: DeadLetterGroup, *, actor: str, reason: str) -> GroupProgress:
     """Delete the next dead letters for good, and record it in the audit."""
-    async with purger(settings, actor=actor, reason=reason) as tool, tool.recorded(asdict(group)) as delete:
-        return await _each(tool.dead_letters, group, delete)
+    async with open_purging(settings, asdict(group), actor=actor, reason=reason) as (letters, purge):
+        return await _each(letters, group, purge)
 
 
 async def _each(
-    letters: DeadLetterStore, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
+    letters: DeadLetters, group: DeadLetterGroup, do: Callable[[int], Awaitable[DeadLetterOutcome]]
 ) -> GroupProgress:
     which = DeadLetterFilter(reason=group.reason, subject=group.subject, after_seq=group.after)
     chosen = await letters.list(which, limit=_BATCH_MAX + 1, read_max=READ_MAX)
@@ -303,7 +308,7 @@ class OperatorApi:
     @_request
     async def lookup(self, text: str) -> LookupResult:
         """Find an event or message in outbox, stream, inbox and dead letters."""
-        async with message_lookup(self._settings) as place:
+        async with open_lookup(self._settings) as place:
             try:
                 report = await lookup_report(text, place)
             except NoIdError as error:
@@ -325,8 +330,8 @@ class OperatorApi:
         """List DEAD events without their content, the latest first, with ``seq`` below ``below``."""
         pool = await open_pool(self._settings, purpose="page", hints=BY_INDEX)
         try:
-            found = await PostgresOverview(pool=pool).dead_events(
-                event_type=event_type or None, error=error or None, below=below, limit=_PAGE + 1
+            found = await dead_events(
+                pool, event_type=event_type or None, error=error or None, below=below, limit=_PAGE + 1
             )
         finally:
             await pool.close()
@@ -335,15 +340,15 @@ class OperatorApi:
     @_request
     async def event(self, id_: UUID) -> RecordDetail | None:
         """Return one event with its payload."""
-        async with operations(self._settings) as tables:
-            found = await tables.show_outbox(id_, content_max=_SHOWN_BYTES_MAX)
+        async with open_tables(self._settings) as pool:
+            found = await show_outbox(pool, id_, content_max=_SHOWN_BYTES_MAX)
         return _detail(found, found.payload.encode(), found.payload_bytes) if found else None
 
     @_request
     async def dead_letters(self, *, reason: str, after: int) -> ItemPage[DeadLetterSummary]:
         """List dead letters without their content, the oldest first, with ``seq`` after ``after``."""
         which = DeadLetterFilter(reason=reason or None, after_seq=after)
-        async with dead_letters(self._settings) as letters:
+        async with open_dead_letters(self._settings) as letters:
             found = await letters.list(which, limit=_PAGE + 1, read_max=READ_MAX)
         return ItemPage(items=found[:_PAGE], more=len(found) > _PAGE)
 
@@ -355,7 +360,7 @@ class OperatorApi:
     @_request
     async def dead_letter(self, seq: int) -> RecordDetail:
         """Return one dead letter with the original's body."""
-        async with dead_letters(self._settings) as letters:
+        async with open_dead_letters(self._settings) as letters:
             found = await letters.show(seq)
         detail = _detail(found, found.payload, len(found.payload))
         return replace(detail, fields={**detail.fields, "can_be_handled": can_be_handled(found)})
@@ -363,15 +368,15 @@ class OperatorApi:
     @_request
     async def actions(self) -> ItemPage[OperatorAction]:
         """List operators' changes, the latest first."""
-        async with operations(self._settings) as tables:
-            return ItemPage(items=await tables.audit(limit=_ACTIONS))
+        async with open_tables(self._settings) as pool:
+            return ItemPage(items=await audit(pool, limit=_ACTIONS))
 
     @_request
     async def replay(self, id_: UUID, *, actor: str, reason: str) -> ActionResult:
         """Publish an event again."""
-        async with replays(self._settings) as tables:
+        async with open_tables(self._settings) as pool:
             which = OutboxFilter(ids=(id_,))
-            result = await replay_matching(tables, which, actor=_on_page(actor), reason=reason, cap=1)
+            result = await replay_matching(pool, which, actor=_on_page(actor), reason=reason, cap=1)
         if result.replayed:
             window = await duplicate_window_seconds(self._settings)
             when = outlook(result, window, now=datetime.now(UTC))
@@ -381,8 +386,8 @@ class OperatorApi:
     @_request
     async def resume(self, event_type: str, *, actor: str, reason: str) -> ActionResult:
         """End the slow pace of an event type, or of all if it is empty."""
-        async with operations(self._settings) as tables:
-            await tables.resume(event_type, actor=_on_page(actor), reason=reason)
+        async with open_tables(self._settings) as pool:
+            await resume(pool, event_type, actor=_on_page(actor), reason=reason)
         text = f"{event_type or 'every slow event type'} continues at full speed within seconds"
         return ActionResult(done=True, text=text)
 
@@ -401,7 +406,7 @@ class OperatorApi:
         return await self.run(self._redrive(seq, _on_page(actor), reason), self._handling_seconds)
 
     async def _redrive(self, seq: int, actor: str, reason: str) -> ActionResult:
-        async with redriver(self._settings) as again:
+        async with open_redriver(self._settings) as again:
             outcome = await again.redrive(seq, actor=actor, reason=reason)
         return ActionResult(done=outcome.done, text=outcome.text)
 

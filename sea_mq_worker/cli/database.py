@@ -12,16 +12,18 @@ from sea_mq_worker.cli.support import (
     JsonOption,
     ReasonOption,
     abort,
+    on_tables,
     print_json,
     print_page,
     print_table,
     run_command,
 )
 from sea_mq_worker.operators.records import ConsumerState, Depth
-from sea_mq_worker.postgres.migrations import Partition
 
 if TYPE_CHECKING:
-    from sea_mq_worker.postgres.migrations import MigrationPlan
+    from asyncpg import Pool
+
+    from sea_mq_worker.postgres.migrations import MigrationPlan, Partition
     from sea_mq_worker.settings import Settings
 
 
@@ -81,20 +83,22 @@ def migrate(
 
 
 async def _migrate(settings: "Settings") -> None:
-    from sea_mq_worker.operators.database import migrate_schema, plan_migration
+    from sea_mq_worker.postgres import migrations
 
-    plan = await plan_migration(settings)
+    dsn, schema = settings.database_url.get_secret_value(), settings.database_schema
+    plan = await migrations.plan(dsn, schema=schema)
     if plan.adopted:
         typer.echo(_adoption(plan, "taking over"))
-    for name in await migrate_schema(settings):
+    for name in await migrations.migrate(dsn, schema=schema):
         typer.echo(f"applied {name}")
-    typer.echo(f"schema {settings.database_schema} is up to date")
+    typer.echo(f"schema {schema} is up to date")
 
 
 async def _set_old_worker(settings: "Settings", *, beside: bool) -> None:
-    from sea_mq_worker.operators.database import set_old_worker_beside
+    from sea_mq_worker.postgres.migrations import set_old_worker
 
-    await set_old_worker_beside(settings, beside=beside)
+    dsn = settings.database_url.get_secret_value()
+    await set_old_worker(dsn, schema=settings.database_schema, beside=beside)
     if beside:
         typer.echo("the old worker may run beside this one; end this with `migrate --end-old-worker`")
     else:
@@ -108,9 +112,10 @@ def _adoption(plan: "MigrationPlan", verb: str) -> str:
 
 
 async def _print_plan(settings: "Settings") -> None:
-    from sea_mq_worker.operators.database import plan_migration
+    from sea_mq_worker.postgres import migrations
 
-    plan = await plan_migration(settings)
+    dsn = settings.database_url.get_secret_value()
+    plan = await migrations.plan(dsn, schema=settings.database_schema)
     if plan.adopted:
         typer.echo(_adoption(plan, "would take over"))
     for name in plan.missing:
@@ -167,7 +172,7 @@ def depth(
 
 
 async def _depths(settings: "Settings", context: str) -> Depths:
-    from sea_mq_worker.operators.database import operations
+    from sea_mq_worker.operators.tables import depth, open_tables, without_read_ahead
 
     if context not in {"", settings.context}:
         abort(
@@ -175,10 +180,10 @@ async def _depths(settings: "Settings", context: str) -> Depths:
             f"tables; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
             EXIT_USAGE,
         )
-    async with operations(settings) as tables:
-        outbox, inbox = await tables.outbox_depth(), await tables.inbox_depth()
+    async with open_tables(settings) as pool:
+        outbox, inbox = await depth(pool, "outbox"), await depth(pool, "inbox")
         states, not_checked = await _consumers(settings)
-        consumers = [await tables.without_read_ahead(state, limit=_AHEAD_MAX) for state in states]
+        consumers = [await without_read_ahead(pool, state, limit=_AHEAD_MAX) for state in states]
     return Depths(
         context=settings.context, outbox=outbox, inbox=inbox, consumers=consumers, not_checked=not_checked
     )
@@ -213,11 +218,12 @@ def enable(
 
     The command reads the table once and locks it meanwhile. Workers wait and continue without a restart.
     """
-    from sea_mq_worker.operators.database import enable_partitions, partitioning_sql
+    from sea_mq_worker.operators.changes import enable_partitions
+    from sea_mq_worker.postgres.partitions import partitioning_script
 
     async def enable(settings: "Settings") -> None:
         if dry_run:
-            typer.echo(partitioning_sql())
+            typer.echo(partitioning_script())
         elif await enable_partitions(settings, actor=actor, reason=reason):
             typer.echo("the outbox is in partitions now; `partitions list` shows them")
         else:
@@ -229,11 +235,10 @@ def enable(
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
     """List the partitions of the outbox with their times and sizes; one row if it is a single table."""
-    print_page(run_command(_list, needs=("database_url",)), _COLUMNS, json=json, empty="")
+    print_page(on_tables(_list), _COLUMNS, json=json, empty="")
 
 
-async def _list(settings: "Settings") -> Sequence[Partition]:
-    from sea_mq_worker.operators.database import partitions
+async def _list(pool: "Pool") -> "Sequence[Partition]":
+    from sea_mq_worker.postgres.partitions import PostgresPartitions
 
-    async with partitions(settings) as outbox:
-        return await outbox.all()
+    return await PostgresPartitions(pool=pool).all()

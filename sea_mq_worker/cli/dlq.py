@@ -2,9 +2,9 @@
 
 import base64
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -13,7 +13,6 @@ from sea_mq_worker.cli.support import (
     EXIT_FAILED,
     EXIT_USAGE,
     ActorOption,
-    DeadLetterOptions,
     DryRunOption,
     GroupsOption,
     JsonOption,
@@ -25,145 +24,181 @@ from sea_mq_worker.cli.support import (
     abort,
     confirm,
     echo_safe,
+    filled,
     print_fields,
     print_json,
     print_page,
     print_summary,
     progress,
-    read_dead_letters,
     run_command,
-    with_options,
 )
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.dead_letter import Reason
-from sea_mq_worker.operators.dead_letters import dead_letter_groups
 from sea_mq_worker.operators.records import DeadLetterEntry, DeadLetterFilter
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.dead_letters import DeadLetterOutcome
-    from sea_mq_worker.operators.ports import DeadLetterStore
+    from sea_mq_worker.operators.dead_letters import DeadLetterOutcome, DeadLetters
     from sea_mq_worker.settings import Settings
+
+app = typer.Typer(help="List, count, redrive and delete dead letters.", no_args_is_help=True)
+
+_READ_MAX = 10_000
+"""Cap on dead letters that `summary` reads: each takes a request of its own."""
+_COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "attempts", "detail")
+_T = TypeVar("_T")
+
+TypeOption = Annotated[str | None, typer.Option("--type", help="Original event type.")]
+SubjectOption = Annotated[str | None, typer.Option("--subject", help="Exact original subject.")]
+ConsumerOption = Annotated[
+    str | None, typer.Option("--consumer", help="Durable consumer that received the message.")
+]
+DetailOption = Annotated[
+    str | None, typer.Option("--error", help="Part of the dead letter's detail.", callback=filled)
+]
+SeqsArgument = Annotated[
+    list[int] | None, typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream.")
+]
+DlqReasonOption = Annotated[Reason | None, typer.Option("--dlq-reason", help="Reason of the dead letter.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Select every dead letter.")]
+CapOption = Annotated[int, typer.Option("--cap", min=1, help="Change nothing if more than N match.")]
 
 
 # --- ``dlq redrive|purge``: redrive or delete dead letters, one after the other.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Output of a dry run."""
+class _Choice(NamedTuple):
+    """Dead letters to change, by sequences, by a filter, or all."""
 
-    matched: int
-    dry_run: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterRequest:
-    """The options that ``redrive`` and ``purge`` share."""
-
-    seqs: Annotated[
-        list[int] | None,
-        typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream."),
-    ] = None
-    reason: ReasonOption
-    actor: ActorOption
-    dlq_reason: Annotated[Reason | None, typer.Option("--dlq-reason", help="Reason of the dead letter.")] = (
-        None
-    )
-    letters: DeadLetterOptions
-    every: Annotated[bool, typer.Option("--all", help="Select every dead letter.")] = False
-    cap: Annotated[int, typer.Option("--cap", min=1, help="Change nothing if more than N match.")] = 1000
-    dry_run: DryRunOption = False
-    yes: YesOption = False
-    json: JsonOption = False
-
-    @property
-    def which(self) -> DeadLetterFilter:
-        return self.letters.filter(self.dlq_reason)
+    seqs: Sequence[int]
+    which: DeadLetterFilter
+    every: bool
+    cap: int
+    dry_run: bool
+    yes: bool
+    json: bool
 
 
-@with_options
-def redrive(*, request: DeadLetterRequest) -> None:
+@app.command("redrive")
+def redrive(
+    *,
+    seqs: SeqsArgument = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    dlq_reason: DlqReasonOption = None,
+    event_type: TypeOption = None,
+    subject: SubjectOption = None,
+    consumer: ConsumerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: DetailOption = None,
+    every: AllOption = False,
+    cap: CapOption = 1000,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
     """Send dead letters to the handler again, from this process; exit 1 if one fails and is kept.
 
     Skips those that can never be handled, and stops after 10 failures in a row. If interrupted, run the same
     command again: finished dead letters are gone.
     """
-    run_command(
-        lambda settings: _redrive(settings, request), needs=("database_url", "nats_url", "handler_url")
+    which = DeadLetterFilter(
+        reason=dlq_reason,
+        event_type=event_type,
+        subject=subject,
+        consumer=consumer,
+        since=since,
+        until=until,
+        error=error,
     )
+    choice = _Choice(seqs or (), which, every, cap, dry_run, yes, json)
+
+    async def run(settings: "Settings") -> None:
+        from sea_mq_worker.operators.dead_letters import open_redriver
+
+        chosen = await _choose(settings, choice, "handed to the handler again")
+        async with open_redriver(settings) as redriver:
+            await _run_each(chosen, partial(redriver.redrive, actor=actor, reason=reason), json=json)
+
+    run_command(run, needs=("database_url", "nats_url", "handler_url"))
 
 
-@with_options
-def purge(*, request: DeadLetterRequest) -> None:
+@app.command("purge")
+def purge(
+    *,
+    seqs: SeqsArgument = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    dlq_reason: DlqReasonOption = None,
+    event_type: TypeOption = None,
+    subject: SubjectOption = None,
+    consumer: ConsumerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: DetailOption = None,
+    every: AllOption = False,
+    cap: CapOption = 1000,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
     """Delete dead letters for good; the inbox records their messages as given up (CLOSED)."""
-    run_command(lambda settings: _purge(settings, request), needs=("database_url", "nats_url"))
+    which = DeadLetterFilter(
+        reason=dlq_reason,
+        event_type=event_type,
+        subject=subject,
+        consumer=consumer,
+        since=since,
+        until=until,
+        error=error,
+    )
+    choice = _Choice(seqs or (), which, every, cap, dry_run, yes, json)
+
+    async def run(settings: "Settings") -> None:
+        from sea_mq_worker.operators.dead_letters import open_purging
+
+        chosen = await _choose(settings, choice, "deleted for good")
+        selection = {"seqs": chosen} if seqs else asdict(which)
+        async with open_purging(settings, selection, actor=actor, reason=reason) as (_, delete):
+            await _run_each(chosen, delete, json=json)
+
+    run_command(run, needs=("database_url", "nats_url"))
 
 
-async def _redrive(settings: "Settings", request: DeadLetterRequest) -> None:
-    from sea_mq_worker.operators.dead_letters import redriver
+async def _choose(settings: "Settings", choice: _Choice, change: str) -> Sequence[int]:
+    """Return the sequences to change, once confirmed; end here in a dry run, or if there is none.
 
-    chosen = await _choose(settings, request, "handed to the handler again")
-    async with redriver(settings) as tool:
-        redrive = partial(tool.redrive, actor=request.actor, reason=request.reason)
-        await _run_each(chosen, redrive, json=request.json)
+    Aborts if more match than the cap, or if a dry run misses one.
+    """
+    from sea_mq_worker.operators.dead_letters import open_dead_letters
 
-
-async def _purge(settings: "Settings", request: DeadLetterRequest) -> None:
-    from sea_mq_worker.operators.dead_letters import purger
-
-    chosen = await _choose(settings, request, "deleted for good")
-    selection = {"seqs": chosen} if request.seqs else asdict(request.which)
-    async with (
-        purger(settings, actor=request.actor, reason=request.reason) as tool,
-        tool.recorded(selection) as delete,
-    ):
-        await _run_each(chosen, delete, json=request.json)
-
-
-async def _choose(settings: "Settings", request: DeadLetterRequest, change: str) -> Sequence[int]:
-    """Return the sequences to change, once confirmed; end here in a dry run, or if there is none."""
-    chosen = await _matching(settings, request)
-    if request.dry_run:
-        if request.json:
-            print_json(Counted(matched=len(chosen)))
+    if bool(choice.seqs) + (choice.which != DeadLetterFilter()) + choice.every != 1:
+        abort("choose dead letters by sequences, by filters (`--help` lists them), or by --all", EXIT_USAGE)
+    chosen = list(dict.fromkeys(choice.seqs))
+    if not chosen or choice.dry_run:
+        async with open_dead_letters(settings) as letters:
+            if chosen:
+                chosen = [(await _show(letters, seq)).seq for seq in chosen]
+            else:
+                found = letters.walk(choice.which, limit=choice.cap + 1)
+                chosen = [entry.seq async for entry in found]
+        if not choice.seqs and len(chosen) > choice.cap:
+            text = f"more than {choice.cap} dead letters match; narrow the filters, or raise --cap"
+            abort(text, EXIT_USAGE)
+    if choice.dry_run:
+        if choice.json:
+            print_json({"matched": len(chosen), "dry_run": True})
         else:
             typer.echo(f"{len(chosen)} would be {change}")
         raise typer.Exit
     if not chosen:
-        if request.json:
+        if choice.json:
             print_json([])
         else:
             typer.echo("no dead letter matches")
         raise typer.Exit
-    confirm(len(chosen), f"dead letters will be {change}", yes=request.yes)
+    confirm(len(chosen), f"dead letters will be {change}", yes=choice.yes)
     return chosen
-
-
-async def _matching(settings: "Settings", request: DeadLetterRequest) -> Sequence[int]:
-    """Return the chosen sequences; abort if more match than the cap, or if a dry run misses one."""
-    from sea_mq_worker.operators.streams import dead_letters
-
-    filtered = request.which != DeadLetterFilter()
-    if bool(request.seqs) + filtered + request.every != 1:
-        abort("choose dead letters by sequences, by filters (`--help` lists them), or by --all", EXIT_USAGE)
-    named = list(dict.fromkeys(request.seqs or ()))
-    if named and not request.dry_run:
-        return named
-    async with dead_letters(settings) as stream:
-        if named:
-            return [(await dead_letter(stream, seq)).seq for seq in named]
-        found = [entry.seq async for entry in stream.walk(request.which, limit=request.cap + 1)]
-    if len(found) > request.cap:
-        abort(f"more than {request.cap} dead letters match; narrow the filters, or raise --cap", EXIT_USAGE)
-    return found
-
-
-async def dead_letter(stream: "DeadLetterStore", seq: int) -> DeadLetterEntry:
-    """Return one dead letter; abort if there is none."""
-    try:
-        return await stream.show(seq)
-    except ContractError as error:
-        abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
 
 
 async def _run_each(
@@ -189,9 +224,8 @@ async def _run_each(
                     break
     except UnavailableError as error:
         done = sum(outcome.done for outcome in outcomes)
-        abort(
-            f"{error}; {done} of {len(seqs)} are done, run the same command again for the others", EXIT_FAILED
-        )
+        again = f"{done} of {len(seqs)} are done, run the same command again for the others"
+        abort(f"{error}; {again}", EXIT_FAILED)
     finally:
         if json:
             print_json([asdict(outcome) for outcome in outcomes])
@@ -199,47 +233,64 @@ async def _run_each(
 
 
 def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> None:
+    """Print the numbers of many, and exit with 1 unless all are done."""
     done = sum(outcome.done for outcome in outcomes)
     skipped = [str(outcome.seq) for outcome in outcomes if outcome.skipped]
     if asked > CONFIRM_ABOVE and not json:
         never = f", {len(skipped)} can never be handled and stay" if skipped else ""
-        echo_safe(f"done {done} of {asked}, {len(outcomes) - done - len(skipped)} failed and stay{never}")
+        failed = len(outcomes) - done - len(skipped)
+        echo_safe(f"done {done} of {asked}, {failed} failed and stay{never}")
     if skipped and not json:
-        purge = f'python -m sea_mq_worker dlq purge {" ".join(skipped)} --reason "..."'
-        echo_safe(f"delete what can never be handled: `{purge}`")
+        command = f'python -m sea_mq_worker dlq purge {" ".join(skipped)} --reason "..."'
+        echo_safe(f"delete what can never be handled: `{command}`")
     if len(outcomes) < asked:
-        abort(
-            f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again",
-            EXIT_FAILED,
-        )
+        text = f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again"
+        abort(text, EXIT_FAILED)
     if done < len(outcomes):
         raise typer.Exit(EXIT_FAILED)
 
 
-app = typer.Typer(help="List, count, redrive and delete dead letters.", no_args_is_help=True)
-app.command("redrive")(redrive)
-app.command("purge")(purge)
+# --- ``dlq list|summary|show``.
 
-_READ_MAX = 10_000
-"""Cap on dead letters that `summary` reads: each takes a request of its own."""
-_COLUMNS = ("seq", "stored_at", "reason", "message_id", "original_subject", "attempts", "detail")
+
+def _on_letters(read: "Callable[[DeadLetters], Awaitable[_T]]") -> _T:
+    async def run(settings: "Settings") -> _T:
+        from sea_mq_worker.operators.dead_letters import open_dead_letters
+
+        async with open_dead_letters(settings) as letters:
+            return await read(letters)
+
+    return run_command(run, needs=("nats_url",))
 
 
 @app.command("list")
-@with_options
 def list_(
     *,
     reason: Annotated[
         Reason | None, typer.Option("--reason", "--dlq-reason", help="Reason of the dead letter.")
     ] = None,
-    letters: DeadLetterOptions,
+    event_type: TypeOption = None,
+    subject: SubjectOption = None,
+    consumer: ConsumerOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: DetailOption = None,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Start the page after this sequence.")] = 0,
     limit: LimitOption = 100,
     json: JsonOption = False,
 ) -> None:
     """List dead letters, oldest first, without their content."""
-    which = letters.filter(reason, after_seq=after)
-    found = read_dead_letters(lambda stream: stream.list(which, limit=limit))
+    which = DeadLetterFilter(
+        reason=reason,
+        event_type=event_type,
+        subject=subject,
+        consumer=consumer,
+        since=since,
+        until=until,
+        error=error,
+        after_seq=after,
+    )
+    found = _on_letters(lambda letters: letters.list(which, limit=limit))
     more = found[-1].seq if len(found) == limit else None
     print_page(found, _COLUMNS, json=json, empty="no dead letters", more=more)
 
@@ -253,11 +304,13 @@ def summary(
     json: JsonOption = False,
 ) -> None:
     """Count dead letters by reason, subject, consumer and detail, most frequent first."""
+    from sea_mq_worker.operators.dead_letters import dead_letter_groups
+
     which = DeadLetterFilter(since=since, until=until)
-    read, found = read_dead_letters(
-        lambda stream: dead_letter_groups(stream, which, read_max=_READ_MAX, groups_max=groups)
+    read, found = _on_letters(
+        lambda letters: dead_letter_groups(letters, which, read_max=_READ_MAX, groups_max=groups)
     )
-    print_summary(found, read, what="dead letters", json=json, read_max=_READ_MAX)
+    print_summary(found, what="dead letters", json=json, read=read, read_max=_READ_MAX)
 
 
 @app.command("show")
@@ -266,8 +319,16 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one dead letter with the headers and body of the original."""
-    entry = read_dead_letters(lambda stream: dead_letter(stream, seq))
+    entry = _on_letters(lambda letters: _show(letters, seq))
     (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
+
+
+async def _show(letters: "DeadLetters", seq: int) -> DeadLetterEntry:
+    """Return one dead letter; abort if there is none."""
+    try:
+        return await letters.show(seq)
+    except ContractError as error:
+        abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
 
 
 def _readable(payload: bytes) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """``inbox list|summary|show|close|resume``: messages of the inbox, and slow event types."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 from uuid import UUID
 
@@ -9,6 +8,7 @@ import typer
 
 from sea_mq_worker.cli.support import (
     EXIT_FAILED,
+    SUMMARY_READ_MAX,
     ActorOption,
     AfterOption,
     ErrorOption,
@@ -20,15 +20,14 @@ from sea_mq_worker.cli.support import (
     SinceOption,
     UntilOption,
     abort,
-    change_rows,
     echo_safe,
     filled,
+    on_tables,
     print_fields,
-    print_groups,
     print_json,
     print_list,
     print_result,
-    query_database,
+    print_summary,
 )
 from sea_mq_worker.inbox.dead_letter import Reason
 from sea_mq_worker.operators.records import READ_MAX, InboxFilter, InboxState
@@ -44,22 +43,6 @@ _TOO_LONG = (
     "if IDs are not UUIDv7; leave PROCESSED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 _COLUMNS = ("message_id", "state", "subject", "consumer", "attempts", "received_at", "last_error")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """Output of `close`: IDs now closed, and IDs left because they were not WAITING."""
-
-    closed: Sequence[str]
-    left: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """Output of `resume`: ID of the audit record, and the event type (empty: all)."""
-
-    action: int
-    event_type: str
 
 
 def _known_reason(text: str | None) -> str | None:
@@ -108,7 +91,9 @@ def list_(
         before_id=after,
         limit=limit,
     )
-    page = query_database(lambda tables: tables.inbox_page(which, read_max=read or None), too_long=_TOO_LONG)
+    from sea_mq_worker.operators.tables import inbox_page
+
+    page = on_tables(lambda pool: inbox_page(pool, which, read_max=read or None), too_long=_TOO_LONG)
     what = "messages" if state else "unprocessed messages"
     print_list(page, _COLUMNS, what=what, json=json)
 
@@ -116,11 +101,12 @@ def list_(
 @app.command("summary")
 def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
     """Count unprocessed messages by state, subject, consumer and error, most frequent first."""
-    print_groups(
-        lambda tables, read_max: tables.inbox_summary(read_max=read_max, groups_max=groups),
-        what="unprocessed messages",
-        json=json,
+    from sea_mq_worker.operators import tables
+
+    found = on_tables(
+        lambda pool: tables.summary(pool, "inbox", read_max=SUMMARY_READ_MAX, groups_max=groups)
     )
+    print_summary(found, what="unprocessed messages", json=json)
 
 
 @app.command("show")
@@ -128,7 +114,9 @@ def show(
     message_id: Annotated[UUID, typer.Argument(metavar="ID", help="Message ID.")], json: JsonOption = False
 ) -> None:
     """Show the inbox row of one message; it holds no payload."""
-    message = query_database(lambda tables: tables.show_inbox(message_id))
+    from sea_mq_worker.operators.tables import show_inbox
+
+    message = on_tables(lambda pool: show_inbox(pool, message_id))
     if message is None:
         abort(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
     (print_json if json else print_fields)(asdict(message))
@@ -146,10 +134,11 @@ def close(
     A closed message is DEAD_LETTERED (CLOSED) without a dead letter. It is not handled if it is delivered
     again.
     """
-    closed = change_rows(lambda tables: tables.close(ids, actor=actor, reason=reason))
+    from sea_mq_worker.operators import changes
+
+    closed = on_tables(lambda pool: changes.close(pool, ids, actor=actor, reason=reason))
     left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where {}`"
-    output = (lambda ended, left: Closed(closed=ended, left=left)) if json else None
-    print_result(closed, ids, word="closed", left_is=left_is, output=output)
+    print_result(closed, ids, word="closed", left_is=left_is, json=json)
 
 
 @app.command("resume")
@@ -163,9 +152,11 @@ def resume(
     json: JsonOption = False,
 ) -> None:
     """End the slow pace of an event type in all workers within seconds; it begins again on new failures."""
+    from sea_mq_worker.operators import changes
+
     event_type = type_ or ""
-    action = change_rows(lambda tables: tables.resume(event_type, actor=actor, reason=reason))
+    action = on_tables(lambda pool: changes.resume(pool, event_type, actor=actor, reason=reason))
     if json:
-        print_json(Resumed(action=action, event_type=event_type))
+        print_json({"action": action, "event_type": event_type})
     else:
         echo_safe(f"{event_type or 'every slow event type'} runs at full speed within seconds")

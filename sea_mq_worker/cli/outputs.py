@@ -1,29 +1,86 @@
 """The output of each command with ``--json``; docs/reference/cli.schema.json is generated from it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 from typing import Literal
 
 from sea_mq_worker.cli.database import Depths
-from sea_mq_worker.cli.dlq import Counted
-from sea_mq_worker.cli.inbox import Closed, Resumed
-from sea_mq_worker.cli.outbox import DiscardOutput, MarkedDead, Replayed
-from sea_mq_worker.cli.prune import Pruned, WouldPrune
-from sea_mq_worker.cli.support import Summary
+from sea_mq_worker.cli.prune import PrunedTable
 from sea_mq_worker.doctor.findings import Finding
 from sea_mq_worker.operators.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operators.definitions import Difference
-from sea_mq_worker.operators.lookup_report import LookupReport
+from sea_mq_worker.operators.lookup import LookupReport
+from sea_mq_worker.operators.prune import Prunable, Referenced
 from sea_mq_worker.operators.records import (
     DeadLetterSummary,
+    Group,
     InboxRecord,
     OperatorAction,
     OutboxDetail,
     OutboxSummary,
 )
+from sea_mq_worker.operators.replay import ReplayResult
 from sea_mq_worker.operators.streams import Applied
 from sea_mq_worker.postgres.migrations import Partition
+from sea_mq_worker.postgres.partitions import DroppedPartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Output; ``read``: rows that were read, oldest first, at most ``read_max``."""
+
+    read: int
+    read_max: int
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed(ReplayResult):
+    """Output of `replay`.
+
+    Attributes:
+        window_seconds: the stream's deduplication window; null: NATS did not answer.
+        last_due_at: when the last event goes out; null: at once, or unknown as the window.
+    """
+
+    dry_run: bool
+    window_seconds: float | None
+    last_due_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedDead:
+    """Output of `mark-dead`: IDs now DEAD, and IDs left because they were not PENDING."""
+
+    marked_dead: Sequence[str]
+    left: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardOutput:
+    """Output: the number of matching events, and the IDs of the deleted ones."""
+
+    matched: int
+    discarded: Sequence[str]
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """Output of `close`: IDs now closed, and IDs left because they were not WAITING."""
+
+    closed: Sequence[str]
+    left: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Output of `resume`: ID of the audit record, and the event type (empty: all)."""
+
+    action: int
+    event_type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +90,32 @@ class ShownDeadLetter(DeadLetterSummary):
     headers: Mapping[str, str]
     payload: str
     payload_encoding: Literal["utf-8", "base64"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Output of a dry run."""
+
+    matched: int
+    dry_run: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """Output: deleted rows of each table, the partitions dropped among them, and rows that are referenced."""
+
+    before: datetime
+    deleted: Mapping[PrunedTable, int]
+    dropped: Sequence[DroppedPartition]
+    stay: Mapping[PrunedTable, Referenced]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WouldPrune:
+    """Output of a dry run."""
+
+    before: datetime
+    would_delete: Mapping[PrunedTable, Prunable]
 
 
 OUTPUTS: Mapping[str, object] = MappingProxyType(

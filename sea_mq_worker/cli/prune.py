@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -21,15 +20,13 @@ from sea_mq_worker.cli.support import (
     moment,
     print_json,
     run_command,
-    with_options,
 )
-from sea_mq_worker.operators.records import DroppedPartition, KeptPartition, Prunable, PruneResult, Referenced
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.database import Tables
-    from sea_mq_worker.operators.records import OnProgress
-    from sea_mq_worker.settings import Settings
+    from asyncpg import Pool
 
+    from sea_mq_worker.operators.prune import OnProgress, Prunable
+    from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0
 """Cap on a dry run for each table: somebody waits at the terminal."""
@@ -42,28 +39,8 @@ class PrunedTable(StrEnum):
     INBOX = "inbox"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """Output: deleted rows of each table, the partitions dropped among them, and rows that are referenced."""
-
-    before: datetime
-    deleted: Mapping[PrunedTable, int]
-    dropped: Sequence[DroppedPartition]
-    stay: Mapping[PrunedTable, Referenced]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WouldPrune:
-    """Output of a dry run."""
-
-    before: datetime
-    would_delete: Mapping[PrunedTable, Prunable]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PruneRequest:
-    """The options of the command."""
-
+def prune(
+    *,
     before: Annotated[
         datetime,
         typer.Option(
@@ -72,28 +49,26 @@ class PruneRequest:
             metavar="TIME",
             help="Delete rows finished before this time: ISO 8601, or an age such as 30d.",
         ),
-    ]
-    reason: ReasonOption
-    actor: ActorOption
+    ],
+    reason: ReasonOption,
+    actor: ActorOption,
     side: Annotated[
         PrunedTable | None, typer.Option("--side", help="Prune only this table (default: both).")
-    ] = None
+    ] = None,
     deliverable: Annotated[
         bool,
         typer.Option(
             "--deliverable", help="Also delete inbox rows whose message a stream can still redeliver."
         ),
-    ] = False
+    ] = False,
     cap: Annotated[
         int | None, typer.Option("--cap", min=1, help="Stop after about N rows of each table.")
-    ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count for at most 30 s and delete nothing.")] = (
-        False
-    )
-
-
-@with_options
-def prune(*, request: PruneRequest, json: JsonOption = False) -> None:
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count for at most 30 s and delete nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
     """Delete rows finished before a time: published events, processed or closed messages; keep all others.
 
     A message has its effect again if it is delivered after its row was deleted. So prune keeps the rows of
@@ -101,65 +76,76 @@ def prune(*, request: PruneRequest, json: JsonOption = False) -> None:
     exits with 1. A partition whose events may all be deleted is dropped. If interrupted, run the same command
     again.
     """
-    results: dict[PrunedTable, Any] = {}
+    results: dict[PrunedTable, Any] = {}  # PruneResult, or Prunable of a dry run
+
+    async def run(settings: "Settings") -> None:
+        from sea_mq_worker.errors import ContractError
+        from sea_mq_worker.operators import prune as pruning
+        from sea_mq_worker.operators.tables import open_tables
+
+        sides = [side] if side else list(PrunedTable)
+        keeps_deliverable = not deliverable and _has_deliverable(settings, sides)
+        refused: list[ContractError] = []
+        async with open_tables(settings) as pool:
+            for one in sides:
+                try:
+                    until = before
+                    if one is PrunedTable.INBOX and keeps_deliverable:
+                        until = await _undeliverable_until(settings, before)
+                    if dry_run:
+                        results[one] = await _count(pool, one, until)
+                    else:
+                        with _progress(one) as report:
+                            results[one] = await pruning.prune(
+                                pool,
+                                one.value,
+                                until,
+                                actor=actor,
+                                reason=reason,
+                                cap=cap,
+                                on_progress=report,
+                                on_partition=lambda partition: typer.echo(str(partition), err=True),
+                            )
+                except ContractError as error:  # of this table: the other one is pruned all the same
+                    refused.append(error)
+        if refused:
+            raise refused[0]
+
     try:
-        run_command(lambda settings: _prune(settings, request, results), needs=("database_url",))
+        run_command(run, needs=("database_url",))
     finally:
-        print_results = _print_counts if request.dry_run else _print_pruned
         if results:
-            print_results(request.before, results, json=json)
+            (_print_counts if dry_run else _print_pruned)(before, results, json=json)
 
 
-async def _prune(settings: "Settings", request: PruneRequest, results: dict[PrunedTable, Any]) -> None:
-    """Add the result of each table to ``results``: of a dry run a ``Prunable``, else a ``PruneResult``."""
-    from sea_mq_worker.errors import ContractError
-    from sea_mq_worker.operators.database import operations
-
-    sides = [request.side] if request.side else list(PrunedTable)
-    keeps_deliverable = PrunedTable.INBOX in sides and settings.consumers and not request.deliverable
-    if keeps_deliverable and not settings.nats_url.get_secret_value():
+def _has_deliverable(settings: "Settings", sides: Sequence[PrunedTable]) -> bool:
+    """Return whether a stream may redeliver messages of the inbox; abort if it cannot be asked."""
+    if PrunedTable.INBOX not in sides or not settings.consumers:
+        return False
+    if not settings.nats_url.get_secret_value():
         abort(
             "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "
             "--deliverable prunes without it",
             EXIT_USAGE,
         )
-    refused: list[ContractError] = []
-    async with operations(settings) as tables:
-        for side in sides:
-            try:
-                until = request.before
-                if side is PrunedTable.INBOX and keeps_deliverable:
-                    until = await _undeliverable_until(settings, request.before)
-                results[side] = await _prune_side(tables, side, until, request)
-            except ContractError as error:  # of this table: the other one is pruned all the same
-                refused.append(error)
-    if refused:
-        raise refused[0]
+    return True
 
 
-async def _prune_side(tables: "Tables", side: PrunedTable, until: datetime, request: PruneRequest) -> Any:
+async def _count(pool: "Pool", side: PrunedTable, until: datetime) -> "Prunable":
+    from sea_mq_worker.operators.prune import count_prunable
+
+    in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
     with _progress(side) as report:
-        if request.dry_run:
-            is_in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
-            return await tables.pruning.count(side, until, should_continue=is_in_time, on_progress=report)
-        return await tables.prune(
-            side,
-            until,
-            actor=request.actor,
-            reason=request.reason,
-            cap=request.cap,
-            on_progress=report,
-            on_partition=_print_partition,
-        )
+        return await count_prunable(pool, side.value, until, should_continue=in_time, on_progress=report)
 
 
 def _is_before(end: float) -> bool:
     return time.monotonic() < end
 
 
-def _print_counts(before: datetime, counted: "Mapping[PrunedTable, Prunable]", *, json: bool) -> None:
+def _print_counts(before: datetime, counted: Mapping[PrunedTable, Any], *, json: bool) -> None:
     if json:
-        print_json(WouldPrune(before=before, would_delete=counted))
+        print_json({"before": before, "would_delete": counted})
         return
     for side, one in counted.items():
         part = f" in {one.pages} of {one.pages_of} pages, stopped counting there" * (one.pages < one.pages_of)
@@ -168,20 +154,16 @@ def _print_counts(before: datetime, counted: "Mapping[PrunedTable, Prunable]", *
         typer.echo(f"{side}: would delete {one.count}{whole}{part}{stay}")
 
 
-def _print_pruned(before: datetime, results: Mapping[PrunedTable, PruneResult], *, json: bool) -> None:
-    deleted = {side: one.deleted for side, one in results.items()}
-    dropped = [partition for one in results.values() for partition in one.dropped]
+def _print_pruned(before: datetime, results: Mapping[PrunedTable, Any], *, json: bool) -> None:
     if json:
+        deleted = {side: one.deleted for side, one in results.items()}
+        dropped = [partition for one in results.values() for partition in one.dropped]
         stay = {side: one.stay for side, one in results.items() if one.stay.count}
-        print_json(Pruned(before=before, deleted=deleted, dropped=dropped, stay=stay))
+        print_json({"before": before, "deleted": deleted, "dropped": dropped, "stay": stay})
         return
     for side, one in results.items():
         stays = [str(one.stay)] if one.stay.count else []
         typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(str, one.dropped), *stays]))
-
-
-def _print_partition(partition: DroppedPartition | KeptPartition) -> None:
-    typer.echo(str(partition), err=True)
 
 
 @contextmanager
@@ -203,9 +185,10 @@ def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
 
 async def _undeliverable_until(settings: "Settings", before: datetime) -> datetime:
     """Return ``before``, or the earlier time since when a consumed stream holds messages."""
-    from sea_mq_worker.operators.streams import oldest_deliverable
+    from sea_mq_worker.operators.streams import oldest_deliverable, open_broker
 
-    kept = await oldest_deliverable(settings)
+    async with open_broker(settings) as connection:
+        kept = await oldest_deliverable(connection, {consumer.stream for consumer in settings.consumers})
     if kept is None or before <= kept.since:
         return before
     typer.echo(

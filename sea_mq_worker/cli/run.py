@@ -69,8 +69,8 @@ def run(*, until_empty: UntilEmptyOption = False) -> None:
 
     import uvloop
 
-    from sea_mq_worker.cli.support import stop_on_signals
     from sea_mq_worker.errors import WorkerError
+    from sea_mq_worker.runtime.waiting import stop_on_signals
     from sea_mq_worker.settings import SettingsError
     from sea_mq_worker.worker import run_worker
 

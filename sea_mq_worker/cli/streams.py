@@ -16,9 +16,9 @@ from sea_mq_worker.cli.support import (
     print_json,
     run_command,
 )
-from sea_mq_worker.operators.definitions import AWAITED, Change, Difference
 
 if TYPE_CHECKING:
+    from sea_mq_worker.operators.definitions import Change, Difference
     from sea_mq_worker.operators.streams import Applied
     from sea_mq_worker.settings import Settings
 
@@ -74,11 +74,12 @@ def apply(
 
 
 async def _apply(settings: "Settings", streams: Sequence[str], *, dry_run: bool, json: bool) -> None:
+    from sea_mq_worker.operators.definitions import AWAITED
     from sea_mq_worker.operators.streams import Applied, apply_topology
 
     made: list[Change] = []
 
-    def on_change(change: Change) -> None:
+    def on_change(change: "Change") -> None:
         made.append(change)
         if not json:
             _print_change(change, "would be " if dry_run else "")
@@ -110,7 +111,7 @@ def export(
         echo_safe(str(file))
 
 
-def _print_change(change: Change, would_be: str) -> None:
+def _print_change(change: "Change", would_be: str) -> None:
     echo_safe(f"{would_be}{change.action} {change.name}")
     if change.action == "updated":
         for difference in change.differences:
@@ -131,7 +132,9 @@ def _print_end(applied: "Applied", *, dry_run: bool) -> None:
         typer.echo("as defined")
 
 
-def _print_differences(differences: Sequence[Difference], *, fix: str) -> None:
+def _print_differences(differences: "Sequence[Difference]", *, fix: str) -> None:
+    from sea_mq_worker.operators.definitions import AWAITED
+
     for difference in differences:
         echo_safe(str(difference))
     fields = {difference.field for difference in differences}

@@ -2,30 +2,25 @@
 
 import asyncio
 import getpass
-import inspect
 import json as json_
 import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from uuid import UUID
 
 import typer
 
-from sea_mq_worker.inbox.dead_letter import Reason
-from sea_mq_worker.operators.records import DeadLetterFilter, Group, OutboxFilter, Page
-from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.operators.records import Group, Page
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.database import Tables
-    from sea_mq_worker.operators.ports import DeadLetterStore
+    from asyncpg import Pool
+
     from sea_mq_worker.settings import Settings
 
 
@@ -100,57 +95,6 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + _CUT
 
 
-# --- Lets a command take dataclasses whose fields are its options.
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a dataclass type by the fields of the dataclass, as typer needs them.
-
-    With
-
-        @dataclass(frozen=True, slots=True, kw_only=True)
-        class Limits:
-            rows: Annotated[int, typer.Option("--rows")] = 100
-            seconds: Annotated[float, typer.Option("--seconds")] = 1.0
-
-        @with_options
-        def count(*, limits: Limits, json: JsonOption = False) -> None: ...
-
-    ``count --rows 7`` calls ``count(limits=Limits(rows=7, seconds=1.0), json=False)``. A field may have a
-    dataclass type, too.
-    """
-    options = list(_options(command))
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        _call(command, given)
-
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in options}
-    return run
-
-
-def _options(taker: Callable[..., object]) -> Iterator[inspect.Parameter]:
-    for parameter, made in _parameters(taker):
-        if made:
-            yield from _options(made)
-        else:
-            yield parameter
-
-
-def _call(taker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call ``taker`` with its part of ``given``; make the dataclasses among its parameters first."""
-    parameters = _parameters(taker)
-    return taker(**{one.name: _call(made, given) if made else given[one.name] for one, made in parameters})
-
-
-def _parameters(taker: Callable[..., object]) -> Iterator[tuple[inspect.Parameter, type | None]]:
-    """Yield the parameters, each with its type if that is a dataclass."""
-    for parameter in inspect.signature(taker, eval_str=True).parameters.values():
-        type_ = parameter.annotation
-        yield parameter, type_ if isinstance(type_, type) and is_dataclass(type_) else None
-
-
 # --- Arguments and options that several operators' commands take.
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
@@ -223,6 +167,17 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count the matches
 YesOption = Annotated[
     bool, typer.Option("--yes", help=f"Skip the confirmation for more than {CONFIRM_ABOVE} items.")
 ]
+AfterOption = Annotated[
+    UUID | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
+]
+ReadOption = Annotated[
+    int, typer.Option("--read", min=0, metavar="N", help="Read at most N rows, newest first (0: no limit).")
+]
+GroupsOption = Annotated[
+    int, typer.Option("--groups", min=1, help="Show at most N groups of each kind.", metavar="N")
+]
+ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.", callback=filled)]
+NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
 
 
 EXIT_FAILED = 1
@@ -270,8 +225,6 @@ def confirm(count: int, what: str, *, yes: bool) -> None:
 
 def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) -> _T:
     """Run an operator's command and translate its errors into exit codes."""
-    import asyncio
-
     from sea_mq_worker.errors import ContractError, UnavailableError, UnstorableValueError, WorkerError
     from sea_mq_worker.settings import SettingsError
 
@@ -294,41 +247,19 @@ def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collectio
         abort(str(error), EXIT_FAILED)
 
 
-def query_database(query: "Callable[[Tables], Awaitable[_T]]", *, too_long: str = "") -> _T:
-    """Run a query and translate its errors into exit codes; ``too_long`` names a faster query."""
+def on_tables(use: "Callable[[Pool], Awaitable[_T]]", *, too_long: str = "") -> _T:
+    """Query or change rows, and translate errors into exit codes; ``too_long`` names a faster query."""
     from sea_mq_worker.errors import StatementTooLongError
-
-    async def run(tables: "Tables") -> _T:
-        try:
-            return await query(tables)
-        except StatementTooLongError as error:
-            abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
-
-    return run_command(lambda settings: _with_tables(settings, run), needs=("database_url",))
-
-
-def read_dead_letters(read: "Callable[[DeadLetterStore], Awaitable[_T]]") -> _T:
-    """Read the dead-letter stream and translate errors into exit codes."""
+    from sea_mq_worker.operators.tables import open_tables
 
     async def run(settings: "Settings") -> _T:
-        from sea_mq_worker.operators.streams import dead_letters
+        async with open_tables(settings) as pool:
+            try:
+                return await use(pool)
+            except StatementTooLongError as error:
+                abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
-        async with dead_letters(settings) as stream:
-            return await read(stream)
-
-    return run_command(run, needs=("nats_url",))
-
-
-def change_rows(change: "Callable[[Tables], Awaitable[_T]]") -> _T:
-    """Change rows of outbox or inbox and translate errors into exit codes."""
-    return run_command(lambda settings: _with_tables(settings, change), needs=("database_url",))
-
-
-async def _with_tables(settings: "Settings", use: "Callable[[Tables], Awaitable[_T]]") -> _T:
-    from sea_mq_worker.operators.database import operations
-
-    async with operations(settings) as tables:
-        return await use(tables)
+    return run_command(run, needs=("database_url",))
 
 
 @contextmanager
@@ -345,15 +276,15 @@ def print_result(
     *,
     word: str,
     left_is: str,
-    output: Callable[[Sequence[str], Sequence[str]], object] | None,
+    json: bool,
 ) -> None:
-    """Print how many items were ended, or JSON by ``output``; abort with the reason for the others.
+    """Print how many items were ended (as JSON: which, under ``word``); abort with the reason for the others.
 
     In the reason, ``left_is``, {} stands for the ID.
     """
     left = sorted(str(one) for one in set(asked) - set(ended))
-    if output:
-        print_json(output(sorted(map(str, ended)), left))
+    if json:
+        print_json({word.replace(" ", "_"): sorted(map(str, ended)), "left": left})
     else:
         typer.echo(f"{word} {len(ended)} of {len(set(asked))}")
     if left:
@@ -400,109 +331,25 @@ def print_fields(fields: Mapping[str, Any]) -> None:
         typer.echo(f"{name:<{width}}  {cell(value)}".rstrip())
 
 
-# --- Options that filter events or dead letters, for all commands that take them.
-#
-# A field has the name of the filter's field that it sets. A new filter of events needs a field here and one
-# of ``OutboxFilter``, and a condition in ``sql/queries/lists.sql``, ``replay.sql`` and
-# ``testing/outbox.py``.
-
-NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
-IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="[ID]...", help="Event IDs.")]
-ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.", callback=filled)]
-
-
-def _aggregate(text: str | None) -> str | None:
-    if text is not None and not all(map(str.strip, text.split("/", 1))):
-        raise typer.BadParameter("expected TYPE or TYPE/ID, neither of them blank")
-    return text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventOptions:
-    event_type: Annotated[str | None, typer.Option("--type", help="Event type.")] = None
-    ordering_key: Annotated[str | None, typer.Option("--key", help="Ordering key.")] = None
-    aggregate: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.", callback=_aggregate),
-    ] = None
-    correlation_id: Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")] = None
-    since: SinceOption = None
-    until: UntilOption = None
-    error_like: ErrorOption = None
-
-    @property
-    def given(self) -> bool:
-        return self != EventOptions()
-
-    def filter(self, states: tuple[EventState, ...], ids: Sequence[UUID] | None = None) -> OutboxFilter:
-        """Return the filter; no ``ids``: any."""
-        fields = asdict(self)
-        aggregate_type, _, aggregate_id = (fields.pop("aggregate") or "").partition("/")
-        return OutboxFilter(
-            states=states,
-            ids=tuple(ids) if ids else None,
-            aggregate_type=aggregate_type or None,
-            aggregate_id=aggregate_id or None,
-            **fields,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterOptions:
-    """Filters of dead letters, besides the reason."""
-
-    event_type: Annotated[str | None, typer.Option("--type", help="Original event type.")] = None
-    subject: Annotated[str | None, typer.Option(help="Exact original subject.")] = None
-    consumer: Annotated[str | None, typer.Option(help="Durable consumer that received the message.")] = None
-    since: SinceOption = None
-    until: UntilOption = None
-    error: Annotated[str | None, typer.Option(help="Part of the dead letter's detail.", callback=filled)] = (
-        None
-    )
-
-    def filter(self, reason: Reason | None, *, after_seq: int = 0) -> DeadLetterFilter:
-        """Return the filter."""
-        return DeadLetterFilter(reason=reason, after_seq=after_seq, **asdict(self))
-
-
 # --- Pages of `outbox list` and `inbox list`, and `summary`: the largest groups.
 
-READ_MAX = 50_000
+SUMMARY_READ_MAX = 50_000
 """Cap on rows that a summary reads: the oldest show why a queue grows, and take about a second."""
-
-AfterOption = Annotated[
-    UUID | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
-]
-ReadOption = Annotated[
-    int, typer.Option("--read", min=0, metavar="N", help="Read at most N rows, newest first (0: no limit).")
-]
-GroupsOption = Annotated[
-    int, typer.Option("--groups", min=1, help="Show at most N groups of each kind.", metavar="N")
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Output; ``read``: rows that were read, oldest first, at most ``read_max``."""
-
-    read: int
-    read_max: int
-    groups: Sequence[Group]
-
-
-def print_groups(
-    query: "Callable[[Tables, int], Awaitable[Sequence[Group]]]", *, what: str, json: bool
-) -> None:
-    groups = query_database(lambda tables: query(tables, READ_MAX))
-    print_summary(groups, sum(group.count for group in groups if group.kind == "state"), what=what, json=json)
 
 
 def print_summary(
-    groups: Sequence[Group], read: int, *, what: str, json: bool, read_max: int = READ_MAX
+    groups: Sequence[Group],
+    *,
+    what: str,
+    json: bool,
+    read: int | None = None,
+    read_max: int = SUMMARY_READ_MAX,
 ) -> None:
-    """Print groups, and a note if rows were left unread."""
+    """Print groups, and a note if rows were left unread; ``read``: rows read (None: those of all states)."""
+    if read is None:
+        read = sum(group.count for group in groups if group.kind == "state")
     if json:
-        print_json(Summary(read=read, read_max=read_max, groups=groups))
+        print_json({"read": read, "read_max": read_max, "groups": groups})
         return
     rows = [(group.name, group.kind, group.count, group.oldest_at) for group in groups]
     print_table(("name", "of", "count", "oldest"), rows, empty=f"no {what}")
@@ -521,26 +368,3 @@ def print_list(page: Page[Any], columns: Sequence[str], *, what: str, json: bool
         "or read more with --read",
         err=True,
     )
-
-
-# --- Signals: the first starts a graceful stop, the second ends the process at once.
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at the second one exit with 128 + its number.
-
-    SIGHUP stays ignored under nohup.
-    """
-
-    def receive(number: int) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue
-        loop.add_signal_handler(number, receive, number)

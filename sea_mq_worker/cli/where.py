@@ -17,15 +17,15 @@ from sea_mq_worker.cli.support import (
     cell,
     echo_safe,
     moment,
+    on_tables,
     print_json,
     print_page,
-    query_database,
     run_command,
 )
-from sea_mq_worker.operators.records import ActionName, AuditFilter
+from sea_mq_worker.operators.records import ActionName
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.lookup_report import LookupReport
+    from sea_mq_worker.operators.lookup import LookupReport
     from sea_mq_worker.settings import Settings
 
 
@@ -62,10 +62,9 @@ def where(
 
 
 async def _look_up(settings: "Settings", wanted: str, since: datetime | None) -> "LookupReport":
-    from sea_mq_worker.operators.lookup import NoIdError, message_lookup
-    from sea_mq_worker.operators.lookup_report import lookup_report
+    from sea_mq_worker.operators.lookup import NoIdError, lookup_report, open_lookup
 
-    async with message_lookup(settings) as lookup:
+    async with open_lookup(settings) as lookup:
         try:
             return await lookup_report(wanted, lookup, since=since)
         except NoIdError as error:
@@ -105,8 +104,13 @@ def audit(
     An outcome is done, refused, failed or open. A change is open while it runs, and stays open if it was
     interrupted.
     """
-    which = AuditFilter(actor_like=actor, action=action, since=since, until=until, before_id=after)
-    found = query_database(lambda tables: tables.audit(which, limit=limit))
+    from sea_mq_worker.operators import tables
+
+    found = on_tables(
+        lambda pool: tables.audit(
+            pool, limit=limit, actor_like=actor, action=action, since=since, until=until, before_id=after
+        )
+    )
     print_page(
         found, _COLUMNS, json=json, empty="no actions", more=found[-1].id if len(found) == limit else None
     )

@@ -23,7 +23,6 @@ import nats
 import typer
 from nats.js import JetStreamContext
 
-from sea_mq_worker.cli.support import EXIT_FAILED, stop_on_signals
 from sea_mq_worker.dev.servers import (
     Account,
     EmbeddedNats,
@@ -34,10 +33,13 @@ from sea_mq_worker.dev.servers import (
     log_tail,
 )
 from sea_mq_worker.dev.traffic import publish_vibes, write_orders
-from sea_mq_worker.operators.database import migrate_schema
 from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.runtime.waiting import stop_on_signals
 from sea_mq_worker.settings import load_settings
+
+_EXIT_FAILED = 1
 
 # --- Run the sample handler and the worker as child processes, in the same way as the embedded servers.
 
@@ -295,7 +297,7 @@ async def start_stage(stack: AsyncExitStack, folder: Path, *, with_handler: bool
         await stack.enter_async_context(handler)
         os.environ["SEA_MQ_HANDLER_URL"] = f"{handler.url}/handle"
     loaded = load_settings()
-    await migrate_schema(loaded)
+    await migrate(loaded.database_url.get_secret_value(), schema=loaded.database_schema)
     await apply_topology(loaded, streams=defined_streams(loaded))
     mebibytes = (loaded.stream_max_bytes or 0) // 2**20
     typer.echo(f"Schema migrated, streams created ({loaded.stream_replicas} replica, {mebibytes} MiB each)")
@@ -344,7 +346,7 @@ async def run_demo(command: Sequence[str], folder: Path, *, events: int | None, 
             stack.enter_context(redirect_stdout(sys.stderr))
         stage = await start_unless_stopped(stop, start_stage(stack, folder, with_handler=not own))
         if stage is None:
-            return EXIT_FAILED
+            return _EXIT_FAILED
         is_complete = True
         if stage.handler and events:
             is_complete = await _send(stage, stage.handler, events, stop)
@@ -352,7 +354,7 @@ async def run_demo(command: Sequence[str], folder: Path, *, events: int | None, 
         if own or waits:
             _print_next_steps(stage, folder)
         if command and (stop.is_set() or not is_complete):
-            return EXIT_FAILED
+            return _EXIT_FAILED
         if command:
             typer.echo(f"\nRunning {shlex.join(command)}")
             code = await run_command(command, settings=stage.worker.settings, stop=stop)
@@ -362,7 +364,7 @@ async def run_demo(command: Sequence[str], folder: Path, *, events: int | None, 
             typer.echo("\nThe worker runs until Ctrl-C.")
             await stop.wait()
         typer.echo("Stopping.")
-    return 0 if is_complete else EXIT_FAILED
+    return 0 if is_complete else _EXIT_FAILED
 
 
 async def _send(stage: Stage, handler: SampleHandler, events: int, stop: asyncio.Event) -> bool:

@@ -14,8 +14,13 @@ from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, find_consumer, find_stream, streams_taking
 from sea_mq_worker.operators import definitions as sync_definitions
 from sea_mq_worker.operators.definitions import AWAITED, Definition, Difference, StreamDefinition
-from sea_mq_worker.operators.inspection import RECONCILE, consumer_state, lost_since
-from sea_mq_worker.operators.streams import broker, wanted_topology
+from sea_mq_worker.operators.streams import (
+    RECONCILE,
+    consumer_state,
+    lost_since,
+    open_broker,
+    wanted_topology,
+)
 from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.settings import Settings
 
@@ -47,7 +52,7 @@ class BrokerFacts:
 async def read_broker(s: Settings, rows: Mapping[str, Any], found: list[Finding]) -> BrokerFacts | None:
     """Read everything once; append findings about refused or missing answers to ``found``."""
     try:
-        async with broker(s) as connection:
+        async with open_broker(s) as connection:
             seen = await _facts(connection, s, found)
             if "acknowledged" in rows and s.stream in seen.streams:
                 found.extend(await _lost(connection, rows, s.stream))

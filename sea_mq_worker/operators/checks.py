@@ -190,7 +190,7 @@ class Acknowledged:
 
 async def acknowledged(pool: asyncpg.Pool, stream: str) -> Acknowledged:
     """Read the latest rows and some others."""
-    sql = load_queries("published_positions")["acknowledged"]
+    sql = load_queries("checks")["acknowledged"]
     [row] = await fetch(pool, sql, stream, _PAGES, _SOME)
     some = tuple(
         PublishedRow(event_id, int(seq), datetime.fromtimestamp(float(at), UTC))
@@ -204,7 +204,7 @@ class PostgresStandings:
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         self._pool = pool
-        self._sql = load_queries("standings")
+        self._sql = load_queries("checks")
 
     async def last(self, stream: str, durable: str) -> ConsumerStanding | None:
         """Return a consumer's progress at the last check, or None before the first check."""
@@ -244,7 +244,7 @@ class PostgresHandledDurables:
 
     def __init__(self, *, pool: asyncpg.Pool) -> None:
         self._pool = pool
-        self._sql = load_queries("consumers")
+        self._sql = load_queries("checks")
 
     async def others(self, handler: str) -> Sequence[HandledDurable]:
         """Return the durables that workers with another handler have consumed lately."""

@@ -1,15 +1,18 @@
-"""Groups of dead letters, and the outcome of a change of one."""
+"""Dead letters: read the stream, redrive a letter through inbox and handler, or give it up for good."""
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from sea_mq_worker.connections import open_handler
+import asyncpg
+
+from sea_mq_worker.connections import open_handler, open_pool
 from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.inbox.dead_letter import Reason
 from sea_mq_worker.inbox.leases import renewing_lease
@@ -25,16 +28,172 @@ from sea_mq_worker.inbox.message import (
     content_hash,
     parse_message,
 )
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
+from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.nats.info import stream_info
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.operators.database import inbox, operations
-from sea_mq_worker.operators.ports import DeadLetterRecords, DeadLetterStore
-from sea_mq_worker.operators.records import DeadLetterEntry, DeadLetterFilter, Group, mask_ids
-from sea_mq_worker.operators.streams import dead_letters
+from sea_mq_worker.nats.stored import read_back
+from sea_mq_worker.operators.changes import (
+    ActionOutcome,
+    begin_action,
+    check_accountable,
+    finish_action,
+)
+from sea_mq_worker.operators.records import (
+    DeadLetterEntry,
+    DeadLetterFilter,
+    DeadLetterSummary,
+    Group,
+    mask_ids,
+    parse_dead_letter,
+)
+from sea_mq_worker.operators.streams import open_broker
+from sea_mq_worker.operators.tables import SQL, open_tables
 from sea_mq_worker.ports import EventHandler, InboxRepository
+from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.settings import Settings
 
-if TYPE_CHECKING:
-    from sea_mq_worker.operators.records import ActionOutcome
+_AT_ONCE_MAX = 64
+_BYTES_AT_ONCE_MAX = 8 * 1024 * 1024
+"""Cap on the bodies of letters that are read at once, if all are as large as the server allows."""
+_ALL = DeadLetterFilter()
+
+
+class DeadLetters:
+    """A dead-letter stream.
+
+    Each method raises BrokerUnavailableError if the server does not answer, and ContractError if the stream
+    or the message is missing, or the request is not permitted.
+    """
+
+    def __init__(self, connection: NatsConnection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    async def list(
+        self, which: DeadLetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
+    ) -> Sequence[DeadLetterSummary]:
+        """List dead letters without their content, oldest first; read at most ``read_max`` of them."""
+        return [entry.summary() async for entry in self.walk(which, limit=limit, read_max=read_max)]
+
+    async def walk(
+        self, which: DeadLetterFilter = _ALL, *, limit: int | None = None, read_max: int | None = None
+    ) -> AsyncIterator[DeadLetterEntry]:
+        """Yield dead letters one by one, like ``list``."""
+        found = read = 0
+        async for entry in self._after(await self._start(which)):
+            read += 1
+            if which.until and entry.stored_at >= which.until:
+                return
+            if which.matches(entry):
+                yield entry
+                found += 1
+            if found == limit or read == read_max:
+                return
+
+    async def show(self, seq: int) -> DeadLetterEntry:
+        """Return one dead letter."""
+        return parse_dead_letter(await self._get(self._stream, seq))
+
+    async def remove(self, seq: int) -> None:
+        """Delete one dead letter for good."""
+        await self._get(self._stream, seq)
+        await api(self._connection, f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
+
+    async def source(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Read the message that was dead-lettered from its own stream."""
+        return await self._get(
+            entry.stream, entry.stream_sequence, durable=entry.consumer, deliveries=entry.attempts
+        )
+
+    async def _start(self, which: DeadLetterFilter) -> int:
+        """Return a sequence below every match by binary search, because times grow with sequences."""
+        if which.since is None:
+            return which.after_seq
+        info = await stream_info(self._connection, self._stream)
+        low, high = max(which.after_seq, info.first_seq - 1), info.last_seq
+        while low < high:
+            middle = (low + high) // 2
+            message = await self._next(middle)
+            if message is not None and message.stored_at < which.since:
+                low = message.seq
+            else:
+                high = middle
+        return low
+
+    async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
+        """Yield the entries after a sequence, skipping gaps of removed messages; read ever more at once."""
+        most = min(_AT_ONCE_MAX, max(1, _BYTES_AT_ONCE_MAX // self._connection.client.max_payload))
+        at_once = 1
+        while message := await self._next(seq):
+            yield parse_dead_letter(message)
+            seq, at_once = message.seq, min(2 * at_once, most)
+            places = range(seq + 1, seq + at_once)
+            several = (read_back(self._connection, self._stream, "", place) for place in places)
+            for found in await asyncio.gather(*several):
+                if found:
+                    yield parse_dead_letter(found)
+            seq += at_once - 1
+
+    async def _next(self, seq: int) -> InboundMessage | None:
+        return await read_back(self._connection, self._stream, "", seq + 1, next_of=">")
+
+    async def _get(self, stream: str, seq: int, *, durable: str = "", deliveries: int = 0) -> InboundMessage:
+        found = await read_back(self._connection, stream, durable, seq, deliveries=deliveries)
+        if found is None:
+            raise ContractError(f"stream {stream} has no message {seq} (any more)")
+        return found
+
+
+@asynccontextmanager
+async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetters]:
+    """Connect to the dead-letter stream.
+
+    Raises:
+        ContractError: the stream does not exist; the text names the command that creates it.
+    """
+    async with open_broker(settings) as connection:
+        await stream_info(connection, settings.dlq_stream)
+        yield DeadLetters(connection, settings.dlq_stream)
+
+
+def can_be_handled(entry: DeadLetterEntry) -> bool:
+    """Return whether a redrive would call the handler, as far as the dead letter shows.
+
+    Its content decides and not its reason: a newer worker understands more messages.
+    """
+    if entry.body_omitted:
+        return entry.reason in {Reason.REJECTED, Reason.EXHAUSTED}
+    request = parse_message(entry.restored())
+    return isinstance(request, HandlerRequest) and request.message_id == entry.message_id
+
+
+async def dead_letter_groups(
+    letters: DeadLetters, which: DeadLetterFilter, *, read_max: int, groups_max: int
+) -> tuple[int, Sequence[Group]]:
+    """Count dead letters by reason, subject, consumer and detail, most frequent first.
+
+    Returns the number of dead letters read, and the groups. Numbers in details do not matter.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], DeadLetterEntry] = {}
+    read = 0
+    async for entry in letters.walk(which, limit=read_max):
+        read += 1
+        for name in (
+            ("reason", entry.reason),
+            ("subject", entry.original_subject),
+            ("consumer", entry.consumer),
+            ("detail", mask_ids(entry.detail)),
+        ):
+            counts[name] += 1
+            first.setdefault(name, entry)
+    groups = [
+        Group(kind=kind, name=name, count=count, oldest_at=first[kind, name].stored_at)
+        for (kind, name), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0]))
+    ]
+    by_kind = groupby(groups, key=lambda group: group.kind)
+    return read, [group for _, same in by_kind for group in islice(same, groups_max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,136 +210,6 @@ class DeadLetterOutcome:
     skipped: bool = False
 
 
-def can_be_handled(entry: DeadLetterEntry) -> bool:
-    """Return whether a redrive would call the handler, as far as the dead letter shows.
-
-    Its content decides and not its reason: a newer worker understands more messages.
-    """
-    if entry.body_omitted:
-        return entry.reason in {Reason.REJECTED, Reason.EXHAUSTED}
-    request = parse_message(entry.restored())
-    return isinstance(request, HandlerRequest) and request.message_id == entry.message_id
-
-
-async def dead_letter_groups(
-    stream: DeadLetterStore, which: DeadLetterFilter, *, read_max: int, groups_max: int
-) -> tuple[int, Sequence[Group]]:
-    """Count dead letters by reason, subject, consumer and detail, most frequent first.
-
-    Returns the number of dead letters read, and the groups. Numbers in details do not matter.
-    """
-    counts: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], DeadLetterEntry] = {}
-    read = 0
-    async for entry in stream.walk(which, limit=read_max):
-        read += 1
-        for name in _names(entry):
-            counts[name] += 1
-            first.setdefault(name, entry)
-    groups = [
-        Group(kind=kind, name=name, count=count, oldest_at=first[kind, name].stored_at)
-        for (kind, name), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0]))
-    ]
-    by_kind = groupby(groups, key=lambda group: group.kind)
-    return read, [group for _, same in by_kind for group in islice(same, groups_max)]
-
-
-async def original_message(store: DeadLetterStore, entry: DeadLetterEntry) -> InboundMessage:
-    """Restore the message that was dead-lettered; read it from its stream if a part was omitted.
-
-    Raises:
-        ContractError: its body was omitted, and its stream does not have it.
-    """
-    if entry.body_omitted:
-        return await store.source(entry)
-    if entry.headers_omitted:
-        with suppress(ContractError):
-            source = await store.source(entry)
-            if source.payload == entry.payload:  # a stream made anew has another message there
-                return source
-    return entry.restored()
-
-
-def _names(entry: DeadLetterEntry) -> Sequence[tuple[str, str]]:
-    return [
-        ("reason", entry.reason),
-        ("subject", entry.original_subject),
-        ("consumer", entry.consumer),
-        ("detail", mask_ids(entry.detail)),
-    ]
-
-
-# --- Purge: delete dead letters for good, and give up their messages.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Purger:
-    """Deletes each dead letter after recording it in the inbox: an interrupted purge can be repeated."""
-
-    records: DeadLetterRecords
-    dead_letters: DeadLetterStore
-    actor: str
-    reason: str
-
-    @asynccontextmanager
-    async def recorded(
-        self, selection: Mapping[str, Any]
-    ) -> AsyncIterator[Callable[[int], Awaitable[DeadLetterOutcome]]]:
-        """Keep one audit record for the block; yield a function that deletes one dead letter."""
-        action = await self.records.begin_purge(selection, actor=self.actor, reason=self.reason)
-        outcome: ActionOutcome = "refused"
-
-        async def purge(seq: int) -> DeadLetterOutcome:
-            nonlocal outcome
-            before, outcome = outcome, "failed"
-            result = await self._purge(seq, action=action)
-            outcome = "done" if result.done else before
-            return result
-
-        try:
-            yield purge
-        finally:
-            with suppress(WorkerError):
-                await self.records.finish(action, outcome)
-
-    async def _purge(self, seq: int, *, action: int) -> DeadLetterOutcome:
-        """Delete one dead letter; keep it if its message is being handled again."""
-        try:
-            entry = await self.dead_letters.show(seq)
-            is_recorded = await self.records.record_purge(
-                _uuid(entry.message_id), action=action, actor=self.actor, reason=self.reason
-            )
-            if not is_recorded:
-                text = (
-                    "its message is open again, as during a redrive; "
-                    f"see `python -m sea_mq_worker inbox show {entry.message_id}`"
-                )
-                return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=False, text=text)
-            await self.dead_letters.remove(seq)
-        except ContractError as error:
-            return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
-        return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=True, text="deleted")
-
-
-@asynccontextmanager
-async def purger(settings: Settings, *, actor: str, reason: str) -> AsyncIterator[Purger]:
-    async with AsyncExitStack() as stack:
-        yield Purger(
-            records=await stack.enter_async_context(operations(settings)),
-            dead_letters=await stack.enter_async_context(dead_letters(settings)),
-            actor=actor,
-            reason=reason,
-        )
-
-
-def _uuid(text: str) -> UUID | None:
-    """Parse a message ID; None: another program stored a message that is no dead letter."""
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
-
-
 # --- Redrive: pass a dead letter through inbox and handler again, in this process.
 
 _NOT_LEASED = {
@@ -193,11 +222,11 @@ _NOT_LEASED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriver:
-    """Calls the handler with dead letters like the worker; renews the lease during the call."""
+    """Redrives with the tables of an operator, and the inbox and the handler of a worker."""
 
-    records: DeadLetterRecords
+    pool: asyncpg.Pool
+    letters: DeadLetters
     inbox: InboxRepository
-    dead_letters: DeadLetterStore
     handler: EventHandler
     lease_seconds: float
 
@@ -207,86 +236,154 @@ class Redriver:
         Raises:
             UnavailableError: a server cannot be reached; repeating the redrive is safe.
         """
+        check_accountable(actor, reason)
         try:
-            entry = await self.dead_letters.show(seq)
-            message = await original_message(self.dead_letters, entry)
+            entry = await self.letters.show(seq)
+            message = await original_message(self.letters, entry)
         except ContractError as error:
             return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
         request = parse_message(message)
         if not isinstance(request, HandlerRequest) or request.message_id != entry.message_id:
             text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new ID"
-            return replace(_failed(entry, text), skipped=True)
-        opened = await self.records.redriven(UUID(request.message_id), actor=actor, reason=reason)
+            return DeadLetterOutcome(
+                seq=seq, message_id=entry.message_id, done=False, text=text, skipped=True
+            )
+        # Open the message, or the worker would skip it; an opened one is not processed.
+        [opened] = await fetch(self.pool, SQL["redriven"].sql, UUID(request.message_id), actor, reason)
         try:
-            if opened.open:
-                outcome = await self._handle(entry, message, request)
+            if opened["open"]:
+                done, text = await self._handle(entry, message, request)
             else:
-                await self.dead_letters.remove(seq)
-                outcome = _done(entry, "processed before; the dead letter is removed")
+                done, text = True, "processed before; the dead letter is removed"
+            if done:
+                await self.letters.remove(seq)
         except WorkerError:
             with suppress(WorkerError):
-                await self.records.finish(opened.action, "failed")
+                await finish_action(self.pool, opened["action"], "failed")
             raise
-        await self.records.finish(opened.action, "done" if outcome.done else "refused")
-        return outcome
+        await finish_action(self.pool, opened["action"], "done" if done else "refused")
+        return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=done, text=text)
 
     async def _handle(
         self, entry: DeadLetterEntry, message: InboundMessage, request: HandlerRequest
-    ) -> DeadLetterOutcome:
-        receipts = await self.inbox.insert_batch(
-            [_recorded(message, request)], lease_seconds=self.lease_seconds
+    ) -> tuple[bool, str]:
+        """Call the handler under a lease that is renewed; return whether it had its effect, and how."""
+        recorded = InboxMessage(
+            message_id=request.message_id,
+            subject=message.subject,
+            consumer=message.consumer,
+            stream=message.stream,
+            stream_seq=message.seq,
+            content_hash=content_hash(message),
         )
-        run = receipts[0]
+        [run] = await self.inbox.insert_batch([recorded], lease_seconds=self.lease_seconds)
         if not isinstance(run, Leased):
-            return _failed(entry, _NOT_LEASED[type(run)].format(entry.message_id))
+            return False, _NOT_LEASED[type(run)].format(entry.message_id)
         async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
             result = await self.handler.handle_request(request)
         if isinstance(result, Accepted):
-            if not await self.inbox.mark_processed_batch([run.lease]):
-                return _failed(
-                    entry,
-                    "handled, but another worker has taken it over; see "
-                    f"`python -m sea_mq_worker inbox show {entry.message_id}`",
-                )
-            await self.dead_letters.remove(entry.seq)
-            return _done(entry, f"processed, the handler answered {result.status}")
-        await self._dead_letter_again(run, entry, result.error)
-        return _failed(entry, f"{result.error}; the dead letter stays")
-
-    async def _dead_letter_again(self, run: Leased, entry: DeadLetterEntry, error: str) -> None:
-        """Record the message as dead-lettered: a WAITING one would never be delivered again."""
-        await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {error}")
+            if await self.inbox.mark_processed_batch([run.lease]):
+                return True, f"processed, the handler answered {result.status}"
+            shown = f"see `python -m sea_mq_worker inbox show {entry.message_id}`"
+            return False, f"handled, but another worker has taken it over; {shown}"
+        # Record it as dead-lettered again: a WAITING message would never be delivered.
+        await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {result.error}")
         await self.inbox.mark_dead_lettered([run.lease])
+        return False, f"{result.error}; the dead letter stays"
 
 
 @asynccontextmanager
-async def redriver(settings: Settings) -> AsyncIterator[Redriver]:
+async def open_redriver(settings: Settings) -> AsyncIterator[Redriver]:
+    """Connect to tables, stream and handler; tokens of the inbox's leases name this process."""
     async with AsyncExitStack() as stack:
         handler = open_handler(settings, concurrency=1)
         stack.push_async_callback(handler.close)
+        pool = await stack.enter_async_context(open_tables(settings))
+        worker_pool = await open_pool(settings, purpose="redrive")
+        stack.push_async_callback(worker_pool.close)
         yield Redriver(
-            records=await stack.enter_async_context(operations(settings)),
-            inbox=await stack.enter_async_context(inbox(settings, worker=f"redrive-{os.getpid()}")),
-            dead_letters=await stack.enter_async_context(dead_letters(settings)),
+            pool=pool,
+            letters=await stack.enter_async_context(open_dead_letters(settings)),
+            inbox=PostgresInboxAdapter(pool=worker_pool, worker=f"redrive-{os.getpid()}"),
             handler=handler,
             lease_seconds=settings.inbox_lease_seconds,
         )
 
 
-def _recorded(message: InboundMessage, request: HandlerRequest) -> InboxMessage:
-    return InboxMessage(
-        message_id=request.message_id,
-        subject=message.subject,
-        consumer=message.consumer,
-        stream=message.stream,
-        stream_seq=message.seq,
-        content_hash=content_hash(message),
-    )
+async def original_message(letters: DeadLetters, entry: DeadLetterEntry) -> InboundMessage:
+    """Restore the message that was dead-lettered; read it from its stream if a part was omitted.
+
+    Raises:
+        ContractError: its body was omitted, and its stream does not have it.
+    """
+    if entry.body_omitted:
+        return await letters.source(entry)
+    if entry.headers_omitted:
+        with suppress(ContractError):
+            source = await letters.source(entry)
+            if source.payload == entry.payload:  # a stream made anew has another message there
+                return source
+    return entry.restored()
 
 
-def _done(entry: DeadLetterEntry, text: str) -> DeadLetterOutcome:
-    return DeadLetterOutcome(seq=entry.seq, message_id=entry.message_id, done=True, text=text)
+# --- Purge: delete dead letters for good, and give up their messages.
 
 
-def _failed(entry: DeadLetterEntry, text: str) -> DeadLetterOutcome:
-    return DeadLetterOutcome(seq=entry.seq, message_id=entry.message_id, done=False, text=text)
+@asynccontextmanager
+async def purging(
+    pool: asyncpg.Pool, letters: DeadLetters, selection: Mapping[str, Any], *, actor: str, reason: str
+) -> AsyncIterator[Callable[[int], Awaitable[DeadLetterOutcome]]]:
+    """Keep one audit record for the block; yield a function that deletes one dead letter.
+
+    Each is recorded in the inbox before it is deleted, so that an interrupted purge can be repeated.
+    """
+    action = await begin_action(pool, "purge", selection, actor=actor, reason=reason)
+    outcome: ActionOutcome = "refused"
+
+    async def purge(seq: int) -> DeadLetterOutcome:
+        nonlocal outcome
+        before, outcome = outcome, "failed"
+        result = await _purge(pool, letters, seq, action, note=f"purged by {actor}: {reason}")
+        outcome = "done" if result.done else before
+        return result
+
+    try:
+        yield purge
+    finally:
+        with suppress(WorkerError):
+            await finish_action(pool, action, outcome)
+
+
+async def _purge(
+    pool: asyncpg.Pool, letters: DeadLetters, seq: int, action: int, *, note: str
+) -> DeadLetterOutcome:
+    """Delete one dead letter; keep it if its message is being handled again."""
+    message_id = ""
+    try:
+        entry = await letters.show(seq)
+        id_: UUID | None = None
+        with suppress(ValueError):  # another program stored a message that is no dead letter
+            id_ = UUID(entry.message_id)
+        [row] = await fetch(pool, SQL["record_purge"].sql, id_, note, action)
+        message_id = entry.message_id
+        if not row["may_go"]:
+            shown = f"see `python -m sea_mq_worker inbox show {message_id}`"
+            text = f"its message is open again, as during a redrive; {shown}"
+            return DeadLetterOutcome(seq=seq, message_id=message_id, done=False, text=text)
+        await letters.remove(seq)
+    except ContractError as error:
+        return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
+    return DeadLetterOutcome(seq=seq, message_id=message_id, done=True, text="deleted")
+
+
+@asynccontextmanager
+async def open_purging(
+    settings: Settings, selection: Mapping[str, Any], *, actor: str, reason: str
+) -> AsyncIterator[tuple[DeadLetters, Callable[[int], Awaitable[DeadLetterOutcome]]]]:
+    """Connect to tables and stream, and keep one audit record; see ``purging``."""
+    async with (
+        open_tables(settings) as pool,
+        open_dead_letters(settings) as letters,
+        purging(pool, letters, selection, actor=actor, reason=reason) as purge,
+    ):
+        yield letters, purge

@@ -1,28 +1,26 @@
-"""PostgresPruning: deletes old finished rows, by whole partitions or by ranges of pages."""
+"""Prune: delete old finished rows, by whole partitions or by ranges of pages.
+
+Each function takes a pool that was opened with ``OPERATOR_HINTS``, and raises what ``translated`` raises.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import asyncpg
 
 from sea_mq_worker.errors import ContractError
-from sea_mq_worker.operators.records import (
-    DroppedPartition,
-    KeptPartition,
-    OnPartition,
-    OnProgress,
-    Prunable,
-    PruneResult,
-    Referenced,
-)
+from sea_mq_worker.operators.changes import recorded
+from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.postgres.errors import TableMissingError
 from sea_mq_worker.postgres.partitions import (
     DROP_LEAF,
     LEAVES,
     REFERENCES,
+    DroppedPartition,
+    KeptPartition,
     LeafPartition,
     PageRange,
     dropped_leaf,
@@ -31,7 +29,14 @@ from sea_mq_worker.postgres.partitions import (
     ranges,
 )
 from sea_mq_worker.postgres.pool import fetch, fetch_with_long_timeout
-from sea_mq_worker.postgres.queries import load_queries
+
+Side: TypeAlias = Literal["outbox", "inbox"]
+
+OnProgress: TypeAlias = Callable[[int, int, int], None]
+"""Receives the number of finished pages, of all pages, and of rows changed so far."""
+
+OnPartition: TypeAlias = Callable[[DroppedPartition | KeptPartition], None]
+"""Receives each partition whose time is over, dropped or kept."""
 
 _PAGES = 500
 _GONE = MappingProxyType({"count": 0, "referenced": 0, "rows": 0})
@@ -53,6 +58,49 @@ class ForeignKey:
         return f"{self.name} of {self.relation}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Referenced:
+    """Finished rows that stay because foreign keys reference them: their number, and the constraints."""
+
+    count: int = 0
+    by: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"{self.count} stay, referenced by {', '.join(self.by)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prunable:
+    """Rows that a prune would delete, counted in ``pages`` of the table's ``pages_of``.
+
+    Attributes:
+        count: number of rows.
+        stay: finished rows that it would not delete.
+        partitions: partitions that would be dropped whole; ``count`` includes their rows.
+    """
+
+    count: int
+    pages: int
+    pages_of: int
+    partitions: Sequence[str] = ()
+    stay: Referenced = Referenced()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneResult:
+    """Result of a prune.
+
+    Attributes:
+        deleted: number of rows, including those of dropped partitions.
+        dropped: partitions that were dropped whole.
+        stay: finished rows that it did not delete.
+    """
+
+    deleted: int
+    dropped: Sequence[DroppedPartition] = ()
+    stay: Referenced = Referenced()
+
+
 async def foreign_keys(pool: asyncpg.Pool, table: str) -> Sequence[ForeignKey]:
     """Return the foreign keys that keep rows of a table from being deleted.
 
@@ -70,137 +118,142 @@ async def foreign_keys(pool: asyncpg.Pool, table: str) -> Sequence[ForeignKey]:
     return keys
 
 
-def _referenced(count: int, keys: Sequence[ForeignKey]) -> Referenced:
-    return Referenced(count=count, by=tuple(map(str, keys)))
-
-
 def ignore_progress(*_progress: object) -> None:
     """Report no progress."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Tally:
-    """Progress of a prune or of its count."""
+async def prune(
+    pool: asyncpg.Pool,
+    side: Side,
+    before: datetime,
+    *,
+    actor: str,
+    reason: str,
+    cap: int | None = None,
+    on_progress: OnProgress = ignore_progress,
+    on_partition: OnPartition = ignore_progress,
+) -> PruneResult:
+    """Delete events published, or messages processed or closed, before a time; others stay, however old.
 
-    pages_of: int
-    on_progress: OnProgress
-    pages: int = 0
-    rows: int = 0
+    A message that is delivered again after its row is gone has its effect again: keep rows of the inbox
+    longer than the streams keep messages.
 
-    def add(self, pages: int, rows: int) -> None:
-        self.pages += pages
-        self.rows += rows
-        self.on_progress(self.pages, self.pages_of, self.rows)
-
-
-class PostgresPruning:
-    """Deletion of published events and processed messages; each method raises what ``translated`` raises."""
-
-    def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool opened with ``OPERATOR_HINTS``."""
-        self._pool = pool
-        self._sql = load_queries("prune")
-
-    async def prune(
-        self,
-        side: str,
-        before: datetime,
-        *,
-        action: int,
-        cap: int | None,
-        on_progress: OnProgress,
-        on_partition: OnPartition,
-    ) -> PruneResult:
-        """Delete rows and count them in the audit's record ``action``; see ``PostgresOperations.prune``."""
-        leaves, keys = await self._leaves(side), await foreign_keys(self._pool, _TABLES[side])
-        tally = _Tally(pages_of=sum(leaf.pages for leaf in leaves), on_progress=on_progress)
+    Args:
+        pool: to the tables.
+        side: ``outbox`` or ``inbox``.
+        before: the time.
+        actor: who does it.
+        reason: why.
+        cap: stop after this many rows plus at most a range of pages; no larger partition is dropped.
+        on_progress: called after each range and each partition.
+        on_partition: called for each partition whose time is over, dropped or kept.
+    """
+    selection = {"before": before.isoformat()}
+    action: Literal["prune_outbox", "prune_inbox"] = "prune_outbox" if side == "outbox" else "prune_inbox"
+    async with recorded(pool, action, selection, actor=actor, reason=reason) as number:
+        table = _Table(pool, side, before, await _leaves(pool, side), await foreign_keys(pool, _TABLES[side]))
+        pages, deleted, stay = 0, 0, 0
         dropped: list[DroppedPartition] = []
-        stay = 0
-        for leaf in leaves:
-            room = None if cap is None else cap - tally.rows
-            if leaf.is_over(before) and await self._has_room(leaf, before, room):
-                result = await self._drop(leaf, before, action, keys)
+        for leaf in table.leaves:
+            if leaf.is_over(before) and await table.fits(leaf, None if cap is None else cap - deleted):
+                result = await table.drop(leaf, number)
                 on_partition(result)
                 if isinstance(result, DroppedPartition):
                     dropped.append(result)
-                    tally.add(leaf.pages, result.events)
+                    pages, deleted = pages + leaf.pages, deleted + result.events
+                    on_progress(pages, table.pages, deleted)
                     continue
-            for pages in ranges(leaf, _PAGES):
-                if cap is not None and tally.rows >= cap:
+            for some in ranges(leaf, _PAGES):
+                if cap is not None and deleted >= cap:
                     break
-                row = await self._in(side, side, pages, before, action, keys=keys)
-                tally.add(pages.end - pages.first, row["count"])
-                if keys:
-                    stay += (await self._in(side, f"count_{side}", pages, before, keys=keys))["referenced"]
-        return PruneResult(deleted=tally.rows, dropped=dropped, stay=_referenced(stay, keys))
+                deleted += (await table.run(f"prune_{side}", some, number))["count"]
+                if table.keys:
+                    stay += (await table.run(f"count_{side}", some))["referenced"]
+                pages += some.end - some.first
+                on_progress(pages, table.pages, deleted)
+    return PruneResult(deleted=deleted, dropped=dropped, stay=table.referenced(stay))
 
-    async def count(
-        self,
-        side: str,
-        before: datetime,
-        *,
-        should_continue: Callable[[], bool],
-        on_progress: OnProgress = ignore_progress,
-    ) -> Prunable:
-        """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
-        leaves, keys = await self._leaves(side), await foreign_keys(self._pool, _TABLES[side])
-        tally = _Tally(pages_of=sum(leaf.pages for leaf in leaves), on_progress=on_progress)
-        whole: list[str] = []
-        stay = 0
-        for leaf in leaves:
-            is_whole = leaf.is_over(before) and not keys
-            for pages in ranges(leaf, _PAGES):
-                if not should_continue():
-                    is_whole = False
-                    break
-                row = await self._in(side, f"count_{side}", pages, before, keys=keys)
-                tally.add(pages.end - pages.first, row["count"])
-                stay += row["referenced"]
-                is_whole = is_whole and row["count"] == row["rows"]
-            if is_whole:
-                whole.append(leaf.name)
-        return Prunable(
-            count=tally.rows,
-            pages=tally.pages,
-            pages_of=tally.pages_of,
-            partitions=whole,
-            stay=_referenced(stay, keys),
-        )
 
-    async def _has_room(self, leaf: LeafPartition, before: datetime, room: int | None) -> bool:
+async def count_prunable(
+    pool: asyncpg.Pool,
+    side: Side,
+    before: datetime,
+    *,
+    should_continue: Callable[[], bool],
+    on_progress: OnProgress = ignore_progress,
+) -> Prunable:
+    """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
+    table = _Table(pool, side, before, await _leaves(pool, side), await foreign_keys(pool, _TABLES[side]))
+    pages, count, stay = 0, 0, 0
+    whole: list[str] = []
+    for leaf in table.leaves:
+        is_whole = leaf.is_over(before) and not table.keys
+        for some in ranges(leaf, _PAGES):
+            if not should_continue():
+                is_whole = False
+                break
+            row = await table.run(f"count_{side}", some)
+            pages, count, stay = pages + some.end - some.first, count + row["count"], stay + row["referenced"]
+            is_whole = is_whole and row["count"] == row["rows"]
+            on_progress(pages, table.pages, count)
+        if is_whole:
+            whole.append(leaf.name)
+    return Prunable(
+        count=count, pages=pages, pages_of=table.pages, partitions=whole, stay=table.referenced(stay)
+    )
+
+
+async def _leaves(pool: asyncpg.Pool, side: Side) -> list[LeafPartition]:
+    return [leaf_of(row) for row in await fetch(pool, LEAVES, _TABLES[side])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table whose rows from before a time are pruned or counted."""
+
+    pool: asyncpg.Pool
+    side: Side
+    before: datetime
+    leaves: Sequence[LeafPartition]
+    keys: Sequence[ForeignKey]
+
+    @property
+    def pages(self) -> int:
+        return sum(leaf.pages for leaf in self.leaves)
+
+    def referenced(self, count: int) -> Referenced:
+        return Referenced(count=count, by=tuple(map(str, self.keys)))
+
+    async def fits(self, leaf: LeafPartition, room: int | None) -> bool:
+        """Return whether a partition has no more rows than may still be deleted."""
         if room is None:
             return True
         rows = 0
-        for pages in ranges(leaf, _PAGES):
-            rows += (await self._in("outbox", "count_outbox", pages, before))["rows"]
+        for some in ranges(leaf, _PAGES):
+            rows += (await self.run("count_outbox", some, referenced=False))["rows"]
             if rows > room:
                 return False
         return room > 0
 
-    async def _drop(
-        self, leaf: LeafPartition, before: datetime, action: int, keys: Sequence[ForeignKey]
-    ) -> DroppedPartition | KeptPartition:
+    async def drop(self, leaf: LeafPartition, action: int) -> DroppedPartition | KeptPartition:
         """Drop a partition if all its rows may be deleted; checking them needs the long time-out."""
-        if keys:
-            return KeptPartition(name=leaf.name, reason=f"its rows may be referenced by {keys[0]}")
+        if self.keys:
+            return KeptPartition(name=leaf.name, reason=f"its rows may be referenced by {self.keys[0]}")
         try:
-            [row] = await fetch_with_long_timeout(self._pool, DROP_LEAF, leaf.name, before, action)
+            [row] = await fetch_with_long_timeout(self.pool, DROP_LEAF, leaf.name, self.before, action)
         except TableMissingError:
             return KeptPartition(name=leaf.name, reason="another session has dropped it")
         return dropped_leaf(leaf.name, row)
 
-    async def _leaves(self, side: str) -> list[LeafPartition]:
-        return [leaf_of(row) for row in await fetch(self._pool, LEAVES, _TABLES[side])]
-
-    async def _in(
-        self, side: str, name: str, pages: PageRange, *args: object, keys: Sequence[ForeignKey] = ()
-    ) -> Any:
-        statement = for_leaf(self._sql[name], _TABLES[side], pages.leaf)
-        if keys:
-            statement = statement.replace(_UNREFERENCED, " OR ".join(key.condition for key in keys))
+    async def run(self, name: str, pages: PageRange, *action: int, referenced: bool = True) -> Any:
+        """Run a statement on a range of pages of one leaf; ``referenced``: heed the foreign keys."""
+        statement = for_leaf(SQL[name].sql, _TABLES[self.side], pages.leaf)
+        if self.keys and referenced:
+            statement = statement.replace(_UNREFERENCED, " OR ".join(key.condition for key in self.keys))
         try:
-            return (await fetch(self._pool, statement, pages.first, pages.end, *args))[0]
+            [row] = await fetch(self.pool, statement, pages.first, pages.end, self.before, *action)
         except TableMissingError:
-            if pages.leaf == _TABLES[side]:
+            if pages.leaf == _TABLES[self.side]:
                 raise
             return _GONE
+        return row

@@ -1,39 +1,157 @@
 """Replay: put events back into the outbox in portions, so that new events wait for few of them.
 
-``sql/queries/replay.sql`` chooses the events and writes the audit record.
+A replay changes events from PUBLISHED or DEAD to PENDING, the earliest first, which keeps each key's order.
+Its record in the audit holds its filter and its progress, so that an interrupted replay can be continued.
+Each function takes a pool that was opened with ``OPERATOR_HINTS``, and raises what ``translated`` raises.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Any
+from uuid import UUID
 
-from sea_mq_worker.operators.ports import Chosen, Replay, ReplayResult, ReplayStep, ReplayTables
+import asyncpg
+
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.operators.changes import check_accountable, selection_of
 from sea_mq_worker.operators.records import OutboxFilter
+from sea_mq_worker.operators.tables import SQL
+from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.postgres.pool import fetch, fetch_with_long_timeout
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-
+_TERMINAL = (EventState.PUBLISHED, EventState.DEAD)
 _PORTION_MAX = 1000
 _POLL_SECONDS = 0.5
+_LOWEST = -(2**63)
+"""Below every seq: who writes rows past the triggers may choose a negative one."""
 _AT_ONCE = "goes out: at once"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A replay that has begun.
+
+    Attributes:
+        id: id of its record in ``operator_actions``.
+        at: when the replay began; None: just now.
+        through: all events up to this seq are done.
+        replayed: number of events put back so far.
+    """
+
+    id: int
+    which: OutboxFilter
+    at: datetime | None = None
+    through: int = 0
+    replayed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An event to put back; ``published_at`` is None for a DEAD one."""
+
+    id: UUID
+    seq: int
+    published_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """Result of a replay.
+
+    Attributes:
+        matched: number of events that could be replayed; cap + 1 means more than the cap.
+        replayed: number of events put back; 0 in a dry run, and if more than the cap matched.
+        last_published_at: when the last of them was published; None: all were DEAD.
+    """
+
+    matched: int
+    replayed: int
+    last_published_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStep:
+    """Progress of a replay.
+
+    Attributes:
+        done: number of events of this run that are done.
+        replayed: number of events put back, including those of earlier runs.
+        waiting: number of events put back but not yet claimed, for which the replay waits; 0: it continues.
+    """
+
+    done: int
+    replayed: int
+    waiting: int = 0
+
+
+async def choose(
+    pool: asyncpg.Pool, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = None
+) -> list[Chosen]:
+    """Return matching PUBLISHED and DEAD events by seq; of a resumed replay, the remaining ones.
+
+    An event that was published since ``resumed`` began is left out: the replay itself may have put it back.
+    The limit and the page of the filter do not matter.
+    """
+    bound = SQL["choose"].bind(
+        _terminal(which),
+        through=(resumed.through if resumed else 0) or _LOWEST,
+        begun_at=resumed.at if resumed else None,
+        limit=limit,
+    )
+    rows = await fetch_with_long_timeout(pool, *bound)
+    return [Chosen(row["id"], row["seq"], row["published_at"]) for row in rows]
+
+
+async def begin(pool: asyncpg.Pool, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
+    """Begin the record of a replay."""
+    check_accountable(actor, reason)
+    selection = selection_of(_terminal(which))
+    bound = SQL["begin_replay"].bind(actor=actor, reason=reason, selection=selection)
+    [row] = await fetch(pool, *bound)
+    return Replay(id=row["id"], which=which)
+
+
+async def load(pool: asyncpg.Pool, action: int) -> Replay:
+    """Return an interrupted replay.
+
+    Raises:
+        WorkerError: there is none, it is finished, or the pipeline has begun it.
+    """
+    rows = await fetch(pool, *SQL["load_replay"].bind(action=action))
+    if not rows:
+        raise WorkerError(
+            f"action {action} is no replay; `python -m sea_mq_worker audit --action replay` lists them"
+        )
+    [row] = rows
+    selection = json.loads(row["selection"])
+    progress = selection.pop("progress", {"finished": True})
+    if progress["finished"]:
+        raise WorkerError(f"replay {action} is finished: it put back {row['affected']}")
+    if "as_given" in progress:
+        raise WorkerError(f"replay {action} is the pipeline's: run the same `pipeline replay` again")
+    which = _filter_of(selection)
+    return Replay(id=action, which=which, at=row["at"], through=progress["through"], replayed=row["affected"])
+
+
 async def feed_replay(
-    tables: ReplayTables,
+    pool: asyncpg.Pool,
     replay: Replay,
     chosen: Sequence[Chosen],
     *,
+    hold_dead_keys: bool = False,
     per_second: int = 1000,
     ahead: int = 1000,
 ) -> AsyncIterator[ReplayStep]:
     """Put back portion after portion, and report each; an interrupted replay can be continued.
 
     Args:
-        tables: the outbox.
+        pool: to the outbox.
         replay: the record.
-        chosen: events that ``tables.choose`` returned for it.
+        chosen: events that ``choose`` returned for it.
+        hold_dead_keys: a DEAD event holds back the later ones of its key.
         per_second: pace.
         ahead: cap on events that are put back and not claimed yet: a new event waits for no more of them.
 
@@ -42,31 +160,39 @@ async def feed_replay(
     """
     size = max(1, min(_PORTION_MAX, per_second, ahead))
     waiting: Sequence[UUID] = []
+    through, replayed = replay.through, replay.replayed
     for start in range(0, len(chosen), size):
         portion = chosen[start : start + size]
         if start:
             await asyncio.sleep(size / per_second)
         while len(waiting) + len(portion) > ahead:
-            waiting = await tables.not_taken(waiting)
+            # An event that waits for another one of its key is no longer counted, since it delays no other.
+            bound = SQL["not_taken"].bind(ids=waiting, hold_dead_keys=hold_dead_keys)
+            waiting = [row["id"] for row in await fetch(pool, *bound)]
             if len(waiting) + len(portion) <= ahead:
                 break
-            yield _step(replay, start, chosen, waiting=len(waiting))
+            yield ReplayStep(done=start, replayed=replayed, waiting=len(waiting))
             await asyncio.sleep(_POLL_SECONDS)
-        replay = await tables.put_back(replay, portion)
-        waiting = [*waiting, *(one.id for one in portion)]
-        yield _step(replay, start + len(portion), chosen)
-    await tables.finish(replay)
+        ids, last_seq = [one.id for one in portion], max(portion[-1].seq, through)
+        bound = SQL["put_back"].bind(ids=ids, action=replay.id, through=through, last_seq=last_seq)
+        [row] = await fetch(pool, *bound)
+        if not row["is_mine"]:
+            raise WorkerError(f"another run continues replay {replay.id}; let it, or stop it first")
+        through, replayed = last_seq, replayed + row["count"]
+        waiting = [*waiting, *ids]
+        yield ReplayStep(done=start + len(portion), replayed=replayed)
+    await fetch(pool, *SQL["finish_replay"].bind(action=replay.id))
 
 
 async def replay_matching(
-    tables: ReplayTables, which: OutboxFilter, *, actor: str, reason: str, cap: int, dry_run: bool = False
+    pool: asyncpg.Pool, which: OutboxFilter, *, actor: str, reason: str, cap: int, dry_run: bool = False
 ) -> ReplayResult:
     """Put back what matches, without waiting for workers; of more than ``cap``, or in a dry run, none."""
-    chosen = await tables.choose(which, limit=cap + 1)
+    chosen = await choose(pool, which, limit=cap + 1)
     replayed = 0
     if not dry_run and 0 < len(chosen) <= cap:
-        begun = await tables.begin(which, actor=actor, reason=reason)
-        async for step in feed_replay(tables, begun, chosen, ahead=len(chosen)):
+        begun = await begin(pool, which, actor=actor, reason=reason)
+        async for step in feed_replay(pool, begun, chosen, ahead=len(chosen)):
             replayed = step.replayed
     return result_of(chosen, replayed)
 
@@ -108,7 +234,16 @@ def outlook(result: ReplayResult, window_seconds: float | None, *, now: datetime
     ]
 
 
-def _step(replay: Replay, done: int, chosen: Sequence[Chosen], *, waiting: int = 0) -> ReplayStep:
-    return ReplayStep(
-        action=replay.id, done=done, total=len(chosen), replayed=replay.replayed, waiting=waiting
-    )
+def _terminal(which: OutboxFilter) -> OutboxFilter:
+    return replace(which, states=tuple(state for state in _TERMINAL if state in which.states))
+
+
+def _filter_of(selection: Mapping[str, Any]) -> OutboxFilter:
+    """Read the filter that ``selection_of`` wrote."""
+    given = dict(selection)
+    given |= {name: datetime.fromisoformat(given[name]) for name in ("since", "until") if name in given}
+    if "ids" in given:
+        given["ids"] = tuple(map(UUID, given["ids"]))
+    if "correlation_id" in given:
+        given["correlation_id"] = UUID(given["correlation_id"])
+    return OutboxFilter(**given | {"states": tuple(map(EventState, given["states"]))})

@@ -1,5 +1,10 @@
-"""Connects operators' commands to NATS: streams, consumers and dead letters."""
+"""Streams and consumers for operators: where a message is, a consumer's backlog, and definitions applied.
 
+Each function raises BrokerUnavailableError if the server does not answer, and ContractError if the request is
+not permitted, or if the stream or the consumer does not exist.
+"""
+
+import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -8,10 +13,24 @@ from pathlib import Path
 from typing import assert_never
 
 from sea_mq_worker.connections import open_nats
-from sea_mq_worker.errors import ContractError, WorkerError
+from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerError
+from sea_mq_worker.inbox.message import recorded_as, storage_id
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.nats.info import consumer_info, find_consumer, stream_info, subjects_in
+from sea_mq_worker.nats.errors import ApiRefusedError
+from sea_mq_worker.nats.headers import MSG_ID
+from sea_mq_worker.nats.info import (
+    ConsumerInfo,
+    StreamInfo,
+    consumer_info,
+    durable_consumers,
+    find_consumer,
+    find_stream,
+    stream_info,
+    subjects_in,
+)
+from sea_mq_worker.nats.stored import read_back, read_next
 from sea_mq_worker.operators import definitions as sync_definitions
+from sea_mq_worker.operators.checks import ConsumerStanding
 from sea_mq_worker.operators.definitions import (
     AWAITED,
     EXISTENCE,
@@ -24,19 +43,32 @@ from sea_mq_worker.operators.definitions import (
     derived_definitions,
     write_definitions,
 )
-from sea_mq_worker.operators.inspection import NatsDeadLetters, NatsStreamInspection
-from sea_mq_worker.operators.ports import DeadLetterStore, StreamInspection
-from sea_mq_worker.operators.records import ConsumerState
+from sea_mq_worker.operators.records import (
+    ConsumerDelivery,
+    ConsumerState,
+    DeliveryState,
+    PublishedRow,
+    StoredMessage,
+)
 from sea_mq_worker.settings import Settings
 
 _CONNECT_SECONDS = 3.0
 """Cap on the time to connect: somebody waits at the terminal."""
+_NOT_FOUND = 404
+_CLOCKS = timedelta(hours=1)
+"""Tolerance, since the broker's clock may be ahead of the database's."""
+RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
+"""Command that lists the lost events and publishes them again."""
 
 
 @asynccontextmanager
-async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
+async def open_broker(settings: Settings) -> AsyncIterator[NatsConnection]:
+    """Connect to NATS; a command prints its own result, and no events of the connection."""
     connection = await open_nats(
-        settings, purpose="operator", on_event=_ignore, connect_timeout_seconds=_CONNECT_SECONDS
+        settings,
+        purpose="operator",
+        on_event=lambda _event, _text: None,
+        connect_timeout_seconds=_CONNECT_SECONDS,
     )
     try:
         yield connection
@@ -44,44 +76,170 @@ async def broker(settings: Settings) -> AsyncIterator[NatsConnection]:
         await connection.close()
 
 
-@asynccontextmanager
-async def stream_inspection(settings: Settings) -> AsyncIterator[NatsStreamInspection]:
-    """Connect to NATS to read streams and consumers."""
-    async with broker(settings) as connection:
-        yield NatsStreamInspection(connection=connection)
-
-
 async def duplicate_window_seconds(settings: Settings) -> float | None:
     """Return the own stream's deduplication window; None: NATS does not answer."""
     if not settings.nats_url.get_secret_value():
         return None
     try:
-        async with broker(settings) as connection:
+        async with open_broker(settings) as connection:
             return (await stream_info(connection, settings.stream)).duplicate_window_seconds
     except WorkerError:
         return None
 
 
-@asynccontextmanager
-async def dead_letters(settings: Settings) -> AsyncIterator[NatsDeadLetters]:
-    """Connect to the dead-letter stream.
+# --- A message, and what its consumers and its stream did with it.
+
+
+async def locate(connection: NatsConnection, stream: str, seq: int, message_id: str) -> StoredMessage | None:
+    """Return the message at a sequence; None: it is gone, or another message is there."""
+    try:
+        message = await read_back(connection, stream, "", seq)
+    except ApiRefusedError as error:
+        if error.code != _NOT_FOUND:
+            raise
+        return None
+    if message is None or message_id not in {recorded_as(message), storage_id(message)}:
+        return None
+    return StoredMessage(stream=stream, seq=seq, subject=message.subject, stored_at=message.stored_at)
+
+
+async def deliveries(
+    connection: NatsConnection, found: StoredMessage, *, consumer: str = ""
+) -> tuple[ConsumerDelivery, ...]:
+    """Return the progress of ``consumer`` with a message, or of all durables of its stream."""
+    if consumer:
+        return (_delivery(await consumer_info(connection, found.stream, consumer), found),)
+    return tuple(_delivery(info, found) for info in await durable_consumers(connection, found.stream))
+
+
+def _delivery(info: ConsumerInfo, found: StoredMessage) -> ConsumerDelivery:
+    seq = found.seq
+    if not info.wants(found.subject):
+        reading = DeliveryState.NOT_FOR_IT
+    elif seq > info.delivered_seq and info.pending:
+        reading = DeliveryState.TO_COME
+    elif seq <= info.ack_floor or not info.ack_pending:
+        reading = DeliveryState.DONE
+    else:
+        reading = DeliveryState.DELIVERED
+    before = min(seq - info.delivered_seq, info.pending) - 1 if reading is DeliveryState.TO_COME else 0
+    return ConsumerDelivery(consumer=info.name, reading=reading, before=before)
+
+
+async def consumer_state(connection: NatsConnection, info: ConsumerInfo) -> ConsumerState:
+    """Return a consumer's backlog; read its oldest message, if that is permitted."""
+    oldest = None
+    if info.pending:
+        with contextlib.suppress(BrokerUnavailableError, ContractError):
+            oldest = await read_next(connection, info, info.delivered_seq + 1)
+    return ConsumerState(
+        stream=info.stream,
+        durable=info.name,
+        pending=info.pending,
+        ack_pending=info.ack_pending,
+        ack_pending_max=info.max_ack_pending,
+        redelivered=info.redelivered,
+        paused_seconds=info.paused_seconds,
+        delivered_seq=info.delivered_seq,
+        oldest_seconds=max(0.0, (info.now - oldest.stored_at).total_seconds()) if oldest else None,
+        oldest_id=recorded_as(oldest) if oldest else "",
+    )
+
+
+def consumer_standing(source: StreamInfo, info: ConsumerInfo) -> ConsumerStanding:
+    """Return a consumer's progress. The stream was requested first: later removals show in the next check."""
+    return ConsumerStanding(
+        stream_created=source.created,
+        consumer_created=info.created,
+        first_seq=source.first_seq,
+        last_seq=source.last_seq,
+        delivered=info.delivered_seq,
+        deliveries=info.delivered_count,
+        pending=min(info.pending, max(source.last_seq - info.delivered_seq, 0)),
+        takes_all=all(map(info.wants, source.subjects or (">",))),
+        replaces=source.replaces,
+    )
+
+
+async def lost_since(
+    connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[PublishedRow]
+) -> str:
+    """Return the evidence that events are lost whose rows are PUBLISHED; empty: there is none.
+
+    An event that the stream may have dropped by its limits is not lost. One that somebody removed is. The
+    rows must have been read before.
+
+    Args:
+        connection: to ask.
+        stream: that the rows name.
+        greatest: sequence that a row names.
+        shared: rows that name the same sequence as another.
+        some: rows to look up.
 
     Raises:
-        ContractError: the stream does not exist; the text names the command that creates it.
+        BrokerUnavailableError: the server did not answer.
+        ContractError: there is no such stream, or asking is not permitted.
     """
-    async with broker(settings) as connection:
-        await stream_info(connection, settings.dlq_stream)
-        yield NatsDeadLetters(connection=connection, stream=settings.dlq_stream)
+    info = await stream_info(connection, stream)
+    if greatest > info.last_seq:
+        ends = f"the stream, made at {info.created}, ends at {info.last_seq}"
+        return f"a row names sequence {greatest}, and {ends}"
+    if shared:
+        return f"{shared} rows name a sequence that a later row names, too"
+    for row in some:
+        message = await read_back(connection, stream, "", row.seq)
+        if message is None and not info.may_have_dropped(row.published_at):
+            return (
+                f"somebody removed message {row.seq}, event {row.id}, from the stream, which begins at "
+                f"{info.first_seq}: no limit of the stream does that"
+            )
+        if message is not None and message.headers.get(MSG_ID) != row.id:
+            return f"the stream has another message at {row.seq}, the sequence of event {row.id}"
+    return ""
 
 
-@asynccontextmanager
-async def lookup_broker(settings: Settings) -> AsyncIterator[tuple[StreamInspection, DeadLetterStore]]:
-    """Connect to NATS to look for a message, also without a dead-letter stream."""
-    async with broker(settings) as connection:
-        yield (
-            NatsStreamInspection(connection=connection),
-            NatsDeadLetters(connection=connection, stream=settings.dlq_stream),
-        )
+# --- The oldest message of the consumed streams, and the backlogs of their consumers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliverable:
+    """A stream that may redeliver messages received ``since`` this time."""
+
+    stream: str
+    since: datetime
+
+
+async def oldest_deliverable(connection: NatsConnection, streams: Collection[str]) -> Deliverable | None:
+    """Return the stream with the oldest message: younger inbox rows must stay.
+
+    None: no stream holds a message.
+    """
+    infos = [(await find_stream(connection, name), name) for name in sorted(streams)]
+    found = [(info.first_time, name) for info, name in infos if info and info.first_time]
+    if not found:
+        return None
+    first, name = min(found)
+    return Deliverable(stream=name, since=first - _CLOCKS)
+
+
+async def consumer_states(settings: Settings) -> tuple[Sequence[ConsumerState], Sequence[str]]:
+    """Return the states of the configured consumers, and those that could not be queried with the reason."""
+    found: list[ConsumerState] = []
+    not_checked: list[str] = []
+    try:
+        async with open_broker(settings) as connection:
+            for wanted in settings.consumers:
+                try:
+                    info = await consumer_info(connection, wanted.stream, wanted.durable)
+                    found.append(await consumer_state(connection, info))
+                except WorkerError as error:
+                    not_checked.append(f"consumer {wanted.durable} of {wanted.stream}: {error}")
+    except WorkerError as error:
+        not_checked.append(f"streams: {error}")
+    return found, not_checked
+
+
+# --- Definitions of this context, compared with the server and applied to it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +256,7 @@ async def stored_subjects(settings: Settings) -> tuple[Collection[str], Collecti
     Raises:
         ContractError: a stream or a consumer does not exist.
     """
-    async with broker(settings) as connection:
+    async with open_broker(settings) as connection:
         sent = await subjects_in(connection, settings.stream)
         received: set[str] = set()
         for wanted in settings.consumers:
@@ -141,7 +299,7 @@ def defined_streams(settings: Settings) -> frozenset[str]:
 
 async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Difference]:
     wanted = wanted_topology(settings, streams=streams)
-    async with broker(settings) as connection:
+    async with open_broker(settings) as connection:
         return await _compare(connection, wanted, settings)
 
 
@@ -157,7 +315,7 @@ async def apply_topology(
     A consumer that only another context's deployment can make possible stays an AWAITED difference.
     """
     wanted = wanted_topology(settings, streams=streams)
-    async with broker(settings) as connection:
+    async with open_broker(settings) as connection:
         changes = await sync_definitions.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
         differences = await _compare(connection, wanted, settings)
     if dry_run:
@@ -229,57 +387,3 @@ def _definitions(settings: Settings) -> list[Definition]:
 
 def _streams_of(found: Collection[Definition]) -> frozenset[str]:
     return frozenset(one.name for one in found if isinstance(one, StreamDefinition))
-
-
-def _ignore(_event: str, _text: str) -> None:
-    """Ignore events of the connection: a command prints its own result."""
-
-
-# --- The oldest message of the consumed streams, and the backlogs of their consumers.
-
-_CLOCKS = timedelta(hours=1)
-"""Tolerance, since the broker's clock may be ahead of the database's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deliverable:
-    """A stream that may redeliver messages received ``since`` this time."""
-
-    stream: str
-    since: datetime
-
-
-async def oldest_deliverable(settings: Settings) -> Deliverable | None:
-    """Return the consumed stream with the oldest message: younger inbox rows must stay.
-
-    None: no stream holds a message.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: the request is not permitted.
-    """
-    async with stream_inspection(settings) as streams:
-        return await oldest_of(streams, {consumer.stream for consumer in settings.consumers})
-
-
-async def oldest_of(streams: StreamInspection, names: Collection[str]) -> Deliverable | None:
-    """Return the stream with the oldest message; None: none of them holds a message."""
-    found = [(await streams.first_stored_at(name), name) for name in sorted(names)]
-    first, name = min(((at, name) for at, name in found if at), default=(None, ""))
-    return Deliverable(stream=name, since=first - _CLOCKS) if first else None
-
-
-async def consumer_states(settings: Settings) -> tuple[Sequence[ConsumerState], Sequence[str]]:
-    """Return the states of the configured consumers, and those that could not be queried with the reason."""
-    found: list[ConsumerState] = []
-    not_checked: list[str] = []
-    try:
-        async with stream_inspection(settings) as streams:
-            for wanted in settings.consumers:
-                try:
-                    found.append(await streams.consumer_state(wanted.stream, wanted.durable))
-                except WorkerError as error:
-                    not_checked.append(f"consumer {wanted.durable} of {wanted.stream}: {error}")
-    except WorkerError as error:
-        not_checked.append(f"streams: {error}")
-    return found, not_checked

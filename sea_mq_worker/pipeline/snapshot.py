@@ -72,7 +72,7 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         cursor.execute(_EXPORT)
         identity, at = cursor.fetchone()
         held = Snapshot(identity, at, config_file(), cursor)
-        for found in held.rows(load_queries("context")["owner"]):
+        for found in held.rows(load_queries("sessions")["owner"]):
             require_owner(found, settings.context)
         yield held
 

@@ -8,9 +8,7 @@ from uuid import UUID
 
 import asyncpg
 
-from sea_mq_worker.errors import ContractError
-from sea_mq_worker.operators.records import DroppedPartition, KeptPartition, check_accountable
-from sea_mq_worker.postgres.migrations import Partition, check_owner, check_version, owner_session
+from sea_mq_worker.postgres.migrations import Partition
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.resources import resource_folder
@@ -86,6 +84,28 @@ class PageRange:
     end: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedPartition:
+    """A partition that was dropped whole, with its number of events."""
+
+    name: str
+    events: int
+
+    def __str__(self) -> str:
+        return f"dropped partition {self.name}, {self.events:,} events"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPartition:
+    """A partition that was not dropped although its time is over, with the reason."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"partition {self.name} is deleted row by row: {self.reason}"
+
+
 def leaf_of(row: Any) -> LeafPartition:
     return LeafPartition(row["name"], row["pages"], row["until_at"])
 
@@ -139,27 +159,3 @@ class PostgresPartitions:
 def partitioning_script() -> str:
     """Return the SQL that divides the outbox; psql can also run it."""
     return (resource_folder("sql") / "partitions.sql").read_text(encoding="utf-8")
-
-
-async def partition_outbox(dsn: str, *, schema: str, context: str, actor: str, reason: str) -> bool:
-    """Divide the outbox into partitions, in one transaction with the audit record; False: it has partitions.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now, or others kept the table busy; nothing changed.
-        ContractError: the server is too old, the user does not own the tables, they are another context's, or
-            something is in the way.
-    """
-    check_accountable(actor, reason)
-    sql = load_queries("partitions")
-    async with owner_session(dsn, schema) as connection:
-        await check_version(connection)
-        await check_owner(connection, context)
-        async with connection.transaction():
-            if await connection.fetchval(sql["exist"]):
-                return False
-            try:
-                await connection.execute(partitioning_script())
-            except asyncpg.RaiseError as obstacle:
-                raise ContractError(f"the outbox cannot be divided: {obstacle.args[0]}") from obstacle
-            await connection.execute(sql["record"], actor, reason)
-    return True

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -71,3 +73,26 @@ async def abort_after_grace(task: asyncio.Task[Any]) -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
     await asyncio.gather(task, return_exceptions=True)
+
+
+# --- Signals: the first starts a graceful stop, the second ends the process at once.
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Set ``stop`` at SIGTERM, SIGINT or SIGHUP; at the second one exit with 128 + its number.
+
+    SIGHUP stays ignored under nohup.
+    """
+
+    def receive(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
+        loop.add_signal_handler(number, receive, number)

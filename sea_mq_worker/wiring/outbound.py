@@ -12,7 +12,7 @@ from typing import Self
 import asyncpg
 
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.operators.database import tables_pool
+from sea_mq_worker.operators.tables import open_tables
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.outbox.maintenance import LeaseReaper, PartitionMaker, PeriodicTask
 from sea_mq_worker.outbox.pace import MemoryBudget, Pace
@@ -82,7 +82,7 @@ async def count_backlog(settings: Settings, *, since: datetime | None = None) ->
         ContractError: the schema has another version.
     """
     patient = settings.model_copy(update={"database_timeout_seconds": _COUNT_SECONDS})
-    async with tables_pool(patient, purpose="backlog") as pool:
+    async with open_tables(patient, purpose="backlog") as pool:
         return BacklogCounts(**(await fetch(pool, _SQL["counts"], since))[0])
 
 

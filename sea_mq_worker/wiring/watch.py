@@ -19,9 +19,9 @@ from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, consumer_info, stream_info
 from sea_mq_worker.nats.stored import read_on
 from sea_mq_worker.operators.checks import PassedMessages, PostgresStandings, acknowledged, find_missed
-from sea_mq_worker.operators.inspection import RECONCILE, consumer_standing, consumer_state, lost_since
 from sea_mq_worker.operators.records import Depth
-from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOverview
+from sea_mq_worker.operators.streams import RECONCILE, consumer_standing, consumer_state, lost_since
+from sea_mq_worker.operators.tables import BY_INDEX, depth, overview, without_read_ahead
 from sea_mq_worker.outbox.maintenance import PeriodicTask
 from sea_mq_worker.postgres.migrations import (
     altered_migrations,
@@ -45,10 +45,8 @@ _OVERVIEW_EVERY = 4
 _PURPOSE = "upkeep"
 
 
-async def sampling(
-    base: WorkerContext, status: StatusCollector
-) -> tuple[PostgresInspection, dict[str, Loop]]:
-    """Check the schema's version, and sample the depth every 15 s; return the tables that are sampled."""
+async def sampling(base: WorkerContext, status: StatusCollector) -> tuple[asyncpg.Pool, dict[str, Loop]]:
+    """Check the schema's version, and sample the depth every 15 s; return the pool that samples."""
 
     async def connect() -> asyncpg.Pool:
         pool = await open_pool(base.settings, purpose=_PURPOSE, hints=BY_INDEX)
@@ -74,8 +72,8 @@ async def sampling(
             status.tick()
             await sleep_or_stop(stop, seconds=STEP_SECONDS)
 
-    depth = PeriodicTask(work=sampler.sample, store_breaker=breaker, seconds=STEP_SECONDS)
-    return sampler.tables, {"depth": depth.run, "history": record_history}
+    task = PeriodicTask(work=sampler.sample, store_breaker=breaker, seconds=STEP_SECONDS)
+    return pool, {"depth": task.run, "history": record_history}
 
 
 def consumer_sampling(
@@ -83,7 +81,7 @@ def consumer_sampling(
     status: StatusCollector,
     connection: NatsConnection,
     consumers: Sequence[NatsJetStreamConsumer],
-    tables: PostgresInspection,
+    pool: asyncpg.Pool,
 ) -> dict[str, Loop]:
     """Sample the durables every 15 s, pause those that have become unfit, and report changed filters."""
     filters: dict[str, Sequence[str]] = {}
@@ -100,7 +98,7 @@ def consumer_sampling(
             try:
                 info = await consumer.look()
                 state = await consumer_state(connection, info)
-                state = await tables.without_read_ahead(state, limit=DEPTH_MAX)
+                state = await without_read_ahead(pool, state, limit=DEPTH_MAX)
             except WorkerError as error:
                 sample = ConsumerSample(stream=consumer.stream, durable=consumer.name, error=str(error))
             else:
@@ -138,39 +136,38 @@ class _Sampler:
         self._base = base
         self._status = status
         self._pool = pool
-        self.tables = PostgresInspection(pool=pool)
-        self._overview = PostgresOverview(pool=pool)
         self._standings = PostgresStandings(pool=pool)
         self._count = 0
         self._dead = (0, 0)
 
     async def sample(self) -> None:
         await leave_former_primary(self._pool)
-        outbox = await self.tables.outbox_depth_capped(limit=DEPTH_MAX)
-        inbox = await self.tables.inbox_depth_capped(limit=DEPTH_MAX)
+        outbox = await depth(self._pool, "outbox", limit=DEPTH_MAX)
+        inbox = await depth(self._pool, "inbox", limit=DEPTH_MAX)
         self._record("outbox", outbox)
         self._record("inbox", inbox)
         self._status.set_missed(await self._standings.missed())
         dead = (outbox.dead, inbox.dead)
         if self._count % _OVERVIEW_EVERY == 0 or dead != self._dead:
             await check_rows_visible(self._pool)
-            self._status.set_overview(await self._overview.overview(sessions=f"sea_mq_worker {_PURPOSE}"))
+            sessions = f"sea_mq_worker {_PURPOSE}"
+            self._status.set_overview(await overview(self._pool, sessions=sessions))
         self._count, self._dead = self._count + 1, dead
         await check_version(self._pool)  # a migration may be too new for this worker
 
-    def _record(self, side: Side, depth: Depth) -> None:
+    def _record(self, side: Side, found: Depth) -> None:
         self._base.metrics.set_depth(
             side,
-            waiting=depth.waiting,
-            waiting_seconds=depth.waiting_seconds,
-            dead=depth.dead,
-            scheduled=depth.scheduled,
+            waiting=found.waiting,
+            waiting_seconds=found.waiting_seconds,
+            dead=found.dead,
+            scheduled=found.scheduled,
         )
         sample = Sample(
-            depth=depth.waiting,
-            oldest_seconds=depth.waiting_seconds,
-            scheduled=depth.scheduled,
-            dead=depth.dead,
+            depth=found.waiting,
+            oldest_seconds=found.waiting_seconds,
+            scheduled=found.scheduled,
+            dead=found.dead,
         )
         self._status.set_sample(side, sample)
 

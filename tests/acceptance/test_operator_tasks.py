@@ -10,7 +10,7 @@ import pytest
 
 from sea_mq_worker.nats.connection import api
 from sea_mq_worker.operators.records import OutboxFilter
-from sea_mq_worker.operators.tables import PostgresReplays
+from sea_mq_worker.operators.replay import begin
 from tests.support.checkups import OF_TEST_SERVERS, Patient
 from tests.support.documents import commands
 from tests.support.operators import Answer, World
@@ -164,9 +164,7 @@ async def test_replay_yesterdays_events_of_one_type_and_key(world: World) -> Non
 async def test_resume_an_interrupted_replay(world: World) -> None:
     """It was begun, and killed before it had put anything back."""
     dead = [await add_event(world.pool, "DEAD") for _ in range(3)]
-    begun = await PostgresReplays(pool=world.pool).begin(
-        OutboxFilter(ids=tuple(dead)), actor="ann", reason="handler fixed"
-    )
+    begun = await begin(world.pool, OutboxFilter(ids=tuple(dead)), actor="ann", reason="handler fixed")
     listed, resumed = await done(world, "Resume an interrupted replay", ACTION=begun.id)
     assert re.search(rf"^\s*{begun.id}\b.*ann", listed.out, re.MULTILINE)
     assert resumed.out == "replayed 3 of 3\n"

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.inbox.postgres import PostgresResumptions
-from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.operators.changes import resume
 from sea_mq_worker.ports import Resumptions
 from sea_mq_worker.testing.inbox import InMemoryResumptions
 from tests.support.rows import opened
@@ -34,10 +34,9 @@ async def world(request: pytest.FixtureRequest, database: Database) -> AsyncIter
         yield World(resumptions=fake, resume=note)
         return
     async with opened(database) as pool:
-        operations = PostgresOperations(pool=pool)
         yield World(
             resumptions=PostgresResumptions(pool=pool),
-            resume=lambda event_type: operations.resume(event_type, actor="ann", reason="mended"),
+            resume=lambda event_type: resume(pool, event_type, actor="ann", reason="mended"),
         )
 
 

@@ -11,14 +11,17 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.operators.lookup import MessageLookup
-from sea_mq_worker.operators.lookup_report import lookup_report
+from sea_mq_worker.operators.lookup import Lookup, lookup_report
 from sea_mq_worker.operators.records import READ_MAX, InboxFilter, InboxState, OutboxFilter
+from sea_mq_worker.operators.replay import choose
 from sea_mq_worker.operators.tables import (
-    PostgresInspection,
-    PostgresLists,
-    PostgresOverview,
-    PostgresReplays,
+    depth,
+    inbox_page,
+    outbox_page,
+    overview,
+    show_inbox,
+    show_outbox,
+    summary,
 )
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.postgres.migrations import migrate
@@ -87,9 +90,8 @@ class Desk:
     """Large tables, rows to ask for, and who asks."""
 
     database: str
-    tables: PostgresInspection
-    overview: PostgresOverview
-    place: MessageLookup
+    pool: asyncpg.Pool
+    place: Lookup
     event: UUID
     correlation: UUID
     dead: UUID
@@ -112,10 +114,8 @@ async def desk(servers: Servers) -> AsyncIterator[Desk]:
         finally:
             await connection.close()
         async with opened(own, hints=OPERATOR_HINTS) as pool:
-            tables = PostgresInspection(pool=pool)
-            place = MessageLookup(tables=tables, broker=None, dlq_stream="", searched=())
-            overview = PostgresOverview(pool=pool)
-            yield Desk(database=own.name, tables=tables, overview=overview, place=place, **examples)
+            place = Lookup(pool=pool, connection=None)
+            yield Desk(database=own.name, pool=pool, place=place, **examples)
 
 
 Question: TypeAlias = Callable[[Desk], Awaitable[object]]
@@ -123,20 +123,20 @@ Question: TypeAlias = Callable[[Desk], Awaitable[object]]
 
 def events(*states: EventState, read_max: int | None = READ_MAX, **which: Any) -> Question:
     asked = OutboxFilter(states=states or UNFINISHED, **which)
-    return lambda desk: desk.tables.outbox_page(asked, read_max=read_max)
+    return lambda desk: outbox_page(desk.pool, asked, read_max=read_max)
 
 
 def messages(*states: InboxState, read_max: int = READ_MAX, **which: Any) -> Question:
     asked = InboxFilter(states=states or UNPROCESSED, **which)
-    return lambda desk: desk.tables.inbox_page(asked, read_max=read_max)
+    return lambda desk: inbox_page(desk.pool, asked, read_max=read_max)
 
 
 QUESTIONS: dict[str, Question] = {
-    "depth": lambda desk: desk.tables.outbox_depth(),
-    "depth of the inbox": lambda desk: desk.tables.inbox_depth(),
-    "a sample of the depth": lambda desk: desk.tables.outbox_depth_capped(limit=LIMIT),
-    "a sample of the inbox's depth": lambda desk: desk.tables.inbox_depth_capped(limit=LIMIT),
-    "a sample of reasons": lambda desk: desk.overview.overview(sessions="sea_mq_worker upkeep"),
+    "depth": lambda desk: depth(desk.pool, "outbox"),
+    "depth of the inbox": lambda desk: depth(desk.pool, "inbox"),
+    "a sample of the depth": lambda desk: depth(desk.pool, "outbox", limit=LIMIT),
+    "a sample of the inbox's depth": lambda desk: depth(desk.pool, "inbox", limit=LIMIT),
+    "a sample of reasons": lambda desk: overview(desk.pool, sessions="sea_mq_worker upkeep"),
     "outbox list": events(),
     "outbox list --type": events(event_type="order.created"),
     "outbox list --key": lambda desk: events(ordering_key=desk.key)(desk),
@@ -148,8 +148,8 @@ QUESTIONS: dict[str, Question] = {
     "outbox list --state PUBLISHED --key, --read": events(
         EventState.PUBLISHED, ordering_key="nobody's", read_max=2000
     ),
-    "outbox summary": lambda desk: desk.tables.outbox_summary(read_max=LIMIT, groups_max=5),
-    "outbox show": lambda desk: desk.tables.show_outbox(desk.event),
+    "outbox summary": lambda desk: summary(desk.pool, "outbox", read_max=LIMIT, groups_max=5),
+    "outbox show": lambda desk: show_outbox(desk.pool, desk.event),
     "inbox list": messages(),
     "inbox list --error": messages(error_like="nothing says this"),
     "inbox list --state PROCESSED": messages(InboxState.PROCESSED),
@@ -157,8 +157,8 @@ QUESTIONS: dict[str, Question] = {
     "inbox list --state PROCESSED --consumer, --read": messages(
         InboxState.PROCESSED, consumer="nobody", read_max=2000
     ),
-    "inbox summary": lambda desk: desk.tables.inbox_summary(read_max=LIMIT, groups_max=5),
-    "inbox show": lambda desk: desk.tables.show_inbox(desk.message),
+    "inbox summary": lambda desk: summary(desk.pool, "inbox", read_max=LIMIT, groups_max=5),
+    "inbox show": lambda desk: show_inbox(desk.pool, desk.message),
     "where, an event": lambda desk: lookup_report(str(desk.event), desk.place),
     "where, a dead event": lambda desk: lookup_report(str(desk.dead), desk.place),
     "where, a message": lambda desk: lookup_report(str(desk.message), desk.place),
@@ -194,8 +194,7 @@ async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Serve
         async with opened(own, hints=OPERATOR_HINTS) as pool:
             async with pool.acquire() as connection, connection.transaction():
                 await connection.execute(BACKLOG)
-            page = PostgresLists(pool=pool).outbox_page
-            choose = partial(PostgresReplays(pool=pool).choose, limit=1000)
+            page, dead_ones = partial(outbox_page, pool), partial(choose, pool, limit=1000)
             dead = OutboxFilter(states=(EventState.DEAD,))
             asked = {
                 "outbox list": partial(page, OutboxFilter(states=UNFINISHED)),
@@ -204,7 +203,7 @@ async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Serve
                 "outbox list --type, --read": partial(
                     page, OutboxFilter(states=UNFINISHED, event_type="nobody's"), read_max=500
                 ),
-                "outbox replay --state DEAD": partial(choose, dead),
+                "outbox replay --state DEAD": partial(dead_ones, dead),
             }
             read = {name: await pages(servers, own.name, question) for name, question in asked.items()}
     budgets.PAGES_IN_A_BACKLOG.check(max(read.values()), read)

@@ -16,7 +16,8 @@ import pytest
 
 from sea_mq_worker.inbox.message import FailedHandling, InboxMessage, Leased
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
-from sea_mq_worker.operators.tables import BY_INDEX, PostgresOperations
+from sea_mq_worker.operators.prune import Side, prune
+from sea_mq_worker.operators.tables import BY_INDEX, depth
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS, WORKER_HINTS
@@ -113,10 +114,9 @@ class Statements:
             await self._outbox(lane, is_keyed=lane == "keyed")
         await self._inbox()
         await self._archive()
-        tables = PostgresOperations(pool=self.upkeep)
         # of each lane: 50 events, and up to 1,000 failed ones for the time since which they wait
-        await self._count("depth of the outbox", 2 * 50, partial(tables.outbox_depth_capped, limit=50))
-        await self._count("depth of the inbox", 50, partial(tables.inbox_depth_capped, limit=50))
+        await self._count("depth of the outbox", 2 * 50, partial(depth, self.upkeep, "outbox", limit=50))
+        await self._count("depth of the inbox", 50, partial(depth, self.upkeep, "inbox", limit=50))
 
     async def _outbox(self, lane: str, *, is_keyed: bool) -> None:
         relay, reaper = (self._relay(lease, is_keyed=is_keyed) for lease in (60.0, 0.0))
@@ -163,8 +163,9 @@ class Statements:
         await self._count("mark_dead_lettered", 25, partial(inbox.mark_dead_lettered, leases[75:]))
         overdue = partial(inbox.overdue, stream="S", consumer="c", older_than_seconds=0.0, lease_seconds=60.0)
         await self._count("overdue", BATCH, partial(overdue, after="", limit=BATCH))
-        purge = partial(PostgresOperations(pool=self.loops).record_purge, uuid.UUID(leases[99].message_id))
-        await self._count("record_purge", 1, partial(purge, action=0, actor="a", reason="r"))
+        purge = load_named("operators")["record_purge"].sql
+        given = uuid.UUID(leases[99].message_id), "purged by a: r", 0
+        await self._count("record_purge", 1, partial(self.loops.fetch, purge, *given))
 
     async def _archive(self) -> None:
         """Compare events with digests that are not theirs, and delete none of them."""
@@ -182,10 +183,10 @@ class Statements:
     async def prune(self) -> None:
         """Delete what is finished in a range of pages."""
         until = await self.owner.fetchval("SELECT now() + interval '1 minute'")
-        desk = PostgresOperations(pool=self.operator)
-        for side in ("outbox", "inbox"):
+        sides: tuple[Side, ...] = ("outbox", "inbox")
+        for side in sides:
             before = await self._read()
-            deleted = (await desk.prune(side, until, cap=1, actor="a", reason="r")).deleted
+            deleted = (await prune(self.operator, side, until, cap=1, actor="a", reason="r")).deleted
             self.pages[f"prune the {side}"] = (await self._read() - before) / deleted
 
     async def _count(self, what: str, rows: int, statement: Callable[[], Awaitable[Any]]) -> Any:

@@ -7,7 +7,6 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.operators.tables import PostgresOperations
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import connected
@@ -44,11 +43,6 @@ async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
     """A pool as operators' commands open it."""
     async with opened(database, hints=OPERATOR_HINTS) as made:
         yield made
-
-
-@pytest.fixture
-def operations(pool: asyncpg.Pool) -> PostgresOperations:
-    return PostgresOperations(pool=pool)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from sea_mq_worker.dev.servers import (
     exit_code,
     open_way_to,
 )
-from sea_mq_worker.operators.database import migrate_schema
+from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.settings import Settings
 from tests.support.waiting import eventually
 
@@ -204,7 +204,7 @@ async def test_a_server_of_the_machine_serves_instead_of_the_wheels(
         assert str(await query(server, "SHOW server_version")).startswith(OF_THE_MACHINE[-1].parts[-2])
         assert await query(server, "SELECT 'a' < 'B'") is False
         settings = Settings.model_validate({"database_url": server.dsn})
-        await migrate_schema(settings)
+        await migrate(server.dsn, schema=settings.database_schema)
 
 
 async def test_without_the_wheel_a_server_on_path_is_used_and_none_is_named(

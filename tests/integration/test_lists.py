@@ -11,7 +11,7 @@ import pytest
 
 from sea_mq_worker.operators import tables as listings
 from sea_mq_worker.operators.records import InboxFilter, InboxState, OutboxFilter
-from sea_mq_worker.operators.tables import PostgresLists, RowGoneError
+from sea_mq_worker.operators.tables import RowGoneError, inbox_page, outbox_page, show_outbox
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.postgres.partitions import min_id_at
 from tests.support.partitions import partition_outbox
@@ -44,7 +44,7 @@ class Outbox:
     async def listed(self, *, finished: bool = True, read_max: int | None = None, **which: Any) -> Listed:
         states = (EventState.PUBLISHED if finished else EventState.DEAD,)
         asked = OutboxFilter(states=states, **which)
-        page = await PostgresLists(pool=self.pool).outbox_page(asked, read_max=read_max)
+        page = await outbox_page(self.pool, asked, read_max=read_max)
         return [row.id for row in page.rows], page.next_after, page.read
 
 
@@ -59,7 +59,7 @@ class Inbox:
     async def listed(self, *, finished: bool = True, read_max: int | None = None, **which: Any) -> Listed:
         states = (InboxState.PROCESSED if finished else InboxState.DEAD_LETTERED,)
         asked = InboxFilter(states=states, **which)
-        page = await PostgresLists(pool=self.pool).inbox_page(asked, read_max=read_max)
+        page = await inbox_page(self.pool, asked, read_max=read_max)
         return [row.message_id for row in page.rows], page.next_after, page.read
 
 
@@ -135,7 +135,7 @@ async def test_of_unfinished_events_no_more_are_read_either(pool: asyncpg.Pool) 
     ) -> tuple[list[UUID], UUID | None, datetime | None]:
         states = (EventState.PENDING, EventState.DEAD)
         asked = OutboxFilter(states=states, event_type="paid", **which)
-        page = await PostgresLists(pool=pool).outbox_page(asked, read_max=read_max)
+        page = await outbox_page(pool, asked, read_max=read_max)
         return [row.id for row in page.rows], page.next_after, page.reached
 
     assert await listed() == ([], others[1], ago(2))
@@ -149,7 +149,7 @@ async def test_of_unfinished_messages_no_more_are_read_either(pool: asyncpg.Pool
 
     async def listed(read_max: int, **given: Any) -> Listed:
         asked = InboxFilter(states=(InboxState.WAITING, InboxState.DEAD_LETTERED), **given)
-        page = await PostgresLists(pool=pool).inbox_page(asked, read_max=read_max)
+        page = await inbox_page(pool, asked, read_max=read_max)
         return [row.message_id for row in page.rows], page.next_after, page.read
 
     assert await listed(2, consumer="nobody") == ([], second, 2)
@@ -164,7 +164,7 @@ async def test_a_due_time_that_python_cannot_hold_is_shown_as_the_nearest(
 ) -> None:
     event_id = await add_event(pool)
     await pool.execute(f"UPDATE outbox_events SET available_at = '{due}'")
-    shown = await PostgresLists(pool=pool).show_outbox(event_id)
+    shown = await show_outbox(pool, event_id)
     assert shown
     assert (shown.available_at.year, shown.available_at.tzinfo) == (year, UTC)
 
@@ -189,7 +189,7 @@ async def test_unfinished_events_of_a_key_are_listed_whether_they_are_few_or_man
 
     async def listed(*states: EventState, **which: Any) -> list[UUID]:
         asked = OutboxFilter(states=states, ordering_key="k", **which)
-        return [row.id for row in (await PostgresLists(pool=pool).outbox_page(asked)).rows]
+        return [row.id for row in (await outbox_page(pool, asked)).rows]
 
     assert await listed(EventState.PENDING, EventState.CLAIMED, EventState.DEAD) == [claimed, dead, pending]
     assert await listed(EventState.DEAD) == [dead]

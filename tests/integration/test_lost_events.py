@@ -9,8 +9,8 @@ import pytest
 
 from sea_mq_worker.nats.connection import api
 from sea_mq_worker.operators.checks import Acknowledged, acknowledged
-from sea_mq_worker.operators.inspection import lost_since
 from sea_mq_worker.operators.records import PublishedRow
+from sea_mq_worker.operators.streams import lost_since
 from tests.support.jetstream import SECOND, connected, create_stream, store
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database

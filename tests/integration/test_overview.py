@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
+from sea_mq_worker.operators.changes import close
 from sea_mq_worker.operators.records import DeadReason
-from sea_mq_worker.operators.tables import BY_INDEX, PostgresInspection, PostgresOperations, PostgresOverview
+from sea_mq_worker.operators.tables import BY_INDEX, SQL, dead_events, overview
 from tests.support.rows import add_event, add_message, opened
 from tests.support.servers import Database
 
@@ -28,9 +29,9 @@ async def test_reasons_are_counted_the_most_frequent_first_and_workers_by_their_
     await add_event(pool, error="failed once")
     for _ in range(2):
         await add_message(pool, dead=True)
-    await PostgresOperations(pool=pool).close([await add_message(pool)], actor="ann", reason="lost")
+    await close(pool, [await add_message(pool)], actor="ann", reason="lost")
     other = await asyncpg.connect(database.dsn, server_settings={"application_name": "upkeep"})
-    found = await PostgresOverview(pool=pool).overview(sessions="upkeep")
+    found = await overview(pool, sessions="upkeep")
     await other.close()
     assert found.reasons["outbox"][0] == DeadReason(text="too large", count=2)
     assert len(found.reasons["outbox"]) == 5
@@ -41,17 +42,16 @@ async def test_reasons_are_counted_the_most_frequent_first_and_workers_by_their_
 async def test_dead_events_are_listed_page_by_page_and_by_type_and_error(pool: asyncpg.Pool) -> None:
     dead = [await add_event(pool, "DEAD", error=f"too LARGE {n}", event_type=f"t{n % 2}") for n in range(5)]
     await add_event(pool)
-    overview = PostgresOverview(pool=pool)
 
     async def listed(**given: object) -> list[object]:
         filters = {"event_type": None, "error": None, "below": None, "limit": 10, **given}
-        return [event.id for event in await overview.dead_events(**filters)]  # type: ignore[arg-type]
+        return [event.id for event in await dead_events(pool, **filters)]  # type: ignore[arg-type]
 
     assert await listed() == dead[::-1]
     assert await listed(event_type="t1") == [dead[3], dead[1]]
     assert await listed(error="large 4") == [dead[4]]
     assert await listed(limit=2) == [dead[4], dead[3]]
-    last = (await overview.dead_events(event_type=None, error=None, below=None, limit=2))[-1]
+    last = (await dead_events(pool, event_type=None, error=None, below=None, limit=2))[-1]
     assert await listed(below=last.seq) == dead[2::-1]
 
 
@@ -65,12 +65,11 @@ async def test_no_sample_reads_through_what_is_published(pool: asyncpg.Pool) -> 
             insert = f"INSERT INTO outbox_events ({columns}) {row}"
             await connection.execute(insert, state, published_at, count)
     await pool.execute("VACUUM ANALYZE outbox_events")
-    page, depth = PostgresOverview(pool=pool)._sql, PostgresInspection(pool=pool)._asked
     for statement, given in (
-        (page["overview"], (100, 5, "upkeep")),
-        (page["dead_events"], (None, None, None, 100, 10)),
-        (depth["outbox_depth_capped"], (100,)),
-        (depth["inbox_depth_capped"], (100,)),
+        ("overview", (100, 5, "upkeep")),
+        ("dead_events", (None, None, None, 100, 10)),
+        ("outbox_depth_capped", (100,)),
+        ("inbox_depth_capped", (100,)),
     ):
-        plan = "\n".join(row[0] for row in await pool.fetch(f"EXPLAIN {statement}", *given))
+        plan = "\n".join(row[0] for row in await pool.fetch(f"EXPLAIN {SQL[statement].sql}", *given))
         assert not re.search(r"Seq Scan on (outbox_events|inbox_messages)", plan), plan

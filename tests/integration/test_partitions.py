@@ -8,7 +8,6 @@ import pytest
 
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.operators.tables import PostgresReplays
 from tests.support.partitions import (
     DAY,
     INSERT,
@@ -193,7 +192,7 @@ async def test_a_partition_stays_where_an_event_is_published_again_between_the_l
         await other.execute(f"LOCK TABLE {name} IN SHARE UPDATE EXCLUSIVE MODE")
         dropping = asyncio.create_task(drop(owner, name, midnight() - DAY))
         await eventually(lambda: other.fetchval(WAITING, name))
-        await replay_matching(PostgresReplays(pool=pool), OutboxFilter(), actor="ada", reason="again", cap=1)
+        await replay_matching(pool, OutboxFilter(), actor="ada", reason="again", cap=1)
         await publish(other)
     assert await dropping == (False, "events have been put back meanwhile")
     assert await other.fetchval("SELECT count(*) FROM outbox_events") == 1

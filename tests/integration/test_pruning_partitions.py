@@ -11,8 +11,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from sea_mq_worker.operators.records import DroppedPartition, KeptPartition, PruneResult
-from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.operators.prune import PruneResult, count_prunable, prune
+from sea_mq_worker.operators.tables import audit
+from sea_mq_worker.postgres.partitions import DroppedPartition, KeptPartition
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.partitions import drop, id_of_day, partition_outbox, past_partition
 from tests.support.rows import add_event, opened
@@ -51,7 +52,7 @@ async def held(pool: asyncpg.Pool) -> set[UUID]:
 
 @pytest.mark.clause("lifecycle-29")
 async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_lose_theirs(
-    operations: PostgresOperations, pool: asyncpg.Pool
+    pool: asyncpg.Pool,
 ) -> None:
     whole = await past_partition(pool, days_ago=40)
     part = await past_partition(pool, days_ago=39)
@@ -68,9 +69,14 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
     reported: list[Any] = []
     steps: list[tuple[int, int, int]] = []
 
-    counted = await operations.pruning.count("outbox", ago(30), should_continue=lambda: True)
-    pruned = await operations.prune(
-        "outbox", ago(30), **WHO, on_progress=lambda *step: steps.append(step), on_partition=reported.append
+    counted = await count_prunable(pool, "outbox", ago(30), should_continue=lambda: True)
+    pruned = await prune(
+        pool,
+        "outbox",
+        ago(30),
+        **WHO,
+        on_progress=lambda *step: steps.append(step),
+        on_partition=reported.append,
     )
 
     assert (counted.count, counted.partitions) == (4, [whole, empty])
@@ -83,24 +89,22 @@ async def test_a_partition_all_of_whose_events_may_go_is_dropped_and_the_others_
     ]
     assert steps[-1] == (counted.pages_of, counted.pages_of, 4)
     assert await held(pool) == kept | {elsewhere}
-    [action] = await operations.audit(limit=9)
+    [action] = await audit(pool, limit=9)
     assert action.affected == 4
     assert json.loads(action.selection)["dropped"] == [whole, empty]
     soon = datetime.now(UTC) + timedelta(hours=1)
-    assert (await operations.prune("outbox", soon, **WHO)).deleted == 2
+    assert (await prune(pool, "outbox", soon, **WHO)).deleted == 2
     assert await held(pool) == kept - {published_late}
 
 
-async def test_a_cap_drops_no_partition_that_holds_more(
-    operations: PostgresOperations, pool: asyncpg.Pool
-) -> None:
+async def test_a_cap_drops_no_partition_that_holds_more(pool: asyncpg.Pool) -> None:
     small = await past_partition(pool, days_ago=40)
     large = await past_partition(pool, days_ago=39)
     await published(pool, days_ago=40)
     for _ in range(3):
         await published(pool, days_ago=39)
 
-    pruned = await operations.prune("outbox", ago(30), **WHO, cap=3)
+    pruned = await prune(pool, "outbox", ago(30), **WHO, cap=3)
 
     assert pruned.dropped == [DroppedPartition(name=small, events=1)]
     assert pruned.deleted == 4, "a range of pages is deleted whole"
@@ -108,7 +112,7 @@ async def test_a_cap_drops_no_partition_that_holds_more(
 
 
 async def test_what_another_session_drops_meanwhile_is_passed_over(
-    operations: PostgresOperations, pool: asyncpg.Pool, database: Database
+    pool: asyncpg.Pool, database: Database
 ) -> None:
     await past_partition(pool, days_ago=40)
     other = await past_partition(pool, days_ago=39)
@@ -124,13 +128,13 @@ async def test_what_another_session_drops_meanwhile_is_passed_over(
         with ThreadPoolExecutor() as elsewhere:
             elsewhere.submit(asyncio.run, drop()).result()
 
-    pruned = await operations.prune("outbox", ago(30), **WHO, on_partition=drop_other)
+    pruned = await prune(pool, "outbox", ago(30), **WHO, on_partition=drop_other)
 
     assert pruned.deleted == 1
 
 
 async def test_a_partition_goes_only_where_its_lock_shows_what_changed_before(
-    operations: PostgresOperations, pool: asyncpg.Pool, database: Database
+    pool: asyncpg.Pool, database: Database
 ) -> None:
     part = await past_partition(pool, days_ago=40)
     await published(pool, days_ago=40)
@@ -142,6 +146,6 @@ async def test_a_partition_goes_only_where_its_lock_shows_what_changed_before(
         assert (dropped, "must be read committed" in reason) == (False, True)
     await pool.expire_connections()
 
-    pruned = await operations.prune("outbox", ago(30), **WHO)
+    pruned = await prune(pool, "outbox", ago(30), **WHO)
 
     assert pruned.dropped == [DroppedPartition(name=part, events=1)]

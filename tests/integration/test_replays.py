@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -10,24 +11,30 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.operators.records import OutboxFilter
-from sea_mq_worker.operators.replay import feed_replay
-from sea_mq_worker.operators.tables import PostgresReplays
+from sea_mq_worker.operators.replay import (
+    Chosen,
+    Replay,
+    ReplayResult,
+    begin,
+    choose,
+    feed_replay,
+    load,
+    replay_matching,
+)
+from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import EventState
 from tests.support.jetstream import SECOND, stored_messages
 from tests.support.outboxes import PostgresWorld
-from tests.support.rows import add_event
+from tests.support.rows import add_event, lead
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
 WHO = {"actor": "ann", "reason": "the stream lost them"}
+ALL = OutboxFilter()
 DEAD = OutboxFilter(states=(EventState.DEAD,))
 PACE: dict[str, Any] = {"per_second": 100_000}
-
-
-@pytest.fixture
-def replays(pool: asyncpg.Pool) -> PostgresReplays:
-    return PostgresReplays(pool=pool)
 
 
 async def claim(pool: asyncpg.Pool) -> list[UUID]:
@@ -36,14 +43,12 @@ async def claim(pool: asyncpg.Pool) -> list[UUID]:
     return [UUID(event.id) for event in claimed.events]
 
 
-async def test_new_events_stand_before_the_rest_of_a_replay(
-    replays: PostgresReplays, pool: asyncpg.Pool
-) -> None:
+async def test_new_events_stand_before_the_rest_of_a_replay(pool: asyncpg.Pool) -> None:
     dead = [await add_event(pool, "DEAD") for _ in range(6)]
-    replay = await replays.begin(DEAD, **WHO)
+    replay = await begin(pool, DEAD, **WHO)
     taken: list[UUID] = []
     new = []
-    async for step in feed_replay(replays, replay, await replays.choose(DEAD, limit=9), **PACE, ahead=2):
+    async for step in feed_replay(pool, replay, await choose(pool, DEAD, limit=9), **PACE, ahead=2):
         if step.waiting:
             assert step.waiting == 2
             new.append(await add_event(pool))
@@ -129,3 +134,118 @@ async def test_a_replay_tells_when_a_published_event_goes_out_and_what_its_consu
         r"goes out: the last from 20.* UTC on, once the stream has forgotten the ID", replay.written
     )
     assert "one that has processed an event skips it, because its inbox knows the ID" in replay.written
+
+
+# --- the statements of a replay
+
+
+async def put_back(pool: asyncpg.Pool, replay: Replay, portion: list[Chosen]) -> int:
+    """Put back one portion, and stop there; return how many events the replay has put back so far."""
+    steps = feed_replay(pool, replay, [*portion, LATER], per_second=len(portion), ahead=99)
+    async for step in steps:
+        await steps.aclose()  # type: ignore[attr-defined]
+        return step.replayed
+    raise AssertionError
+
+
+LATER = Chosen(UUID(int=0), 2**62)
+"""No event, but the rest of a replay."""
+
+
+async def test_every_part_of_a_filter_is_kept_with_the_record(pool: asyncpg.Pool) -> None:
+    correlation = uuid.uuid4()
+    event = await add_event(pool, "DEAD", ordering_key="k", correlation_id=correlation, error="too large")
+    await add_event(pool, "DEAD")
+    which = OutboxFilter(
+        states=(EventState.DEAD,), ids=(event,), event_type="order.created", ordering_key="k",
+        aggregate_type="order", aggregate_id="o-1", correlation_id=correlation,
+        since=datetime(2020, 1, 1, tzinfo=UTC), error_like="LARGE",
+    )  # fmt: skip
+    loaded = await load(pool, (await begin(pool, which, **WHO)).id)
+    assert (loaded.which, loaded.replayed, loaded.through) == (which, 0, 0)
+    assert [one.id for one in await choose(pool, loaded.which, limit=9, resumed=loaded)] == [event]
+
+
+async def test_an_interrupted_replay_continues_with_what_it_has_not_put_back(pool: asyncpg.Pool) -> None:
+    """An event that it had put back is published again by now, and so is one that is none of its own."""
+    for _ in range(4):
+        await add_event(pool, "DEAD")
+    chosen = await choose(pool, ALL, limit=9)
+    begun = await begin(pool, ALL, **WHO)
+    assert await put_back(pool, begun, chosen[:2]) == 2
+    for step in ("CLAIMED", "PUBLISHED"):
+        await lead(pool, chosen[1].id, step)
+    later = await add_event(pool, "PUBLISHED")
+    old = await load(pool, begun.id)
+    left = await choose(pool, old.which, limit=9, resumed=old)
+    assert (old.replayed, left, later in {one.id for one in left}) == (2, chosen[2:], False)
+    assert [step.replayed async for step in feed_replay(pool, old, left, **PACE)] == [4]
+    with pytest.raises(WorkerError, match="is finished: it put back 4"):
+        await load(pool, begun.id)
+
+
+async def test_of_two_runs_of_a_replay_only_one_continues(pool: asyncpg.Pool) -> None:
+    for _ in range(3):
+        await add_event(pool, "DEAD")
+    begun, chosen = await begin(pool, ALL, **WHO), await choose(pool, ALL, limit=9)
+    await put_back(pool, begun, chosen[:2])
+    with pytest.raises(WorkerError, match="another run continues"):
+        await put_back(pool, begun, chosen[2:])
+    assert (await load(pool, begun.id)).replayed == 2
+    assert await choose(pool, ALL, limit=9) == chosen[2:]
+
+
+async def test_an_event_that_is_no_longer_finished_is_not_put_back(pool: asyncpg.Pool) -> None:
+    taken, other = [await add_event(pool, "DEAD") for _ in range(2)]
+    chosen = await choose(pool, ALL, limit=9)
+    await put_back(pool, await begin(pool, ALL, **WHO), chosen[:1])
+    await lead(pool, taken, "CLAIMED")
+    assert await put_back(pool, await begin(pool, ALL, **WHO), chosen) == 1
+    rows = await pool.fetch("SELECT id, state FROM outbox_events")
+    assert {row["id"]: row["state"] for row in rows} == {taken: "CLAIMED", other: "PENDING"}
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_an_event_is_waited_for_until_it_is_claimed_or_one_before_it_in_its_key_holds_it(
+    pool: asyncpg.Pool, held: bool
+) -> None:
+    await add_event(pool, "DEAD", ordering_key="dead")
+    behind = await add_event(pool, "PENDING", ordering_key="dead")
+    failed, after = [await add_event(pool, "PENDING", ordering_key="k") for _ in range(2)]
+    free = await add_event(pool)
+
+    async def waiting() -> set[UUID]:
+        bound = SQL["not_taken"].bind(ids=(behind, failed, after, free), hold_dead_keys=held)
+        return {row["id"] for row in await pool.fetch(*bound)}
+
+    assert await waiting() == {failed, after, free} | (set() if held else {behind})
+    await lead(pool, free, "CLAIMED")
+    await pool.execute(
+        "UPDATE outbox_events SET publish_error = 'no answer', publish_attempts = 1 WHERE id = $1", failed
+    )
+    assert await waiting() == (set() if held else {behind})
+
+
+async def test_only_a_replay_can_be_continued(pool: asyncpg.Pool) -> None:
+    with pytest.raises(WorkerError, match="action 17 is no replay"):
+        await load(pool, 17)
+    with pytest.raises(ValueError, match="an actor and a reason"):
+        await begin(pool, ALL, actor=" ", reason="x")
+    by_pipeline = await pool.fetchval(
+        "INSERT INTO operator_actions (actor, action, reason, selection, affected) VALUES"
+        """ ('a', 'replay', '', '{"progress": {"finished": false, "as_given": {}}}', 0) RETURNING id"""
+    )
+    with pytest.raises(WorkerError, match="pipeline replay"):
+        await load(pool, by_pipeline)
+
+
+@pytest.mark.fault("S18")
+async def test_a_replay_at_once_changes_nothing_in_a_dry_run_or_above_its_cap(pool: asyncpg.Pool) -> None:
+    for _ in range(3):
+        await add_event(pool, "DEAD")
+    for cap, dry_run in ((2, False), (3, True)):
+        result = await replay_matching(pool, ALL, **WHO, cap=cap, dry_run=dry_run)
+        assert result == ReplayResult(matched=3, replayed=0)
+    assert await pool.fetchval("SELECT count(*) FROM operator_actions") == 0
+    assert await replay_matching(pool, ALL, **WHO, cap=3) == ReplayResult(matched=3, replayed=3)
+    assert await replay_matching(pool, ALL, **WHO, cap=3) == ReplayResult(matched=0, replayed=0)

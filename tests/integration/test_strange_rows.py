@@ -22,10 +22,21 @@ from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.inbox.message import InboxMessage, Leased
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.nats.message import Stored
-from sea_mq_worker.operators.lookup import MessageLookup
-from sea_mq_worker.operators.lookup_report import lookup_report
+from sea_mq_worker.operators.changes import close, discard, mark_dead
+from sea_mq_worker.operators.lookup import Lookup, lookup_report
+from sea_mq_worker.operators.prune import prune
 from sea_mq_worker.operators.records import InboxFilter, InboxState, OutboxFilter
-from sea_mq_worker.operators.tables import PostgresOperations, PostgresOverview, PostgresReplays
+from sea_mq_worker.operators.replay import choose
+from sea_mq_worker.operators.tables import (
+    audit,
+    dead_events,
+    depth,
+    inbox_page,
+    outbox_page,
+    overview,
+    show_outbox,
+    summary,
+)
 from sea_mq_worker.outbox.event import Died, EventState, Published
 from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
@@ -206,17 +217,16 @@ async def publish_all(pool: asyncpg.Pool, rows: int) -> None:
 
 async def read_everything(pool: asyncpg.Pool, ids: Sequence[str]) -> None:
     """Do what operators' commands, the page and `doctor` do to read both tables."""
-    tables = PostgresOperations(pool=pool)
     found: list[Any] = [
-        await tables.outbox_depth(),
-        await tables.inbox_depth(),
-        await tables.outbox_depth_capped(limit=10),
-        await tables.inbox_depth_capped(limit=10),
-        await tables.outbox_summary(read_max=100, groups_max=10),
-        await tables.inbox_summary(read_max=100, groups_max=10),
-        await tables.audit(limit=10),
-        await PostgresOverview(pool=pool).overview(sessions="none"),
-        await PostgresOverview(pool=pool).dead_events(event_type=None, error=None, below=None, limit=10),
+        await depth(pool, "outbox"),
+        await depth(pool, "inbox"),
+        await depth(pool, "outbox", limit=10),
+        await depth(pool, "inbox", limit=10),
+        await summary(pool, "outbox", read_max=100, groups_max=10),
+        await summary(pool, "inbox", read_max=100, groups_max=10),
+        await audit(pool, limit=10),
+        await overview(pool, sessions="none"),
+        await dead_events(pool, event_type=None, error=None, below=None, limit=10),
         await row_facts(pool, "SEA_EVENTS"),
     ]
     for states, limit in (
@@ -224,11 +234,11 @@ async def read_everything(pool: asyncpg.Pool, ids: Sequence[str]) -> None:
         (tuple(EventState), 100),
         ((EventState.PENDING, EventState.DEAD), 1),
     ):
-        found += [await tables.outbox_page(OutboxFilter(states=states, limit=limit))]
-    found.append(await tables.inbox_page(InboxFilter(states=tuple(InboxState), limit=100)))
-    lookup = MessageLookup(tables=tables, broker=None, dlq_stream="SEA_DLQ", searched=(), absent="no broker")
+        found += [await outbox_page(pool, OutboxFilter(states=states, limit=limit))]
+    found.append(await inbox_page(pool, InboxFilter(states=tuple(InboxState), limit=100)))
+    lookup = Lookup(pool=pool, connection=None, notes=["no broker"])
     for one in ids:
-        found.append(await tables.show_outbox(uuid.UUID(one)))
+        found.append(await show_outbox(pool, uuid.UUID(one)))
         found.append(await lookup_report(one, lookup))
     for one in found:
         as_printed(one)
@@ -280,16 +290,13 @@ async def test_an_event_of_any_columns_ends_and_keeps_no_other_waiting(
         assert row["ahead"] or not row["is_open"] or row["key"] in held
         if one["state"] in {"PENDING", "CLAIMED"} and not row["is_open"]:
             assert row["publish_error"] if row["state"] == "DEAD" else row["sayable"]
-    tables = PostgresOperations(pool=pool)
     left = [uuid.UUID(one["id"]) for one in strange if states[one["id"]]["is_open"]]
-    assert await tables.mark_dead(left, **WHO) == frozenset(left)
-    chosen = await PostgresReplays(pool=pool).choose(OutboxFilter(states=(EventState.DEAD,)), limit=None)
+    assert await mark_dead(pool, left, **WHO) == frozenset(left)
+    chosen = await choose(pool, OutboxFilter(states=(EventState.DEAD,)), limit=None)
     dead = await loader.fetch("SELECT id FROM outbox_events WHERE state = 'DEAD'")
     assert len(chosen) == len(dead)
-    assert len(await tables.discard([row["id"] for row in dead], selection=OutboxFilter(), **WHO)) == len(
-        dead
-    )
-    pruned = await tables.prune("outbox", FAR, **WHO)
+    assert len(await discard(pool, [row["id"] for row in dead], selection=OutboxFilter(), **WHO)) == len(dead)
+    pruned = await prune(pool, "outbox", FAR, **WHO)
     kept = await loader.fetchval("SELECT count(*) FROM outbox_events WHERE published_at < 'infinity'")
     assert (kept, pruned.deleted > 0) == (0, True)
 
@@ -334,7 +341,6 @@ async def test_a_message_of_any_columns_is_handled_and_keeps_no_other_waiting(
         assert len(await inbox.mark_processed_batch(leases)) == len(leases)
     await read_everything(pool, ids)
 
-    tables = PostgresOperations(pool=pool)
-    await tables.close([uuid.UUID(one) for one in ids], **WHO)
-    await tables.prune("inbox", FAR, **WHO)
+    await close(pool, [uuid.UUID(one) for one in ids], **WHO)
+    await prune(pool, "inbox", FAR, **WHO)
     assert not await loader.fetchval("SELECT count(*) FROM inbox_messages WHERE processed_at < 'infinity'")

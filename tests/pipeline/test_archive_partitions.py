@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sea_mq_worker.operators.records import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
 from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.postgres.partitions import DroppedPartition, KeptPartition
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.pipeline.archiving import Desk
 from tests.pipeline.landing import DiedError

@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 
 from sea_mq_worker.cli import app
 from sea_mq_worker.dev.servers import EmbeddedNats
-from sea_mq_worker.operators.inspection import RECONCILE
+from sea_mq_worker.operators.changes import recorded
+from sea_mq_worker.operators.prune import prune
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.operators.tables import PostgresOperations, PostgresReplays
+from sea_mq_worker.operators.streams import RECONCILE
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
@@ -169,18 +170,18 @@ async def test_lake_prune_replay_and_erasure_are_taken_into_account_by_sender_an
     await asyncio.to_thread(_to_lake, spark, world, lake, landed=28)
     await pool.execute("DELETE FROM outbox_events")
     pruned = await world.publish(10)
-    await PostgresOperations(pool=pool).prune("outbox", datetime.now(UTC), actor="ada", reason="old")
+    await prune(pool, "outbox", datetime.now(UTC), actor="ada", reason="old")
     here = await world.publish(40)
     async with opened(their_database, hints=OPERATOR_HINTS) as their_pool:
         await replace(world, pool=their_pool).receive(
             await world.contents(), "theirs", without=here[:3], start=61
         )
-        erased = json.dumps({"id_sha256": [id_hash(here[0])]})
-        async with PostgresOperations(pool=their_pool).recorded("erase", "ada", "asked", erased):
+        erased = {"id_sha256": [id_hash(here[0])]}
+        async with recorded(their_pool, "erase", erased, actor="ada", reason="asked"):
             pass
     await world.stored.purge(seq=31)
     await replay_matching(
-        PostgresReplays(pool=pool),
+        pool,
         OutboxFilter(ids=tuple(UUID(each) for each in here[5:8])),
         actor="ada", reason="asked", cap=9, dry_run=False,
     )  # fmt: skip

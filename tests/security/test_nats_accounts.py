@@ -18,9 +18,15 @@ from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.nats.info import consumer_info
 from sea_mq_worker.nats.message import SearchedId, Stored
+from sea_mq_worker.operators.dead_letters import open_dead_letters
 from sea_mq_worker.operators.definitions import AWAITED
-from sea_mq_worker.operators.inspection import NatsStreamInspection
-from sea_mq_worker.operators.streams import Applied, apply_topology, check_topology, dead_letters
+from sea_mq_worker.operators.streams import (
+    Applied,
+    apply_topology,
+    check_topology,
+    deliveries,
+    locate,
+)
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.pipeline.jobs.land.job import land
 from sea_mq_worker.producer import enqueue
@@ -205,11 +211,11 @@ async def test_operators_see_streams_and_dead_letters(server: ConfiguredNats) ->
         seq = await store(
             connection, "sea.dlq.vibespro.event.made.v1", b"{}", headers={"Dlq-Reason": "REJECTED"}
         )
-    async with dead_letters(settings(server, "sea_dlq_reader")) as letters:
+    async with open_dead_letters(settings(server, "sea_dlq_reader")) as letters:
         assert (await letters.show(seq)).reason == "REJECTED"
         with pytest.raises(ContractError, match=r"no permission to publish to .*MSG\.DELETE"):
             await letters.remove(seq)
-    async with dead_letters(own) as letters:
+    async with open_dead_letters(own) as letters:
         await letters.remove(seq)
 
 
@@ -218,10 +224,9 @@ async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
     async with user_of(server, "sea_worker") as connection:
         seq = await store(connection, "sea.event.made.v1", b"{}", headers={"Nats-Msg-Id": message_id})
     async with user_of(server, "sea_operator") as connection:
-        streams = NatsStreamInspection(connection=connection)
-        found = await streams.locate("SEA_EVENTS", seq, message_id)
+        found = await locate(connection, "SEA_EVENTS", seq, message_id)
         assert found
-        assert await streams.deliveries(found) == ()
+        assert await deliveries(connection, found) == ()
 
 
 async def test_the_pipeline_lands_its_own_contexts_stream(

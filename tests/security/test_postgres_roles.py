@@ -18,9 +18,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from sea_mq_worker.operators.changes import mark_dead
+from sea_mq_worker.operators.prune import prune
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.operators.tables import PostgresOperations, PostgresReplays
+from sea_mq_worker.operators.tables import audit
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.postgres.migrations import check_version, claim_schema
 from sea_mq_worker.producer import enqueue
@@ -108,12 +110,11 @@ async def test_an_operator_can_mark_dead_and_replay(roles: Roles, shared: Site) 
     async with asyncpg.create_pool(roles.dsn("operator"), min_size=1, max_size=1) as pool:
         await check_version(pool)
         await claim_schema(pool, shared.target.context)
-        operations = PostgresOperations(pool=pool)
-        assert await operations.mark_dead([dead, waiting], **who) == {dead, waiting}
+        assert await mark_dead(pool, [dead, waiting], **who) == {dead, waiting}
         chosen = OutboxFilter(states=(EventState.DEAD,), ids=(dead,))
-        done = await replay_matching(PostgresReplays(pool=pool), chosen, **who, cap=10, dry_run=False)
+        done = await replay_matching(pool, chosen, **who, cap=10, dry_run=False)
         assert done.replayed == 1
-        recorded = [(action.action, action.outcome) for action in await operations.audit(limit=9)]
+        recorded = [(action.action, action.outcome) for action in await audit(pool, limit=9)]
         assert recorded == [("replay", "done"), ("mark_dead", "done")]
 
 
@@ -176,7 +177,7 @@ async def test_a_record_of_the_audit_names_its_login_which_alone_may_finish_it(r
         await janitor.execute(OPENED.replace("(actor", "(login, actor").replace("('ann'", "('x', 'ann'"))
     await operator.execute("UPDATE operator_actions SET affected = 4 WHERE id = $1", action)
     async with asyncpg.create_pool(roles.dsn("reader"), min_size=1, max_size=1) as pool:
-        [recorded] = await PostgresOperations(pool=pool).audit(limit=9)
+        [recorded] = await audit(pool, limit=9)
     assert (recorded.actor, recorded.login) == ("ann", f"{roles.prefix}_operator_login")
     await owner.execute("UPDATE operator_actions SET outcome = 'failed' WHERE id = $1", action)
     for connection in (owner, operator, janitor):
@@ -222,10 +223,9 @@ async def test_a_janitor_deletes_what_is_finished_and_nothing_else(roles: Roles,
     soon = datetime.now(UTC) + timedelta(minutes=1)
     async with asyncpg.create_pool(roles.dsn("janitor"), min_size=1, max_size=1) as pool:
         await check_version(pool)
-        operations = PostgresOperations(pool=pool)
-        assert (await operations.prune("outbox", soon, actor="alice", reason="a test")).deleted == 0
-        assert (await operations.prune("inbox", soon, actor="alice", reason="a test")).deleted == 0
-        assert {action.outcome for action in await operations.audit(limit=9)} == {"done"}
+        assert (await prune(pool, "outbox", soon, actor="alice", reason="a test")).deleted == 0
+        assert (await prune(pool, "inbox", soon, actor="alice", reason="a test")).deleted == 0
+        assert {action.outcome for action in await audit(pool, limit=9)} == {"done"}
         with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
             await pool.execute("DELETE FROM outbox_events")
 
@@ -289,26 +289,55 @@ async def test_a_producers_model_of_the_specifications_columns_is_inserted_and_r
     await engine.dispose()
 
 
+LOOKS = tuple(
+    f"operators.{name}"
+    for name in (
+        "outbox_",
+        "inbox_",
+        "read_ahead",
+        "discarded",
+        "session_is",
+        "ids_between",
+        "earlier_of",
+        "conflicts",
+        "list_",
+        "unfinished_of_key",
+        "show_outbox",
+        "highest_ids",
+    )
+)
+"""Statements that only read the tables."""
 NEEDS = {
     "producer": ("producer.", "handled."),
     "relay": (
-        *("outbox.", "inbox.", "context.", "backlog.", "inspection.outbox_depth_capped", "page."),
-        *("partitions.exist", "partitions.make", "consumers.", "standings.", "published_positions."),
-        *("resume.", "refused.", "lane.", "sessions."),
+        *("outbox.", "inbox.", "backlog.", "checks."),
+        *("operators.outbox_depth_capped", "operators.overview", "operators.dead_events"),
+        *("partitions.exist", "partitions.make", "sessions."),
     ),
     "operator": (
-        *("inspection.", "audit.", "lists.", "replay.", "operations.begin", "operations.redriven"),
-        *("operations.make_due", "operations.claim_as_operator", "operations.mark_dead"),
-        *("operations.close", "operations.finish", "operations.record_purge"),
-        *("pipeline_replay.", "inbox.", "context.owner", "partitions.record"),
+        *LOOKS,
+        *("operators.audit", "operators.choose", "operators.begin", "operators.load_replay"),
+        *("operators.put_back", "operators.not_taken", "operators.finish", "operators.redriven"),
+        *("operators.make_due", "operators.claim_as_operator", "operators.mark_dead"),
+        *("operators.close", "operators.record_purge"),
+        *("pipeline_replay.", "inbox.", "sessions.owner", "partitions.record"),
     ),
     "janitor": (
-        *("operations.begin", "operations.finish_action", "operations.discard", "prune.", "leaves."),
-        *("pipeline_archive.", "pipeline_erase.", "context.owner"),
+        *("operators.begin_action", "operators.finish_action", "operators.discard", "operators.prune_"),
+        *(
+            "operators.count_",
+            "partitions.leaves",
+            "partitions.references",
+            "partitions.drop_leaf",
+            "pipeline_archive.",
+            "pipeline_erase.",
+            "sessions.owner",
+        ),
     ),
     "reader": (
-        *("depth.", "testing.", "inspection.", "lists.", "doctor.", "pipeline_reconcile.", "backlog.counts"),
-        *("leaves.leaves", "context.owner", "partitions.list", "published_positions.", "pipeline_report."),
+        *LOOKS,
+        *("depth.", "testing.", "doctor.", "pipeline_reconcile.", "backlog.counts", "partitions.leaves"),
+        *("sessions.owner", "partitions.list", "checks.acknowledged", "pipeline_report."),
     ),
 }
 

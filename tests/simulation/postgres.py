@@ -19,7 +19,6 @@ import asyncpg
 from sea_mq_worker.inbox.message import InboxMessage
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.operators.tables import PostgresReplays
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.postgres.pool import WORKER_HINTS, session_settings
 from sea_mq_worker.resources import resource_folder
@@ -185,8 +184,8 @@ class PostgresServers(Servers):
 
     def replay(self, event_id: str) -> None:
         which = OutboxFilter(states=(EventState.PUBLISHED, EventState.DEAD), ids=(UUID(event_id),))
-        tables = PostgresReplays(pool=self.postgres.pool)
-        self._wait_for(replay_matching(tables, which, actor="ada", reason="mended", cap=1))
+        pool = self.postgres.pool
+        self._wait_for(replay_matching(pool, which, actor="ada", reason="mended", cap=1))
         self.run("outbox", "SELECT", ())
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:

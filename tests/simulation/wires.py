@@ -15,13 +15,11 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.inbox.message import FailedHandling, HandlerRequest, HandlerResult, Lease, NotDelivered
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
-from sea_mq_worker.operators.ports import DeadLetterRecords
-from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Reaped, Released
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.ports import InboxRepository, OtherSession
 from sea_mq_worker.testing.inbox import InMemoryInbox
-from sea_mq_worker.testing.operators import InMemoryDeadLetterRecords
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.loop import SeededLoop
@@ -413,7 +411,7 @@ class PostgresOutboxWire(OutboxWire):
 
 
 class PostgresInboxWire(InboxWire):
-    """``PostgresInboxAdapter``, or the operators' ``PostgresOperations``, over a line."""
+    """``PostgresInboxAdapter`` over a line."""
 
     def __init__(self, line: Line, audit: InboxAudit, adapter: Callable[..., object]) -> None:
         super().__init__(line, adapter(pool=SimulatedPool(line, "inbox")), audit)
@@ -443,8 +441,25 @@ def inbox_wire(line: Line, audit: InboxAudit, *, worker: str) -> InboxRepository
     return cast("Any", InboxWire(line, inbox, audit))
 
 
-def records_wire(line: Line, audit: InboxAudit) -> DeadLetterRecords:
-    """Connect an operator to the same inbox."""
-    if isinstance(line.servers, PostgresServers):
-        return cast("Any", PostgresInboxWire(line, audit, PostgresOperations))
-    return cast("Any", InboxWire(line, InMemoryDeadLetterRecords(table=line.servers.inbox), audit))
+class OperatorsPool(SimulatedPool):
+    """The inbox as an operator's redrive uses it; ``run`` does what a statement does in memory."""
+
+    def __init__(self, line: Line, audit: InboxAudit, run: Callable[..., Any]) -> None:
+        super().__init__(line, "inbox")
+        self._audit = audit
+        self._run = run
+
+    async def fetch(self, statement: str, *args: object) -> Any:
+        """Run a statement over the line, under its name."""
+        name = "redriven" if statement == SQL["redriven"].sql else "finish"
+        servers = self._line.servers
+
+        def effect() -> Any:
+            if isinstance(servers, PostgresServers):
+                return servers.run(self._table, statement, args)
+            return self._run(statement, *args)
+
+        answer = await self._line.store(name, lambda: self._audit.effect(self._line.life, name, effect))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

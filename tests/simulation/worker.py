@@ -6,10 +6,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
+from uuid import UUID
 
-from sea_mq_worker.errors import UnavailableError
+from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.consumer import recover_exhausted
-from sea_mq_worker.operators.dead_letters import Redriver
+from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.operators.dead_letters import DeadLetters, Redriver
+from sea_mq_worker.operators.records import DeadLetterEntry, parse_dead_letter
+from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.outbox.pace import MemoryBudget
@@ -19,8 +23,9 @@ from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.events import Emitted
-from sea_mq_worker.testing.operators import InMemoryDeadLetters
+from sea_mq_worker.testing.inbox import InboxTable
 from sea_mq_worker.testing.outbox import InMemoryOutbox
+from sea_mq_worker.testing.stream import InMemoryStream
 from sea_mq_worker.wiring.context import WorkerContext
 from sea_mq_worker.wiring.outbound import _lane, _publishing
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
@@ -32,11 +37,11 @@ from tests.simulation.wires import (
     STORE_TIMEOUT,
     HandlerWire,
     Line,
+    OperatorsPool,
     OutboxWire,
     PostgresOutboxWire,
     SessionWire,
     inbox_wire,
-    records_wire,
 )
 from tests.support.inbox_loop import inbox_loop
 
@@ -243,10 +248,11 @@ class Operator:
         self.life = line.life
         self._line = line
         self._servers = line.servers
+        desk = InMemoryDesk(line.servers.inbox)
         self._redriver = Redriver(
-            records=records_wire(line, audit),
+            pool=cast("Any", OperatorsPool(line, audit, desk.run)),
             inbox=inbox_wire(line, audit, worker="operator"),
-            dead_letters=InMemoryDeadLetters(stream=line.servers.letters, sources=[line.servers.upstream]),
+            letters=InMemoryLetters(line.servers.letters, line.servers.upstream),
             handler=HandlerWire(line, audit),
             lease_seconds=_LEASE,
         )
@@ -277,3 +283,45 @@ class Operator:
         self._line.tell(f"redrive: {outcome}")
         if outcome.done:
             self._servers.report.saw("redriven")
+
+
+class InMemoryLetters(DeadLetters):
+    """A dead-letter stream in memory, and the stream of its original messages."""
+
+    def __init__(self, letters: InMemoryStream, source: InMemoryStream) -> None:
+        self._letters = letters
+        self._source = source
+
+    async def show(self, seq: int) -> DeadLetterEntry:
+        return parse_dead_letter(_message(self._letters, seq))
+
+    async def source(self, entry: DeadLetterEntry) -> InboundMessage:
+        found = _message(self._source, entry.stream_sequence)
+        return found._replace(consumer=entry.consumer, deliveries=entry.attempts)
+
+    async def remove(self, seq: int) -> None:
+        self._letters.remove((await self.show(seq)).seq)
+
+
+class InMemoryDesk:
+    """The statements of a redrive on an inbox in memory."""
+
+    def __init__(self, table: InboxTable) -> None:
+        self._table = table
+
+    def run(self, statement: str, message_id: UUID | int, *_: object) -> list[dict[str, object]]:
+        """Do what a statement does."""
+        if statement == SQL["finish_action"].sql:
+            return []
+        row = self._table.rows.get(str(message_id))
+        if row is not None and row.processed_at is None and row.dead_lettered_at is not None:
+            row.dead_lettered_at = row.dead_letter_reason = None
+            row.attempts = 0
+        return [{"open": row is None or row.processed_at is None, "action": 1}]
+
+
+def _message(stream: InMemoryStream, seq: int) -> InboundMessage:
+    message = stream.message(seq)
+    if message is None:
+        raise ContractError(f"stream {stream.name} has no message {seq} (any more)")
+    return message

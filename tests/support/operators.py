@@ -16,7 +16,6 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
 from sea_mq_worker.inbox.dead_letter import dead_letter_message
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.operators.tables import PostgresOperations
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.builders import dead_letter, inbound_message
 from tests.support.jetstream import SECOND, connected, create_stream, store
@@ -47,10 +46,6 @@ class World:
     pool: asyncpg.Pool
     connection: NatsConnection
     name: str
-
-    @property
-    def operations(self) -> PostgresOperations:
-        return PostgresOperations(pool=self.pool)
 
     async def run(self, *arguments: str, **env: str) -> Answer:
         """Run a command with these further settings; check its --json output against the schema."""

@@ -69,10 +69,15 @@ async def add_event(
         f"INSERT INTO outbox_events ({', '.join(columns)}) VALUES ({places})", *columns.values()
     )
     for step in _PATHS[state]:
-        await pool.execute(f"UPDATE outbox_events SET {_STEPS[step]} WHERE id = $1", columns["id"])
+        await lead(pool, columns["id"], step)
     if error is not None:
         await pool.execute("UPDATE outbox_events SET publish_error = $2 WHERE id = $1", columns["id"], error)
     return UUID(str(columns["id"]))
+
+
+async def lead(pool: asyncpg.Pool | asyncpg.Connection, event_id: UUID, step: str) -> None:
+    """Lead an event to its next state."""
+    await pool.execute(f"UPDATE outbox_events SET {_STEPS[step]} WHERE id = $1", event_id)
 
 
 async def add_message(

@@ -26,7 +26,7 @@ PURPOSES = {
         "sql/migrations/0001_schema.sql",
         "sql/queries/doctor.sql",
         "sql/queries/inbox.sql",
-        "sql/queries/inspection.sql",
+        "sql/queries/operators.sql",
         "sql/queries/outbox.sql",
         "sql/queries/sessions.sql",
     },

@@ -25,7 +25,7 @@ from tests.support.processes import no_descriptors_to_spare
 
 def test_statements_need_no_descriptor() -> None:
     with no_descriptors_to_spare():
-        assert "acknowledged" in load_queries("published_positions")
+        assert "acknowledged" in load_queries("checks")
 
 
 def test_credentials_that_cannot_be_opened_now_are_no_refusal(tmp_path: Path) -> None:

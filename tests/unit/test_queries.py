@@ -71,11 +71,15 @@ def test_parameters_of_a_statement_are_either_all_named_or_all_numbered(name: st
 @pytest.mark.parametrize(
     ("statement", "which", "elsewhere"),
     [
-        ("replay.choose", OutboxFilter, {"before_id"}),
-        ("lists.list_outbox", OutboxFilter, set()),
-        ("lists.list_outbox_by_id", OutboxFilter, {"ids", "correlation_id", "before_id", "since", "until"}),
-        ("lists.list_inbox", InboxFilter, set()),
-        ("lists.list_inbox_by_id", InboxFilter, {"ids", "before_id", "since", "until"}),
+        ("operators.choose", OutboxFilter, {"before_id"}),
+        ("operators.list_outbox", OutboxFilter, set()),
+        (
+            "operators.list_outbox_by_id",
+            OutboxFilter,
+            {"ids", "correlation_id", "before_id", "since", "until"},
+        ),
+        ("operators.list_inbox", InboxFilter, set()),
+        ("operators.list_inbox_by_id", InboxFilter, {"ids", "before_id", "since", "until"}),
     ],
 )
 def test_a_statement_that_chooses_rows_applies_every_filter(

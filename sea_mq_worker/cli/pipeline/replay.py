@@ -1,8 +1,7 @@
 """The command ``pipeline replay``: publish events again, from the table and from the archive."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,8 +28,6 @@ from sea_mq_worker.cli.support import (
     moment,
     print_json,
     print_table,
-    stop_on_signals,
-    with_options,
 )
 from sea_mq_worker.outbox.event import EventState
 
@@ -78,51 +75,58 @@ def _time_option(help_: str) -> Any:
     return typer.Option(parser=_time, metavar="TIME", help=help_)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionOptions:
-    """The options that select events."""
+StateOption = Annotated[
+    list[ReplayableState] | None, typer.Option(help="State; may be repeated (default: both).")
+]
+TypesOption = Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")]
+KeysOption = Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")]
+CreatedSinceOption = Annotated[str | None, _time_option("Select events created from this time on.")]
+CreatedUntilOption = Annotated[str | None, _time_option("Select events created before this time.")]
+PublishedSinceOption = Annotated[str | None, _time_option("Select events last published from this time on.")]
+PublishedUntilOption = Annotated[str | None, _time_option("Select events last published before this time.")]
+IdsOption = Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")]
+IdsFileOption = Annotated[
+    Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
+]
 
-    state: Annotated[
-        list[ReplayableState] | None,
-        typer.Option(help="State; may be repeated (default: both)."),
-    ] = None
-    type_: Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")] = None
-    key: Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")] = None
-    since: Annotated[str | None, _time_option("Select events created from this time on.")] = None
-    until: Annotated[str | None, _time_option("Select events created before this time.")] = None
-    published_since: Annotated[
-        str | None, _time_option("Select events last published from this time on.")
-    ] = None
-    published_until: Annotated[str | None, _time_option("Select events last published before this time.")] = (
-        None
+
+def _selection(
+    state: list[ReplayableState] | None,
+    types: list[str] | None,
+    keys: list[str] | None,
+    times: Mapping[str, str | None],
+    *,
+    ids: list[UUID] | None,
+    ids_file: Path | None,
+) -> "Selection":
+    """Return the selection; exit if there is no option."""
+    from sea_mq_worker.pipeline.jobs.replay.selection import TERMINAL, Selection
+
+    words = {name: text for name, text in times.items() if text}
+    if not (state or types or keys or words or ids or ids_file):
+        abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
+    moments: dict[str, Any] = {name: moment(text) for name, text in words.items()}
+    return Selection(
+        states=tuple(one for one in TERMINAL if one in (state or TERMINAL)),
+        ids=tuple({*(ids or ()), *_read_ids(ids_file)}),
+        event_types=tuple(types or ()),
+        ordering_keys=tuple(keys or ()),
+        words=tuple(words.items()),
+        **moments,
     )
-    ids: Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")] = None
-    ids_file: Annotated[
-        Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
-    ] = None
-
-    def selection(self) -> "Selection":
-        """Return the selection; exit if there is no option."""
-        from sea_mq_worker.pipeline.jobs.replay.selection import TERMINAL, TIMES, Selection
-
-        if self == SelectionOptions():
-            abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
-        words = {name: text for name in TIMES if (text := getattr(self, name))}
-        times: dict[str, Any] = {name: moment(text) for name, text in words.items()}
-        return Selection(
-            states=tuple(state for state in TERMINAL if state in (self.state or TERMINAL)),
-            ids=tuple({*(self.ids or ()), *_read_ids(self.ids_file)}),
-            event_types=tuple(self.type_ or ()),
-            ordering_keys=tuple(self.key or ()),
-            words=tuple(words.items()),
-            **times,
-        )
 
 
-@with_options
 def replay(
     *,
-    events: SelectionOptions,
+    state: StateOption = None,
+    type_: TypesOption = None,
+    key: KeysOption = None,
+    since: CreatedSinceOption = None,
+    until: CreatedUntilOption = None,
+    published_since: PublishedSinceOption = None,
+    published_until: PublishedUntilOption = None,
+    ids: IdsOption = None,
+    ids_file: IdsFileOption = None,
     reason: ReasonOption,
     actor: ActorOption,
     lake: LakeOption = None,
@@ -141,7 +145,13 @@ def replay(
     After a crash or a stop, the same command continues the replay. Exit code 0: all events are put back; 1:
     some are not.
     """
-    selection = events.selection()
+    times = {
+        "since": since,
+        "until": until,
+        "published_since": published_since,
+        "published_until": published_until,
+    }
+    selection = _selection(state, type_, key, times, ids=ids, ids_file=ids_file)
     given: dict[str, Any] = {"actor": actor, "reason": reason, "per_second": per_second, "restart": restart}
     given |= {"dry_run": dry_run, "cap": cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX)}
     with job_settings("database_url") as settings:
@@ -160,6 +170,7 @@ async def _replay(
     spark: "SparkSession", settings: "Settings", selection: "Selection", **given: Any
 ) -> "ReplayJobResult":
     from sea_mq_worker.pipeline.jobs.replay.job import replay as replay_
+    from sea_mq_worker.runtime.waiting import stop_on_signals
 
     stop = asyncio.Event()
     stop_on_signals(stop)

@@ -8,7 +8,6 @@ from sea_mq_worker.doctor import examine
 from sea_mq_worker.doctor.findings import Finding
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.operators.tables import PostgresReplays
 from tests.integration.doctor_cases.database import PUBLISHED
 from tests.integration.doctor_cases.registry import (
     CASES,
@@ -148,8 +147,7 @@ async def events_lost(p: Patient) -> Mend:
     await p.sql("UPDATE outbox_events SET stream = $1, stream_seq = 52221", p.settings().stream)
 
     async def send_again(_finding: Finding) -> None:
-        replays = PostgresReplays(pool=p.pool)
-        await replay_matching(replays, OutboxFilter(), actor="ann", reason="lost", cap=1)
+        await replay_matching(p.pool, OutboxFilter(), actor="ann", reason="lost", cap=1)
         async with p.worker():
             await eventually(lambda: p.pool.fetchval(PUBLISHED), what="the event is published again")
 

@@ -25,7 +25,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.operators.records import DroppedPartition, KeptPartition
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError, cause
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
@@ -37,7 +36,7 @@ from sea_mq_worker.pipeline.lake.table import NO_FILES, Files, LakeTable, Waterm
 from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.pipeline.snapshot import Snapshot, read_outbox, snapshot
 from sea_mq_worker.pipeline.sources.tables.source import FIRST_TIME, LAST_TIME
-from sea_mq_worker.postgres.partitions import PageRange
+from sea_mq_worker.postgres.partitions import DroppedPartition, KeptPartition, PageRange
 from sea_mq_worker.settings import Settings
 
 BATCH_ROWS = 500_000

@@ -13,14 +13,22 @@ import asyncpg
 import pyarrow as pa
 
 from sea_mq_worker.connections import open_pool
-from sea_mq_worker.operators.records import DroppedPartition, KeptPartition
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.digest import Content
 from sea_mq_worker.pipeline.snapshot import Snapshot
 from sea_mq_worker.pipeline.sources.tables.source import FIRST_TIME, LAST_TIME
 from sea_mq_worker.postgres.errors import translated
 from sea_mq_worker.postgres.migrations import check_owner, check_version
-from sea_mq_worker.postgres.partitions import DROP_LEAF, LEAVES, PageRange, dropped_leaf, for_leaf, leaf_of
+from sea_mq_worker.postgres.partitions import (
+    DROP_LEAF,
+    LEAVES,
+    DroppedPartition,
+    KeptPartition,
+    PageRange,
+    dropped_leaf,
+    for_leaf,
+    leaf_of,
+)
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
 

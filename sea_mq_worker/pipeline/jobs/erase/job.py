@@ -5,7 +5,6 @@ events of an aggregate or key is deleted after the parts that cannot: a run that
 """
 
 import asyncio
-import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ import asyncpg
 from sea_mq_worker.nats.connection import api, reading
 from sea_mq_worker.nats.errors import ApiRefusedError
 from sea_mq_worker.nats.stored import stored
-from sea_mq_worker.operators.database import tables_pool
+from sea_mq_worker.operators.changes import recorded
 from sea_mq_worker.operators.prune import foreign_keys
-from sea_mq_worker.operators.tables import PostgresOperations
+from sea_mq_worker.operators.tables import open_tables
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.pipeline.jobs.archive.outbox import deletion
 from sea_mq_worker.pipeline.jobs.erase.lake_rows import (
@@ -100,7 +99,7 @@ def erase(
 
 async def _find(settings: Settings, lake: str, choice: EventChoice) -> FoundEvents:
     kind, identity = choice.aggregate or (None, None)
-    async with tables_pool(settings, purpose="erase") as pool:
+    async with open_tables(settings, purpose="erase") as pool:
         chosen = (_uuids(choice.ids), kind, identity, choice.key)
         events = await fetch_with_long_timeout(pool, _SQL["events"], *chosen)
         of_table = [row["id"] for row in events]
@@ -118,10 +117,10 @@ async def _erase(
     settings: Settings, lake: str, found: FoundEvents, actor: str, reason: str, *, streams: bool
 ) -> EraseResult:
     ids, positions, header_positions, _ = found.lake_rows
-    selection = json.dumps({"id_sha256": sorted(map(id_hash, ids)), "lake": lake, "streams": streams})
+    selection = {"id_sha256": sorted(map(id_hash, ids)), "lake": lake, "streams": streams}
     async with (
-        tables_pool(settings, purpose="erase") as pool,
-        PostgresOperations(pool=pool).recorded("erase", actor, reason, selection) as action,
+        open_tables(settings, purpose="erase") as pool,
+        recorded(pool, "erase", selection, actor=actor, reason=reason) as action,
     ):
         await asyncio.to_thread(record_erased, lake, ids)
         deleted = await _delete_messages(settings, found) if streams else 0

@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.nats.info import StreamInfo
-from sea_mq_worker.operators.database import replays
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
+from sea_mq_worker.operators.tables import open_tables
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.jobs.reconcile.result import Requeue, Requeued
 from sea_mq_worker.settings import Settings
@@ -65,11 +65,11 @@ async def _replay(
     settings: Settings, ids: Sequence[UUID], how: Requeue, on_progress: Callable[[str], None]
 ) -> int:
     replayed = 0
-    async with replays(settings) as tables:
+    async with open_tables(settings) as pool:
         for start in range(0, len(ids), _BATCH):
             batch = tuple(ids[start : start + _BATCH])
             which = OutboxFilter(ids=batch, states=(EventState.PUBLISHED,))
-            result = await replay_matching(tables, which, actor=how.actor, reason=how.reason, cap=len(batch))
+            result = await replay_matching(pool, which, actor=how.actor, reason=how.reason, cap=len(batch))
             replayed += result.replayed
             on_progress(f"put back {replayed} of {len(ids)}")
             if start + _BATCH < len(ids):

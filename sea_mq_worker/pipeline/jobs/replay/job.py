@@ -24,7 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
-from sea_mq_worker.operators.database import tables_pool
+from sea_mq_worker.operators.tables import open_tables
 from sea_mq_worker.pipeline.job_run import job_run, lake_datasets, table_datasets
 from sea_mq_worker.pipeline.jobs.replay.read_events import choose_events, with_content
 from sea_mq_worker.pipeline.jobs.replay.selection import Selection
@@ -118,7 +118,7 @@ async def replay(
     words = selection.as_given(lake)
     outbox, archive = table_datasets(settings, "outbox_events"), lake_datasets(lake, ARCHIVE)
     with job_run(spark, settings, "replay", reads=[*outbox, *archive], writes=outbox) as session:
-        async with tables_pool(settings, purpose="replay") as pool:
+        async with open_tables(settings, purpose="replay") as pool:
             store = ReplayStore(pool)
             earlier = None if restart else await store.unfinished(words)
             if earlier:
