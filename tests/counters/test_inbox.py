@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.counters import budgets
-from tests.counters.calls import counted
-from tests.counters.meters import Meters
+from tests.counters.meters import Meters, counted
 from tests.support.handlers import Behaviour, Call, answer
 from tests.support.waiting import eventually
 from tests.support.worker import running

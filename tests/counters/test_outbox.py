@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.counters import budgets
-from tests.counters.calls import counted
-from tests.counters.meters import Meters, Statements
+from tests.counters.meters import Meters, Statements, counted
 from tests.support.waiting import eventually
 from tests.support.worker import running
 
