@@ -1,6 +1,7 @@
-"""Connections to the service's handler.
+"""Opens the connections that the settings name: to PostgreSQL, NATS and the handler.
 
-Each function raises SettingsError if a URL, the token or a file cannot be used.
+Each function raises SettingsError if a URL, a secret or a file cannot be used, and imports the driver of its
+server: a command starts without those of the others.
 """
 
 import os
@@ -9,13 +10,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-
-import asyncpg
+from typing import TYPE_CHECKING
 
 from sea_mq_worker.errors import UnavailableError, is_shortage
-from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
-from sea_mq_worker.nats.connection import NatsConnection, connect
-from sea_mq_worker.postgres.pool import WORKER_HINTS, Join, connect_pool
 from sea_mq_worker.runtime.addresses import (
     is_http_exposed,
     is_loopback,
@@ -24,6 +21,13 @@ from sea_mq_worker.runtime.addresses import (
     nats_addresses,
 )
 from sea_mq_worker.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings, SettingsError
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
+    from sea_mq_worker.nats.connection import NatsConnection
+    from sea_mq_worker.postgres.pool import Join
 
 # --- Reads secrets and certificates from the files that settings name.
 
@@ -113,9 +117,15 @@ _CONNECT_SECONDS = 10.0
 
 
 async def open_pool(
-    settings: Settings, *, purpose: str, hints: Mapping[str, str] = WORKER_HINTS, join: Join | None = None
-) -> asyncpg.Pool:
+    settings: Settings,
+    *,
+    purpose: str,
+    hints: Mapping[str, str] | None = None,
+    join: "Join | None" = None,
+) -> "asyncpg.Pool":
     """Connect to PostgreSQL; pg_stat_activity shows ``purpose``. ``join`` gets each new connection."""
+    from sea_mq_worker.postgres.pool import WORKER_HINTS, connect_pool
+
     return await connect_pool(
         settings.database_url.get_secret_value(),
         schema=settings.database_schema,
@@ -123,7 +133,7 @@ async def open_pool(
         application_name=f"sea_mq_worker {purpose}",
         statement_timeout_seconds=settings.database_timeout_seconds,
         connect_timeout_seconds=_CONNECT_SECONDS,
-        hints=hints,
+        hints=WORKER_HINTS if hints is None else hints,
         pooler=settings.database_pooler,
         join=join,
     )
@@ -135,8 +145,10 @@ async def open_nats(
     purpose: str,
     on_event: Callable[[str, str], None],
     connect_timeout_seconds: float = _CONNECT_SECONDS,
-) -> NatsConnection:
+) -> "NatsConnection":
     """Connect to NATS; the first URL may hold user and password, or a token."""
+    from sea_mq_worker.nats.connection import connect
+
     servers = nats_addresses(settings.nats_url.get_secret_value())
     return await connect(
         urls=[server.url for server in servers],
@@ -243,15 +255,17 @@ _STATUS_BYTES_MAX = 256
 """Room for a message's ID and status in the answer to a batch."""
 
 
-def open_handler(settings: Settings, *, concurrency: int) -> HttpEventHandler:
+def open_handler(settings: Settings, *, concurrency: int) -> "HttpEventHandler":
     """Create the client of the service's handler for single messages; it connects at the first call."""
     return _client(settings, "handler_url", concurrency=concurrency)
 
 
 def open_batch_handler(
     settings: Settings, *, concurrency: int, on_failed: Callable[[str], None]
-) -> HttpBatchHandler:
+) -> "HttpBatchHandler":
     """Create the client of a handler that has a batch endpoint; it connects at the first call."""
+    from sea_mq_worker.inbox.http import HttpBatchHandler
+
     answer_bytes_max = _ANSWER_BYTES_MAX + _STATUS_BYTES_MAX * settings.handler_batch_max
     return HttpBatchHandler(
         single=open_handler(settings, concurrency=concurrency),
@@ -267,7 +281,9 @@ def open_batch_handler(
 
 def _client(
     settings: Settings, key: str, *, concurrency: int, answer_bytes_max: int = _ANSWER_BYTES_MAX
-) -> HttpEventHandler:
+) -> "HttpEventHandler":
+    from sea_mq_worker.inbox.http import HttpEventHandler
+
     try:
         return HttpEventHandler(
             url=getattr(settings, key),
