@@ -125,7 +125,7 @@ async def test_psql_runs_a_list_with_the_named_filters_that_it_is_given(
     for event_type in ("order.created", "order.shipped"):
         await add_event(plain, event_type=event_type)
     file = tmp_path / "list.sql"
-    file.write_text(script("lists", "list_outbox"))
+    file.write_text(script("operators", "list_outbox"))
     given = {"states": "'{PENDING}'", "finished": "false", "event_type": "'order.shipped'", "limit": "9"}
     variables = (f"-v{name}={value}" for name, value in {**given, "read_max": read_max}.items())
     listed = await run_psql(database.dsn, *variables, "-At", "-f", str(file))
