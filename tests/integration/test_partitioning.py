@@ -9,10 +9,11 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.errors import ContractError
+from sea_mq_worker.operators.changes import enable_partitions
 from sea_mq_worker.postgres.migrations import migrate
-from sea_mq_worker.postgres.partitions import partition_outbox as divide_outbox
 from sea_mq_worker.postgres.pool import WORKER_HINTS
 from sea_mq_worker.runtime.supervisor import ExitCode
+from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import run_psql
 from tests.security.test_sql import STATEMENTS
 from tests.support.documents import commands
@@ -84,7 +85,7 @@ async def test_an_event_whose_id_has_no_day_is_in_the_way(
     await plain.execute(INSERT, stranger)
     obstacle = f"^the outbox cannot be divided: event {stranger} has an id of a time to come, or no UUIDv7"
     with pytest.raises(ContractError, match=obstacle):
-        await divide_outbox(database.dsn, schema="public", context="sea", actor="ada", reason="days")
+        await enable_partitions(Settings(database_url=database.dsn), actor="ada", reason="days")
     assert await partitions(plain) == ["outbox_events"]
 
 
