@@ -69,7 +69,7 @@ FIXED: Mapping[str, str] = {
     "outbox_age_max_seconds": "7 days",
     "handler_batch_bytes_max": "1 MiB",
 }
-"""What were settings in 1.0, with their value now."""
+"""Settings of 1.0 that the worker no longer reads, and the value that it uses instead."""
 
 
 def unknown(name: str, known: Collection[str]) -> str:

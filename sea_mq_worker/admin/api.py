@@ -20,14 +20,7 @@ from sea_mq_worker.admin.http import AdminResponse, Request, json_response, refu
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.errors import ContractError, RowsRefusedError, UnavailableError
 from sea_mq_worker.operators.changes import resume
-from sea_mq_worker.operators.dead_letters import (
-    DeadLetterOutcome,
-    DeadLetters,
-    can_be_handled,
-    open_dead_letters,
-    open_purging,
-    open_redriver,
-)
+from sea_mq_worker.operators.dead_letters import DeadLetters, can_be_handled, open_dead_letters
 from sea_mq_worker.operators.lookup import NoIdError, lookup_report, open_lookup
 from sea_mq_worker.operators.records import (
     DeadEvent,
@@ -38,6 +31,7 @@ from sea_mq_worker.operators.records import (
     OutboxDetail,
     OutboxFilter,
 )
+from sea_mq_worker.operators.redrive import DeadLetterOutcome, open_purging, open_redriver
 from sea_mq_worker.operators.replay import outlook, replay_matching
 from sea_mq_worker.operators.streams import duplicate_window_seconds
 from sea_mq_worker.operators.tables import BY_INDEX, audit, dead_events, open_tables, show_outbox

@@ -37,7 +37,8 @@ from sea_mq_worker.inbox.dead_letter import Reason
 from sea_mq_worker.operators.records import DeadLetterEntry, DeadLetterFilter
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.dead_letters import DeadLetterOutcome, DeadLetters
+    from sea_mq_worker.operators.dead_letters import DeadLetters
+    from sea_mq_worker.operators.redrive import DeadLetterOutcome
     from sea_mq_worker.settings import Settings
 
 app = typer.Typer(help="List, count, redrive and delete dead letters.", no_args_is_help=True)
@@ -114,7 +115,7 @@ def redrive(
     choice = _Choice(seqs or (), which, every, cap, dry_run, yes, json)
 
     async def run(settings: "Settings") -> None:
-        from sea_mq_worker.operators.dead_letters import open_redriver
+        from sea_mq_worker.operators.redrive import open_redriver
 
         chosen = await _choose(settings, choice, "handed to the handler again")
         async with open_redriver(settings) as redriver:
@@ -155,7 +156,7 @@ def purge(
     choice = _Choice(seqs or (), which, every, cap, dry_run, yes, json)
 
     async def run(settings: "Settings") -> None:
-        from sea_mq_worker.operators.dead_letters import open_purging
+        from sea_mq_worker.operators.redrive import open_purging
 
         chosen = await _choose(settings, choice, "deleted for good")
         selection = {"seqs": chosen} if seqs else asdict(which)

@@ -9,7 +9,6 @@ from typing import Literal
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.prune import PrunedTable
 from sea_mq_worker.doctor.findings import Finding
-from sea_mq_worker.operators.dead_letters import DeadLetterOutcome
 from sea_mq_worker.operators.definitions import Difference
 from sea_mq_worker.operators.lookup import LookupReport
 from sea_mq_worker.operators.prune import Prunable, Referenced
@@ -21,6 +20,7 @@ from sea_mq_worker.operators.records import (
     OutboxDetail,
     OutboxSummary,
 )
+from sea_mq_worker.operators.redrive import DeadLetterOutcome
 from sea_mq_worker.operators.replay import ReplayResult
 from sea_mq_worker.operators.streams import Applied
 from sea_mq_worker.postgres.migrations import Partition

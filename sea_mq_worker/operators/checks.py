@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import asyncpg
 
-from sea_mq_worker.operators.records import PublishedRow
+from sea_mq_worker.operators.records import ConsumerStanding, PublishedRow
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
 
@@ -60,29 +60,6 @@ def overlap(one: str, other: str) -> bool:
 
 
 # --- Find messages that were never delivered to a consumer, as far as can be known.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStanding:
-    """Progress of a consumer in its stream, as the server reports it.
-
-    Attributes:
-        delivered: sequence of the last delivered message, or the one to which a purge moved the consumer.
-        deliveries: number of deliveries, including repeats.
-        pending: number of messages still to be delivered.
-        takes_all: the filters match every subject of the stream, so every stored message is for the consumer.
-        replaces: the stream drops older messages of a subject for newer ones.
-    """
-
-    stream_created: str
-    consumer_created: str
-    first_seq: int
-    last_seq: int
-    delivered: int
-    deliveries: int
-    pending: int
-    takes_all: bool
-    replaces: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class NoIdError(WorkerError):
     """The given text can be no id."""
 
 
-# --- What is found, as ``--json`` prints it.
+# --- Result of a lookup; ``--json`` prints these records.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

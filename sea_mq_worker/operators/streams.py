@@ -30,7 +30,6 @@ from sea_mq_worker.nats.info import (
 )
 from sea_mq_worker.nats.stored import read_back, read_next
 from sea_mq_worker.operators import definitions as sync_definitions
-from sea_mq_worker.operators.checks import ConsumerStanding
 from sea_mq_worker.operators.definitions import (
     AWAITED,
     EXISTENCE,
@@ -45,6 +44,7 @@ from sea_mq_worker.operators.definitions import (
 )
 from sea_mq_worker.operators.records import (
     ConsumerDelivery,
+    ConsumerStanding,
     ConsumerState,
     DeliveryState,
     PublishedRow,

@@ -1,7 +1,7 @@
 """The one table of what happens in a worker: each event's log line and metrics; all else is made from it.
 
-``emit(key, **fields)`` tells of an event; its listeners make a log line, metrics and the page of it. Events
-carry ids, counts, sizes and reasons, never payloads or credentials.
+``emit(key, **fields)`` reports an event. Its listeners write a log line, count metrics and feed the page.
+Events carry ids, counts, sizes and reasons, never payloads or credentials.
 """
 
 import logging

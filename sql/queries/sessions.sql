@@ -1,4 +1,4 @@
--- Who uses the tables: the context that owns them, the workers' sessions, and the worker that has the lane.
+-- The context that owns the tables, the sessions of its workers, and the worker that serves the lane.
 -- Which sessions live is known by advisory locks that each connection of a worker holds shared.
 -- A session that was begun on an earlier start of the server proves nothing: its lock ended with that server.
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sea_mq_worker.operators.checks import ConsumerStanding, MissedMessages, PassedMessages, find_missed
+from sea_mq_worker.operators.checks import MissedMessages, PassedMessages, find_missed
+from sea_mq_worker.operators.records import ConsumerStanding
 
 BEFORE = ConsumerStanding(
     stream_created="2025-01-01",
