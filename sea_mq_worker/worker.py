@@ -36,7 +36,6 @@ from sea_mq_worker.telemetry.metrics import Metrics
 from sea_mq_worker.wiring.context import WorkerContext, bounded_stack, report_ready, with_session
 from sea_mq_worker.wiring.inbound import inbound_loops
 from sea_mq_worker.wiring.outbound import Backlog, outbound_loops, stopped_early
-from sea_mq_worker.wiring.telemetry import metrics_export, start_tracing
 from sea_mq_worker.wiring.watch import DEPTH_MAX, consumer_sampling, sampling
 
 # --- Start the worker: the admin server, then both sides, then the supervisor.
@@ -94,7 +93,7 @@ async def run_worker(
             host(base)
         else:
             if settings.tracing:
-                start_tracing(base)
+                _export_spans(base)
             await _serve_admin(base, status)
         return await _run(base, status, until_empty=until_empty, owns_process=host is None)
 
@@ -136,7 +135,7 @@ async def _start(
 async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
     pool, loops = await sampling(base, status)
     if base.settings.otlp_metrics:
-        loops["metrics export"] = metrics_export(base)
+        loops["metrics export"] = _metrics_export(base)
     if limit := base.settings.broken_seconds_max:
         loops["give up"] = partial(base.readiness.give_up_after, limit)
     if base.settings.outbox_enabled:
@@ -149,6 +148,29 @@ async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog 
     if base.takeover is not None:
         loops["takeover"] = base.takeover.run
     return loops
+
+
+def _export_spans(base: WorkerContext) -> None:
+    """Export spans until the worker ends; OpenTelemetry is imported only here and where it is used."""
+    from sea_mq_worker.telemetry.otlp import described, export_spans  # noqa: PLC0415
+
+    try:
+        shutdown = export_spans(described(context=base.settings.context, worker=base.name))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    base.stack.push_async_callback(shutdown)
+
+
+def _metrics_export(base: WorkerContext) -> Loop:
+    """Return the loop that exports metrics; they are exported at the worker's end, too."""
+    from sea_mq_worker.telemetry.otlp import MetricsExport, described  # noqa: PLC0415
+
+    try:
+        export = MetricsExport(base.metrics, described(context=base.settings.context, worker=base.name))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    base.stack.push_async_callback(export.export)
+    return export.run
 
 
 async def _warn_of_differences(base: WorkerContext) -> None:

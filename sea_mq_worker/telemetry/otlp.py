@@ -1,28 +1,22 @@
-"""Export spans and metrics over OTLP/HTTP with the extra ``otel``, configured by ``OTEL_*`` variables.
+"""Spans and metrics over OTLP/HTTP with the extra ``otel``, configured by the variables ``OTEL_*``.
 
 Metrics that OpenTelemetry's semantic conventions for messaging know have their names. The others have those
-for Prometheus, without ``_total``, which a collector adds for Prometheus by itself.
+for Prometheus, without ``_total``, which a collector adds for Prometheus by itself. All values come from the
+instruments of ``metrics``: the SDK's histograms take one value at a time, and some ten microseconds for each.
 """
 
+import asyncio
+import contextlib
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.metadata import version
-from itertools import pairwise
-from typing import cast
+from itertools import groupby, pairwise
+from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.sdk.metrics.export import (
-    AggregationTemporality,
-    Gauge,
-    HistogramDataPoint,
-    Metric,
-    MetricsData,
-    NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
-    Sum,
-)
-from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -31,8 +25,8 @@ from prometheus_client.samples import Sample
 
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.resources import install_hint
-from sea_mq_worker.telemetry.events import METRICS
-from sea_mq_worker.telemetry.events import Metric as Described
+from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.telemetry.events import METRICS, Metric
 from sea_mq_worker.telemetry.metrics import BOUNDS_SECONDS, Metrics
 
 _CONVENTIONS: Mapping[str, tuple[str, str]] = {
@@ -42,8 +36,8 @@ _CONVENTIONS: Mapping[str, tuple[str, str]] = {
 }
 """Name and operation in the semantic conventions, by the name for Prometheus."""
 _ATTRIBUTES = {"consumer": "messaging.consumer.group.name", "status": "http.response.status_code"}
-_SCOPE = InstrumentationScope("sea_mq_worker")
-_CUMULATIVE = AggregationTemporality.CUMULATIVE
+_INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
+_INTERVAL_MS = "60000"
 
 
 def described(*, context: str, worker: str) -> Resource:
@@ -56,11 +50,12 @@ def described(*, context: str, worker: str) -> Resource:
     return Resource.create(own).merge(OTELResourceDetector().detect())
 
 
-def export_spans(resource: Resource) -> Callable[[], None]:
+def export_spans(resource: Resource) -> Callable[[], Awaitable[None]]:
     """Export all spans from now on; the returned function sends the last ones and stops the export.
 
     Raises:
         WorkerError: the exporter is not installed.
+        ValueError: a variable is out of range, or contradicts another.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
@@ -69,79 +64,94 @@ def export_spans(resource: Resource) -> Callable[[], None]:
     except ImportError as error:
         raise _missing("tracing") from error
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except ValueError as error:
+        raise ValueError(f"OTEL_*: {error}") from error
     trace.set_tracer_provider(provider)
-    return provider.shutdown
+    return lambda: _in_daemon_thread(provider.shutdown)
 
 
-def metrics_exporter() -> Callable[[MetricsData], None]:
-    """Return a function that sends metrics and waits for the reply; the SDK logs an unreachable collector.
+class MetricsExport:
+    """Exports the metrics again and again; the SDK logs a collector that it cannot reach.
 
     Raises:
         WorkerError: the exporter is not installed.
+        ValueError: the interval is not a number.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
-            OTLPMetricExporter,
-        )
-    except ImportError as error:
-        raise _missing("metrics over OTLP") from error
-    exporter = OTLPMetricExporter()
 
-    def export(data: MetricsData) -> None:
-        exporter.export(data)
-
-    return export
-
-
-def metrics_data(metrics: Metrics, *, resource: Resource, since_ns: int) -> MetricsData:
-    """Convert the numbers to OTLP, counted since ``since_ns`` (nanoseconds since 1970).
-
-    The SDK's own histograms take one value at a time, and some ten microseconds for each.
-    """
-    now = time.time_ns()
-    converted = [
-        _metric(metric, _data(metric, family.samples, since_ns, now))
-        for metric, family in zip(METRICS, metrics.collect(), strict=True)
-        if family.samples
-    ]
-    scope = ScopeMetrics(_SCOPE, converted, schema_url="")
-    return MetricsData([ResourceMetrics(resource, [scope], schema_url="")])
-
-
-def _data(
-    metric: Described, samples: Sequence[Sample], since_ns: int, now_ns: int
-) -> Sum | Gauge | HistogramData:
-    if metric.kind == "histogram":
-        return HistogramData(list(_histograms(metric, samples, since_ns, now_ns)), _CUMULATIVE)
-    points = [
-        NumberDataPoint(_attributes(metric, sample.labels), since_ns, now_ns, sample.value)
-        for sample in samples
-    ]
-    return Sum(points, _CUMULATIVE, is_monotonic=True) if metric.kind == "counter" else Gauge(points)
-
-
-def _histograms(
-    metric: Described, samples: Sequence[Sample], since_ns: int, now_ns: int
-) -> Iterator[HistogramDataPoint]:
-    """Yield a point per series, whose samples are its cumulative buckets, the count and the sum."""
-    cumulative = [0]
-    for sample in samples:
-        if sample.name.endswith("_bucket"):
-            cumulative.append(int(sample.value))
-        elif sample.name.endswith("_sum"):
-            yield HistogramDataPoint(
-                attributes=_attributes(metric, sample.labels),
-                start_time_unix_nano=since_ns,
-                time_unix_nano=now_ns,
-                count=cumulative[-1],
-                sum=sample.value,
-                bucket_counts=[above - below for below, above in pairwise(cumulative)],
-                explicit_bounds=BOUNDS_SECONDS,
-                min=cast("float", None),  # both are unknown, and optional in the protocol
-                max=cast("float", None),
+    def __init__(self, metrics: Metrics, resource: Resource) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+                OTLPMetricExporter,
             )
-            cumulative = [0]
+        except ImportError as error:
+            raise _missing("metrics over OTLP") from error
+        interval = os.environ.get(_INTERVAL, _INTERVAL_MS)
+        if not interval.isdecimal() or int(interval) == 0:
+            raise ValueError(f"{_INTERVAL}: expected milliseconds, a whole number above 0")
+        self._seconds = int(interval) / 1000
+        self._exporter = OTLPMetricExporter()
+        self._metrics = metrics
+        self._resource = resource
+        self._since_ns = time.time_ns()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Export until the worker stops, which ends the wait for a slow collector."""
+        while not stop.is_set():
+            await sleep_or_stop(stop, seconds=self._seconds)
+            with contextlib.suppress(StoppedError):
+                await cancel_on_stop(stop, self.export())
+
+    async def export(self) -> None:
+        """Send all metrics, and wait for the reply."""
+        data = metrics_data(self._metrics, resource=self._resource, since_ns=self._since_ns)
+        await _in_daemon_thread(lambda: self._exporter.export(data))
+
+
+def metrics_data(metrics: Metrics, *, resource: Resource, since_ns: int) -> sdk.MetricsData:
+    """Convert the metrics to the SDK's form, counted since ``since_ns`` (nanoseconds since 1970)."""
+    now_ns = time.time_ns()
+    converted = []
+    for metric, family in zip(METRICS, metrics.collect(), strict=True):
+        if points := list(_points(metric, family.samples, since_ns, now_ns)):
+            data: sdk.DataT
+            if metric.kind == "histogram":
+                data = sdk.Histogram(points, sdk.AggregationTemporality.CUMULATIVE)
+            elif metric.kind == "counter":
+                data = sdk.Sum(points, sdk.AggregationTemporality.CUMULATIVE, is_monotonic=True)
+            else:
+                data = sdk.Gauge(points)
+            unit = "{message}" if metric.name in _CONVENTIONS and metric.kind == "counter" else metric.unit
+            converted.append(sdk.Metric(otlp_name(metric.name), metric.meaning, unit, data))
+    scope = sdk.ScopeMetrics(InstrumentationScope("sea_mq_worker"), converted, schema_url="")
+    return sdk.MetricsData([sdk.ResourceMetrics(resource, [scope], schema_url="")])
+
+
+def _points(metric: Metric, samples: list[Sample], since_ns: int, now_ns: int) -> Iterator[Any]:
+    """Yield a point per series; one of a histogram has cumulative buckets, then count and sum."""
+    for labels, series in groupby(samples, lambda sample: {**sample.labels, "le": ""}):
+        attributes = {name: value for name, value in labels.items() if name != "le"}
+        if metric.name in _CONVENTIONS:
+            attributes = {_ATTRIBUTES[name]: value for name, value in attributes.items()}
+            attributes["messaging.system"] = "nats"
+            attributes["messaging.operation.name"] = _CONVENTIONS[metric.name][1]
+        *buckets, last = (sample.value for sample in series)
+        if metric.kind != "histogram":
+            yield sdk.NumberDataPoint(attributes, since_ns, now_ns, value=last)
+            continue
+        *buckets, count = buckets
+        yield sdk.HistogramDataPoint(
+            attributes,
+            since_ns,
+            now_ns,
+            count=int(count),
+            sum=last,
+            bucket_counts=[int(above - below) for below, above in pairwise([0, *buckets])],
+            explicit_bounds=BOUNDS_SECONDS,
+            min=None,  # type: ignore[arg-type]  # unknown, and optional in the protocol
+            max=None,  # type: ignore[arg-type]
+        )
 
 
 def otlp_name(name: str) -> str:
@@ -149,16 +159,20 @@ def otlp_name(name: str) -> str:
     return _CONVENTIONS[name][0] if name in _CONVENTIONS else name.removesuffix("_total")
 
 
-def _metric(metric: Described, data: Sum | Gauge | HistogramData) -> Metric:
-    unit = "{message}" if metric.name in _CONVENTIONS and metric.kind == "counter" else metric.unit
-    return Metric(otlp_name(metric.name), metric.meaning, unit, data)
+async def _in_daemon_thread(work: Callable[[], object]) -> None:
+    """Run the work where an unavailable collector can block it without delaying the exit."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
 
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
 
-def _attributes(metric: Described, labels: Mapping[str, str]) -> dict[str, str]:
-    if metric.name not in _CONVENTIONS:
-        return dict(labels)
-    system = {"messaging.system": "nats", "messaging.operation.name": _CONVENTIONS[metric.name][1]}
-    return system | {_ATTRIBUTES[name]: value for name, value in labels.items()}
+    threading.Thread(target=run, name="otlp export", daemon=True).start()
+    await done.wait()
 
 
 def _missing(what: str) -> WorkerError:

@@ -1,20 +1,18 @@
-"""Traces with OpenTelemetry: decorators of two ports, used only if tracing is on.
+"""Traces across the queue: the outbox's publish and the handler's call, each behind its wait.
 
-Spans across a queue are linked, not nested: a message may wait for days, so each side begins its own trace
-with a link to the received context. The trace begins with the wait, so it shows the whole delay. The sampled
-bit of the received context decides first: a message that the producer did not sample passes unchanged and
-costs a check of one header. Without a context the SDK's sampler decides.
+Spans across a queue are linked, not nested, as an event may wait for days. What the producer did not sample
+passes untouched. Attributes follow OpenTelemetry's semantic conventions where they know one.
 """
 
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -23,93 +21,56 @@ from sea_mq_worker.nats.headers import MSG_ID
 from sea_mq_worker.nats.message import OutboundMessage, PublishOutcome, SearchedId, SearchResult, Stored
 from sea_mq_worker.ports import EventHandler, JetStreamPublisher
 
-# --- Catalog of the worker's spans; attributes follow OpenTelemetry's semantic conventions where one
-# exists.
 
-SYSTEM = "messaging.system"
-OPERATION = "messaging.operation.name"
-OPERATION_TYPE = "messaging.operation.type"
-DESTINATION = "messaging.destination.name"
-GROUP = "messaging.consumer.group.name"
-MESSAGE_ID = "messaging.message.id"
-BODY_SIZE = "messaging.message.body.size"
-ERROR_TYPE = "error.type"
-METHOD = "http.request.method"
-STATUS = "http.response.status_code"
-SERVER = "server.address"
-PORT = "server.port"
-URL = "url.full"
-OUTCOME = "sea_mq.outcome"
-REPEATED = "sea_mq.repeated"
-STREAM = "sea_mq.stream"
-STREAM_SEQ = "sea_mq.stream_seq"
-
-
-@dataclass(frozen=True, slots=True)
-class SpanSpec:
-    """One kind of span; `{subject}` in its name is replaced by the message's.
-
-    Attributes:
-        parent: name of the parent span; empty: the span begins a trace.
-        linked: whether the span links to the trace context of the event or message.
-        meaning: the measured interval.
-        attributes: attributes of every such span; ``sometimes``: those that are set when known.
-    """
+class SpanSpec(NamedTuple):
+    """One kind of span; `{subject}` in its name is replaced by the message's."""
 
     name: str
     kind: str
     parent: str
+    """Name of the parent span; empty: the span begins a trace."""
     linked: bool
+    """Whether the span links to the trace context of the event or message."""
     meaning: str
-    attributes: tuple[str, ...]
-    sometimes: tuple[str, ...] = ()
+    attributes: str
+    """Names of the attributes of every such span."""
+    sometimes: str = ""
+    """Names of those that are set when known."""
 
 
-OUTBOX_WAIT = SpanSpec(
-    "outbox wait",
-    "INTERNAL",
-    "",
-    True,
-    "Time in the outbox, from the event's creation to its publish.",
-    (SYSTEM, DESTINATION, MESSAGE_ID),
+OUTBOX_WAIT, PUBLISH, STREAM_WAIT, PROCESS, POST = SPANS = (
+    SpanSpec(
+        *("outbox wait", "INTERNAL", "", True),
+        "Time in the outbox, from the event's creation to its publish.",
+        "messaging.system messaging.destination.name messaging.message.id",
+    ),
+    SpanSpec(
+        *("publish {subject}", "PRODUCER", "outbox wait", True),
+        "Time from sending to the stream's acknowledgement; the message carries this span's context.",
+        "messaging.system messaging.operation.name messaging.operation.type messaging.destination.name "
+        "messaging.message.id messaging.message.body.size sea_mq.repeated sea_mq.outcome",
+        "sea_mq.stream sea_mq.stream_seq error.type",
+    ),
+    SpanSpec(
+        *("stream wait", "INTERNAL", "", True),
+        "Time in the stream, by the server's clock, from storing to the handler call; "
+        "it includes waits between attempts.",
+        "messaging.system messaging.destination.name messaging.message.id",
+    ),
+    SpanSpec(
+        *("process {subject}", "CONSUMER", "stream wait", True),
+        "One handling attempt of a message.",
+        "messaging.system messaging.operation.name messaging.operation.type messaging.destination.name "
+        "messaging.consumer.group.name messaging.message.id messaging.message.body.size sea_mq.outcome",
+        "error.type",
+    ),
+    SpanSpec(
+        *("POST", "CLIENT", "process {subject}", False),
+        "The call of the handler; the request carries this span's context.",
+        "http.request.method server.address server.port url.full sea_mq.outcome",
+        "http.response.status_code error.type",
+    ),
 )
-PUBLISH = SpanSpec(
-    "publish {subject}",
-    "PRODUCER",
-    "outbox wait",
-    True,
-    "Time from sending to the stream's acknowledgement; the message carries this span's context.",
-    (SYSTEM, OPERATION, OPERATION_TYPE, DESTINATION, MESSAGE_ID, BODY_SIZE, REPEATED, OUTCOME),
-    (STREAM, STREAM_SEQ, ERROR_TYPE),
-)
-STREAM_WAIT = SpanSpec(
-    "stream wait",
-    "INTERNAL",
-    "",
-    True,
-    "Time in the stream, by the server's clock, from storing to the handler call; "
-    "it includes waits between attempts.",
-    (SYSTEM, DESTINATION, MESSAGE_ID),
-)
-PROCESS = SpanSpec(
-    "process {subject}",
-    "CONSUMER",
-    "stream wait",
-    True,
-    "One handling attempt of a message.",
-    (SYSTEM, OPERATION, OPERATION_TYPE, DESTINATION, GROUP, MESSAGE_ID, BODY_SIZE, OUTCOME),
-    (ERROR_TYPE,),
-)
-POST = SpanSpec(
-    "POST",
-    "CLIENT",
-    "process {subject}",
-    False,
-    "The call of the handler; the request carries this span's context.",
-    (METHOD, SERVER, PORT, URL, OUTCOME),
-    (STATUS, ERROR_TYPE),
-)
-SPANS = (OUTBOX_WAIT, PUBLISH, STREAM_WAIT, PROCESS, POST)
 
 RESOURCE = {
     "service.name": "`sea_mq_worker {context}`, unless `OTEL_SERVICE_NAME` is set",
@@ -118,14 +79,12 @@ RESOURCE = {
 }
 """Resource attributes beyond those of `OTEL_RESOURCE_ATTRIBUTES` and of the SDK."""
 
-
 _PROPAGATOR = TraceContextTextMapPropagator()
-_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _UNSAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
 _REJECTED = 422
 
 
-def _tracer() -> Tracer:
+def _tracer() -> trace.Tracer:
     return trace.get_tracer("sea_mq_worker")
 
 
@@ -134,7 +93,7 @@ class TracedPublisher:
     """A JetStreamPublisher that makes a PRODUCER span per message and adds its context to the headers."""
 
     inner: JetStreamPublisher
-    tracer: Tracer = field(default_factory=_tracer)
+    tracer: trace.Tracer = field(default_factory=_tracer)
 
     @property
     def connected(self) -> bool:
@@ -155,11 +114,11 @@ class TracedPublisher:
     def max_payload(self) -> int:
         return self.inner.max_payload
 
+    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
+        return await self.inner.find(wanted)
+
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
-        message = OutboundMessage(
-            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
-        )
-        span, message = self._begin(message)
+        span, message = self._begin(OutboundMessage(headers.get(MSG_ID, ""), subject, payload, headers))
         try:
             outcome = await self.inner.publish(subject, payload, message.headers)
             self._note(span, outcome)
@@ -183,116 +142,111 @@ class TracedPublisher:
                 span.end()
         return outcomes
 
-    async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
-        return await self.inner.find(wanted)
-
-    def _begin(self, message: OutboundMessage) -> tuple[Span, OutboundMessage]:
+    def _begin(self, message: OutboundMessage) -> tuple[trace.Span, OutboundMessage]:
         if _is_unsampled(message.headers):
             return trace.INVALID_SPAN, message
-        origin = _span_context(message.headers)
-        about = _about(message.subject, message.id)
-        parent = _waited(self.tracer, OUTBOX_WAIT, message.waited_seconds, origin, about)
-        about |= {
-            OPERATION: "publish",
-            OPERATION_TYPE: "send",
-            BODY_SIZE: len(message.payload),
-            REPEATED: message.repeated,
+        attributes: dict[str, AttributeValue] = {
+            **_message(message.subject, message.id),
+            "messaging.operation.name": "publish",
+            "messaging.operation.type": "send",
+            "messaging.message.body.size": len(message.payload),
+            "sea_mq.repeated": message.repeated,
         }
-        name = PUBLISH.name.format(subject=message.subject)
-        span = self.tracer.start_span(name, parent, SpanKind.PRODUCER, about, _links(origin))
+        kinds = OUTBOX_WAIT, PUBLISH
+        span = _after_wait(self.tracer, kinds, message.waited_seconds, message.headers, attributes)
         headers = _carrying(span, message.headers)
         return span, message if headers is message.headers else message._replace(headers=headers)
 
-    def _note(self, span: Span, outcome: PublishOutcome) -> None:
+    def _note(self, span: trace.Span, outcome: PublishOutcome) -> None:
         if isinstance(outcome, Stored):
-            span.set_attributes({STREAM: outcome.stream, STREAM_SEQ: outcome.seq})
+            span.set_attributes({"sea_mq.stream": outcome.stream, "sea_mq.stream_seq": outcome.seq})
         _judge(span, outcome, good=isinstance(outcome, Stored))
 
 
 @dataclass(frozen=True, slots=True)
 class TracedHandler(EventHandler):
-    """An EventHandler that makes a CONSUMER span per message, with a CLIENT span for the call.
-
-    Attributes:
-        url: URL of the handler; spans omit its user, password and query.
-    """
+    """An EventHandler that makes a CONSUMER span per message, with a CLIENT span for the call to ``url``."""
 
     inner: EventHandler
     url: str
-    tracer: Tracer = field(default_factory=_tracer)
+    tracer: trace.Tracer = field(default_factory=_tracer)
+
+    async def reach(self) -> NotDelivered | None:
+        return await self.inner.reach()
 
     async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         if _is_unsampled(request.trace_headers):
             return await self.inner.handle_request(request)
-        consumer = self._consumer_span(request, _span_context(request.trace_headers))
+        attributes: dict[str, AttributeValue] = {
+            **_message(request.subject, request.message_id),
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.consumer.group.name": request.consumer,
+            "messaging.message.body.size": len(request.payload),
+        }
+        waited_seconds = time.time() - request.stored_at.timestamp() if request.stored_at else 0.0
+        kinds = STREAM_WAIT, PROCESS
+        consumer = _after_wait(self.tracer, kinds, waited_seconds, request.trace_headers, attributes)
         inside = trace.set_span_in_context(consumer, Context())
-        client = self.tracer.start_span(POST.name, inside, SpanKind.CLIENT, _about_call(self.url))
+        client = self.tracer.start_span(POST.name, inside, trace.SpanKind.CLIENT, _call(self.url))
         headers = _carrying(client, request.trace_headers)
         try:
             result = await self.inner.handle_request(request._replace(trace_headers=headers))
-            self._note(consumer, client, result)
+            if isinstance(result, Accepted | Poison):
+                status = result.status if isinstance(result, Accepted) else _REJECTED
+                client.set_attribute("http.response.status_code", status)
+            for span in (consumer, client):
+                _judge(span, result, good=isinstance(result, Accepted))
         finally:
             client.end()
             consumer.end()
         return result
 
-    async def reach(self) -> NotDelivered | None:
-        return await self.inner.reach()
 
-    def _consumer_span(self, request: HandlerRequest, origin: SpanContext) -> Span:
-        about = _about(request.subject, request.message_id)
-        waited_seconds = time.time() - request.stored_at.timestamp() if request.stored_at else 0.0
-        parent = _waited(self.tracer, STREAM_WAIT, waited_seconds, origin, about)
-        about |= {
-            OPERATION: "process",
-            OPERATION_TYPE: "process",
-            GROUP: request.consumer,
-            BODY_SIZE: len(request.payload),
-        }
-        name = PROCESS.name.format(subject=request.subject)
-        return self.tracer.start_span(name, parent, SpanKind.CONSUMER, about, _links(origin))
-
-    def _note(self, consumer: Span, client: Span, result: HandlerResult) -> None:
-        if isinstance(result, Accepted):
-            client.set_attribute(STATUS, result.status)
-        elif isinstance(result, Poison):
-            client.set_attribute(STATUS, _REJECTED)
-        for span in (consumer, client):
-            _judge(span, result, good=isinstance(result, Accepted))
-
-
-def _waited(
-    tracer: Tracer, kind: SpanSpec, seconds: float, origin: SpanContext, about: Mapping[str, AttributeValue]
-) -> Context:
-    """Begin a trace with the finished wait; without a wait the next span begins the trace."""
-    if seconds <= 0.0:
-        return Context()
-    now = time.time_ns()
-    began = now - int(min(seconds * 1e9, now))  # a producer may make an event due in the year 1
-    span = tracer.start_span(kind.name, Context(), attributes=about, links=_links(origin), start_time=began)
-    span.end(now)
-    return trace.set_span_in_context(span, Context())
+def _after_wait(
+    tracer: trace.Tracer,
+    kinds: tuple[SpanSpec, SpanSpec],
+    waited_seconds: float,
+    headers: Mapping[str, str],
+    attributes: Mapping[str, AttributeValue],
+) -> trace.Span:
+    """Begin a trace with the finished wait, and in it the span; without a wait the span begins the trace."""
+    wait, kind = kinds
+    parent, links = Context(), []
+    if "traceparent" in headers:
+        origin = trace.get_current_span(_PROPAGATOR.extract(headers, Context())).get_span_context()
+        links = [trace.Link(origin)] if origin.is_valid else []
+    if waited_seconds > 0.0:
+        now = time.time_ns()
+        began = now - int(min(waited_seconds * 1e9, now))  # a producer may make an event due in the year 1
+        shared = {name: attributes[name] for name in wait.attributes.split()}
+        span = tracer.start_span(wait.name, parent, attributes=shared, links=links, start_time=began)
+        span.end(now)
+        parent = trace.set_span_in_context(span, parent)
+    name = kind.name.format(subject=attributes["messaging.destination.name"])
+    return tracer.start_span(name, parent, trace.SpanKind[kind.kind], attributes, links)
 
 
-def _about(subject: str, message_id: str) -> dict[str, AttributeValue]:
-    return {SYSTEM: "nats", DESTINATION: subject, MESSAGE_ID: message_id}
+def _message(subject: str, message_id: str) -> dict[str, AttributeValue]:
+    return {
+        "messaging.system": "nats",
+        "messaging.destination.name": subject,
+        "messaging.message.id": message_id,
+    }
 
 
-def _about_call(url: str) -> dict[str, AttributeValue]:
+def _call(url: str) -> dict[str, AttributeValue]:
+    """Describe the call without user, password and query of the URL."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     address = f"[{host}]" if ":" in host else host
     return {
-        METHOD: "POST",
-        SERVER: host,
-        PORT: port,
-        URL: f"{parts.scheme}://{address}:{port}{parts.path}",
+        "http.request.method": "POST",
+        "server.address": host,
+        "server.port": port,
+        "url.full": f"{parts.scheme}://{address}:{port}{parts.path}",
     }
-
-
-def _links(origin: SpanContext) -> tuple[Link, ...]:
-    return (Link(origin),) if origin.is_valid else ()
 
 
 def _is_unsampled(headers: Mapping[str, str]) -> bool:
@@ -300,25 +254,18 @@ def _is_unsampled(headers: Mapping[str, str]) -> bool:
     return _UNSAMPLED.fullmatch(headers.get("traceparent", "")) is not None
 
 
-def _span_context(headers: Mapping[str, str]) -> SpanContext:
-    if "traceparent" not in headers:
-        return trace.INVALID_SPAN_CONTEXT
-    extracted = _PROPAGATOR.extract(headers, Context())
-    return trace.get_current_span(extracted).get_span_context()
-
-
-def _carrying(span: Span, headers: Mapping[str, str]) -> Mapping[str, str]:
+def _carrying(span: trace.Span, headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return ``headers`` with the span's trace context; unchanged if the span is not recorded."""
     if not span.is_recording():
         return headers
-    carrier = {name: value for name, value in headers.items() if name not in _TRACE_HEADERS}
+    carrier = {name: value for name, value in headers.items() if name not in {"traceparent", "tracestate"}}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
 
 
-def _judge(span: Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:
+def _judge(span: trace.Span, outcome: PublishOutcome | HandlerResult, *, good: bool) -> None:
     name = type(outcome).__name__
-    span.set_attribute(OUTCOME, name)
+    span.set_attribute("sea_mq.outcome", name)
     if not good:
-        span.set_attribute(ERROR_TYPE, name)
-        span.set_status(StatusCode.ERROR)
+        span.set_attribute("error.type", name)
+        span.set_status(trace.StatusCode.ERROR)

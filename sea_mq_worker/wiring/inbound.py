@@ -32,7 +32,6 @@ from sea_mq_worker.runtime.takeover import AbandonedDeliveries
 from sea_mq_worker.runtime.waiting import StoppedError
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
 from sea_mq_worker.wiring.context import WorkerContext
-from sea_mq_worker.wiring.telemetry import traced_handler
 from sea_mq_worker.wiring.watch import missed_message_loop
 
 # --- Refuse two handlers on one inbox before any message is fetched.
@@ -301,7 +300,11 @@ def dead_letter_publisher(
 def _handler(base: WorkerContext) -> EventHandler:
     http = _handler_client(base)
     base.stack.push_async_callback(http.close)
-    return traced_handler(base, http) if base.settings.tracing else http
+    if not base.settings.tracing:
+        return http
+    from sea_mq_worker.telemetry.tracing import TracedHandler  # noqa: PLC0415 - imports OpenTelemetry
+
+    return TracedHandler(http, base.settings.handler_batch_url or base.settings.handler_url)
 
 
 def _handler_client(base: WorkerContext) -> HttpEventHandler | HttpBatchHandler:

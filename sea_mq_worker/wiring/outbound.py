@@ -31,7 +31,6 @@ from sea_mq_worker.runtime.supervisor import ExitCode, Loop
 from sea_mq_worker.runtime.waiting import PollingWakeup, StoppedError, sleep_or_stop
 from sea_mq_worker.settings import Settings, SettingsError
 from sea_mq_worker.wiring.context import WorkerContext
-from sea_mq_worker.wiring.telemetry import traced_publisher
 from sea_mq_worker.wiring.watch import lost_event_check
 
 # --- The end of a worker that publishes a backlog: the events that were due when it started.
@@ -209,7 +208,11 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
     )
     await base.connect(publisher.start, f"stream {s.stream}")
     _check_window(base, publisher.duplicate_window_seconds)
-    return traced_publisher(publisher) if s.tracing else publisher
+    if not s.tracing:
+        return publisher
+    from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415 - imports OpenTelemetry
+
+    return TracedPublisher(publisher)
 
 
 def _search_seconds(s: Settings) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.telemetry.metrics import Metrics
-from sea_mq_worker.telemetry.otlp import described, export_spans, metrics_data, metrics_exporter
+from sea_mq_worker.telemetry.otlp import MetricsExport, described, export_spans, metrics_data
 
 RESOURCE = described(context="sea", worker="worker-1")
 
@@ -57,7 +57,16 @@ def test_metrics_of_messaging_have_the_names_of_the_semantic_conventions() -> No
 def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.http.{module}", None)
     with pytest.raises(WorkerError, match=r"pip install '\.\[otel\]'"):
-        export_spans(RESOURCE) if module == "trace_exporter" else metrics_exporter()
+        export_spans(RESOURCE) if module == "trace_exporter" else MetricsExport(Metrics(), RESOURCE)
+
+
+@pytest.mark.parametrize("interval", ["0", "1s", "-1", ""])
+def test_an_interval_that_is_no_number_of_milliseconds_is_named(
+    monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
+    with pytest.raises(ValueError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds"):
+        MetricsExport(Metrics(), RESOURCE)
 
 
 def test_the_service_attributes_of_the_environment_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 from sea_mq_worker.doctor import Severity
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.telemetry.events import EVENTS, FATAL_NOTICES, METRICS, NOTICES, PIPELINE_METRICS
-from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS
-from sea_mq_worker.telemetry.tracing import SpanSpec as SpanKind
+from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS, SpanSpec
 from tools.docs.markdown import code, table
 
 _PACKAGE = Path(__file__).parents[2] / "sea_mq_worker"
@@ -138,12 +137,12 @@ def spans() -> str:
     return table(("span", "kind", "time", "attributes"), map(_span, SPANS))
 
 
-def _span(span: SpanKind) -> tuple[str, ...]:
+def _span(span: SpanSpec) -> tuple[str, ...]:
     return (
         f"`{span.name}`",
         span.kind,
         span.meaning,
-        code(span.attributes) + (f" [{code(span.sometimes)}]" if span.sometimes else ""),
+        code(span.attributes.split()) + (f" [{code(span.sometimes.split())}]" if span.sometimes else ""),
     )
 
 
