@@ -17,7 +17,7 @@ from nats.js import JetStreamContext
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
 from sea_mq_worker.dev.demo import SampleHandler, WorkerProcess
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
-from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings

@@ -22,7 +22,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
-from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.postgres.queries import load_queries

@@ -25,8 +25,7 @@ from sea_mq_worker.admin.server import AdminServer, Routes
 from sea_mq_worker.admin.status import StatusCollector
 from sea_mq_worker.connections import SecretFile, exposures
 from sea_mq_worker.errors import ContractError, WorkerError
-from sea_mq_worker.operators.definitions import AWAITED, EXISTENCE
-from sea_mq_worker.operators.streams import check_topology
+from sea_mq_worker.operators.definitions import AWAITED, EXISTENCE, check_topology
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Supervisor
 from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
 from sea_mq_worker.settings import Settings, SettingsError, check_settings, load_settings

@@ -11,29 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sea_mq_worker.cli import (
-    database,
-    dev,
-    dlq,
-    doctor,
-    inbox,
-    init,
-    outbox,
-    pipeline,
-    prune,
-    run,
-    streams,
-    where,
-)
-from sea_mq_worker.cli import (
-    database as partitions,
-)
-from sea_mq_worker.cli import (
-    streams as contracts,
-)
-from sea_mq_worker.cli import (
-    where as audit,
-)
+from sea_mq_worker.cli import database, dlq, inbox, init, outbox, pipeline, prune, run, streams, where
 
 
 class _Commands(TyperGroup):
@@ -57,21 +35,21 @@ app = typer.Typer(
 )
 app.callback(invoke_without_command=True)(run.default)
 app.command("run")(run.run)
-app.command("dev")(dev.dev)
+app.command("dev")(run.dev)
 app.command("init")(init.init)
 app.command("migrate")(database.migrate)
 app.add_typer(streams.app, name="streams")
-app.command("asyncapi")(contracts.asyncapi)
-app.add_typer(contracts.schemas_app, name="schemas")
-app.command("doctor")(doctor.doctor)
+app.command("asyncapi")(streams.asyncapi)
+app.add_typer(streams.schemas_app, name="schemas")
+app.command("doctor")(run.doctor)
 app.command("where")(where.where)
 app.command("depth")(database.depth)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inbox.app, name="inbox")
 app.add_typer(dlq.app, name="dlq")
-app.add_typer(partitions.app, name="partitions")
+app.add_typer(database.app, name="partitions")
 app.command("prune")(prune.prune)
-app.command("audit")(audit.audit)
+app.command("audit")(where.audit)
 app.add_typer(pipeline.app, name="pipeline")
 
 

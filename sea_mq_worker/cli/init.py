@@ -9,18 +9,13 @@ from typing import Annotated
 import typer
 
 from sea_mq_worker.cli.support import EXIT_FAILED, abort, echo_safe
-from sea_mq_worker.errors import ContractError
 from sea_mq_worker.nats.subjects import durable_consumer, is_context
 from sea_mq_worker.resources import resource_folder
 
-# --- Write the files that a service needs to begin with.
-
-_EXAMPLE = "fastapi_sqlalchemy"
-_SETTINGS = ".env"
 _FILES = ("docker-compose.yml", "service.py", "test_service.py")
 
 
-def settings_text(context: str, upstreams: Sequence[str]) -> str:
+def _settings(context: str, upstreams: Sequence[str]) -> str:
     """Return the settings of a worker for the servers of the example's docker-compose.yml."""
     consumers = ",".join("/".join(durable_consumer(context, upstream)) for upstream in upstreams)
     return f"""\
@@ -38,29 +33,6 @@ SEA_MQ_NATS_URL=nats://127.0.0.1:4222
 SEA_MQ_STREAM_REPLICAS=1
 SEA_MQ_STREAM_MAX_BYTES=268435456
 """
-
-
-def write_project(folder: Path, context: str, upstreams: Sequence[str], *, replace: bool) -> list[Path]:
-    """Write settings, a compose file, a service and its test, and return the files.
-
-    Raises:
-        ContractError: a file exists and ``replace`` is false, so that nothing was written, or the folder
-            cannot be written.
-    """
-    files = [folder / name for name in (_SETTINGS, *_FILES)]
-    if existing := [str(file) for file in files if file.exists() and not replace]:
-        raise ContractError(
-            f"exists already: {', '.join(existing)}; name another folder, or repeat with --force"
-        )
-    source = resource_folder("examples") / _EXAMPLE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files[0].write_text(settings_text(context, upstreams))
-        for name in _FILES:
-            shutil.copyfile(source / name, folder / name)
-    except OSError as error:
-        raise ContractError(f"{folder}: cannot be written ({error.strerror})") from error
-    return files
 
 
 def _contexts(names: list[str]) -> list[str]:
@@ -90,12 +62,20 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write settings, servers for Docker, a FastAPI service with a handler, and a test of it."""
+    files = [folder / name for name in (".env", *_FILES)]
+    if existing := [str(file) for file in files if file.exists() and not force]:
+        abort(
+            f"exists already: {', '.join(existing)}; name another folder, or repeat with --force", EXIT_FAILED
+        )
+    source = resource_folder("examples") / "fastapi_sqlalchemy"
     try:
-        files = write_project(folder, context, consume or [], replace=force)
-    except ContractError as error:
-        abort(str(error), EXIT_FAILED)
-    for file in files:
-        echo_safe(str(file))
+        folder.mkdir(parents=True, exist_ok=True)
+        files[0].write_text(_settings(context, consume or []))
+        for name in _FILES:
+            shutil.copyfile(source / name, folder / name)
+    except OSError as error:
+        abort(f"{folder}: cannot be written ({error.strerror})", EXIT_FAILED)
+    echo_safe(*map(str, files))
     next_steps = f"""
 Next steps
   cd {quote(str(folder))} && set -a && . ./.env && set +a

@@ -9,7 +9,7 @@ from typing import Literal
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.prune import PrunedTable
 from sea_mq_worker.doctor.findings import Finding
-from sea_mq_worker.operators.definitions import Difference
+from sea_mq_worker.operators.definitions import Applied, Difference
 from sea_mq_worker.operators.lookup import LookupReport
 from sea_mq_worker.operators.prune import Prunable, Referenced
 from sea_mq_worker.operators.records import (
@@ -22,7 +22,6 @@ from sea_mq_worker.operators.records import (
 )
 from sea_mq_worker.operators.redrive import DeadLetterOutcome
 from sea_mq_worker.operators.replay import ReplayResult
-from sea_mq_worker.operators.streams import Applied
 from sea_mq_worker.postgres.migrations import Partition
 from sea_mq_worker.postgres.partitions import DroppedPartition
 

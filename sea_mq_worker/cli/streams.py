@@ -1,4 +1,4 @@
-"""``streams``: compare, update and print the definitions of JetStream streams and consumers."""
+"""``streams``, ``asyncapi`` and ``schemas``: definitions in NATS, and the contracts with other contexts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,16 +18,13 @@ from sea_mq_worker.cli.support import (
 )
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.definitions import Change, Difference
-    from sea_mq_worker.operators.streams import Applied
+    from sea_mq_worker.operators.definitions import Applied, Change, Difference
     from sea_mq_worker.settings import Settings
-
 
 app = typer.Typer(
     help="Check and apply the definitions of this context's streams and durable consumers.",
     no_args_is_help=True,
 )
-
 StreamsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,11 +39,9 @@ StreamsOption = Annotated[
 @app.command("check")
 def check(*, streams: StreamsOption = None, json: JsonOption = False) -> None:
     """List every field that differs from the definitions; exit 1 if any does."""
-    from sea_mq_worker.operators.streams import check_topology
+    from sea_mq_worker.operators.definitions import check_topology
 
-    differences = run_command(
-        lambda settings: check_topology(settings, streams=streams or ()), needs=("nats_url",)
-    )
+    differences = run_command(lambda s: check_topology(s, streams=streams or ()), needs=("nats_url",))
     if json:
         print_json([asdict(difference) for difference in differences])
     else:
@@ -68,68 +63,38 @@ def apply(
     the end the command checks like `streams check`: exit 1 if a field still differs. If the server refuses a
     change, the changes before it are listed.
     """
-    run_command(
-        lambda settings: _apply(settings, streams or (), dry_run=dry_run, json=json), needs=("nats_url",)
-    )
-
-
-async def _apply(settings: "Settings", streams: Sequence[str], *, dry_run: bool, json: bool) -> None:
-    from sea_mq_worker.operators.definitions import AWAITED
-    from sea_mq_worker.operators.streams import Applied, apply_topology
+    from sea_mq_worker.operators.definitions import AWAITED, Applied, apply_topology
 
     made: list[Change] = []
 
     def on_change(change: "Change") -> None:
         made.append(change)
-        if not json:
-            _print_change(change, "would be " if dry_run else "")
-
-    applied = Applied(changes=made)
-    try:
-        applied = await apply_topology(settings, streams=streams, dry_run=dry_run, on_change=on_change)
-    finally:
         if json:
-            print_json(asdict(applied))
-    if not json:
-        _print_end(applied, dry_run=dry_run)
-    if any(difference.field != AWAITED for difference in applied.differences):
-        raise typer.Exit(EXIT_FAILED)
+            return
+        echo_safe(f"{'would be ' if dry_run else ''}{change.action} {change.name}")
+        if change.action == "updated":
+            echo_safe(*(f"  {one.field}: {one.found} -> {one.wanted}" for one in change.differences))
+        elif change.by_setting:
+            echo_safe(*(f"  {text} by setting" for text in change.by_setting))
 
+    async def work(settings: "Settings") -> "Applied":
+        applied = Applied(changes=made)
+        try:
+            applied = await apply_topology(
+                settings, streams=streams or (), dry_run=dry_run, on_change=on_change
+            )
+        finally:
+            if json:
+                print_json(asdict(applied))
+        return applied
 
-@app.command("export")
-def export(
-    folder: Annotated[Path, typer.Argument(help="Folder to write; it must have no definitions yet.")],
-) -> None:
-    """Write the definitions as files, for the nats CLI, or to change them and set SEA_MQ_STREAMS_FOLDER."""
-
-    async def write(settings: "Settings") -> Sequence[Path]:
-        from sea_mq_worker.operators.streams import export_topology
-
-        return export_topology(settings, folder)
-
-    for file in run_command(write, needs=()):
-        echo_safe(str(file))
-
-
-def _print_change(change: "Change", would_be: str) -> None:
-    echo_safe(f"{would_be}{change.action} {change.name}")
-    if change.action == "updated":
-        for difference in change.differences:
-            echo_safe(f"  {difference.field}: {difference.found} -> {difference.wanted}")
-    else:
-        for text in change.by_setting:
-            echo_safe(f"  {text} by setting")
-
-
-def _print_end(applied: "Applied", *, dry_run: bool) -> None:
-    if not dry_run or applied.differences:
-        _print_differences(applied.differences, fix="change the definitions, or the streams that they name")
-    if not dry_run:
-        return
-    if applied.changes:
+    left = run_command(work, needs=("nats_url",)).differences
+    if not json and (left or not (dry_run and made)):
+        _print_differences(left, fix="change the definitions, or the streams that they name")
+    if not json and dry_run and made:
         typer.echo("nothing was changed; repeat without --dry-run to change it")
-    elif not applied.differences:
-        typer.echo("as defined")
+    if any(difference.field != AWAITED for difference in left):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _print_differences(differences: "Sequence[Difference]", *, fix: str) -> None:
@@ -144,6 +109,20 @@ def _print_differences(differences: "Sequence[Difference]", *, fix: str) -> None
         typer.echo("apply again when what is waited for is there")
     if fields - {AWAITED}:
         typer.echo(fix)
+
+
+@app.command("export")
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder to write; it must have no definitions yet.")],
+) -> None:
+    """Write the definitions as files, for the nats CLI, or to change them and set SEA_MQ_STREAMS_FOLDER."""
+
+    async def write(settings: "Settings") -> Sequence[Path]:
+        from sea_mq_worker.operators.definitions import export_topology
+
+        return export_topology(settings, folder)
+
+    echo_safe(*map(str, run_command(write, needs=())))
 
 
 # --- ``asyncapi`` and ``schemas check``: the contracts of a context with others.

@@ -33,7 +33,7 @@ from sea_mq_worker.dev.servers import (
     log_tail,
 )
 from sea_mq_worker.dev.traffic import publish_vibes, write_orders
-from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.runtime.waiting import stop_on_signals

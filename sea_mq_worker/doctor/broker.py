@@ -12,15 +12,15 @@ from sea_mq_worker.doctor.findings import APPLY, Finding, error, format_duration
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, UnavailableError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, find_consumer, find_stream, streams_taking
-from sea_mq_worker.operators import definitions as sync_definitions
-from sea_mq_worker.operators.definitions import AWAITED, Definition, Difference, StreamDefinition
-from sea_mq_worker.operators.streams import (
-    RECONCILE,
-    consumer_state,
-    lost_since,
-    open_broker,
+from sea_mq_worker.operators.definitions import (
+    AWAITED,
+    Definition,
+    Difference,
+    differences,
+    label,
     wanted_topology,
 )
+from sea_mq_worker.operators.streams import RECONCILE, consumer_state, lost_since, open_broker
 from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.settings import Settings
 
@@ -80,11 +80,12 @@ async def _facts(connection: NatsConnection, s: Settings, found: list[Finding]) 
         return None
 
     wanted: Sequence[Definition] = ()
-    differences: list[Difference] = []
+    different: list[Difference] = []
     try:
         wanted = wanted_topology(s)
     except ContractError as wrong:
         found.append(_topology("SEA_MQ_STREAMS_FOLDER", str(wrong), command=""))
+    own = {one.stream for one in wanted if not one.durable}
     takers = {}
     for subject in _own_subjects(s).values():
         try:  # JetStream's leader answers: no answer means an outage
@@ -94,16 +95,14 @@ async def _facts(connection: NatsConnection, s: Settings, found: list[Finding]) 
     names = {s.stream, s.dlq_stream, s.advisory_stream, *(consumer.stream for consumer in s.consumers)}
     streams = [await ask(f"stream {name}", find_stream(connection, name)) for name in sorted(names)]
     durables = [(c.stream, c.durable) for c in s.consumers if f"stream {c.stream}" not in silent]
-    consumers = [await ask(consumer_label(*d), find_consumer(connection, *d)) for d in durables]
+    consumers = [await ask(label(*d), find_consumer(connection, *d)) for d in durables]
     states = [await consumer_state(connection, seen) for seen in consumers if seen]
     for one in wanted:
-        stream = one.name if isinstance(one, StreamDefinition) else one.stream
-        if not {_label(one), f"stream {stream}"} & silent:
-            compared = sync_definitions.check(connection, [one], among=wanted)
-            differences += await ask(_label(one), compared) or ()
+        if not {one.label, label(one.stream)} & silent:
+            different += await ask(one.label, differences(connection, one, own=own)) or ()
     return BrokerFacts(
-        differences=differences,
-        defined=frozenset(map(_label, wanted)),
+        differences=different,
+        defined=frozenset(one.label for one in wanted),
         streams={stream.name: stream for stream in streams if stream},
         consumers={(seen.stream, seen.name): seen for seen in consumers if seen},
         oldest_seconds={
@@ -165,13 +164,9 @@ def topology_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         yield _topology(difference.name, difference.text, command=fix)
     needed = [f"stream {name}" for name in (s.stream, s.dlq_stream, s.advisory_stream)]
     needed += [
-        consumer_label(one.stream, one.durable)
-        for one in s.consumers
-        if f"stream {one.stream}" not in facts.silent
+        label(one.stream, one.durable) for one in s.consumers if f"stream {one.stream}" not in facts.silent
     ]
-    there = {f"stream {name}" for name in facts.streams} | {
-        consumer_label(*known) for known in facts.consumers
-    }
+    there = {f"stream {name}" for name in facts.streams} | {label(*known) for known in facts.consumers}
     for where in needed:
         if where not in there | facts.defined | facts.silent:
             yield _topology(where, "it exists neither on the server nor as a file", command="")
@@ -272,7 +267,7 @@ def _own_stream(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterato
 def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Judge the durables of SEA_MQ_CONSUMERS."""
     for (name, durable), consumer in facts.consumers.items():
-        where, remove = consumer_label(name, durable), f"nats consumer rm {name} {durable}"
+        where, remove = label(name, durable), f"nats consumer rm {name} {durable}"
         unfit = [consumer.unfit] if consumer.unfit else []
         if s.handler_timeout_seconds >= consumer.ack_wait_seconds:
             waits = "the first backoff" if consumer.config.get("backoff") else "ack_wait"
@@ -330,7 +325,7 @@ def missed_findings(rows: Mapping[str, Any]) -> Iterator[Finding]:
         table = f"{quoted_schema(rows['identity']['schema'])}.sea_mq_standings"
         consumer = f"stream = '{gone.stream}' AND durable = '{gone.durable}'"
         yield _missed(
-            consumer_label(gone.stream, gone.durable),
+            label(gone.stream, gone.durable),
             f"{gone.count} in all; the latest are {latest}",
             "-- only acknowledges: ends this finding and the page's first line, and brings no message back\n"
             f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}",
@@ -377,16 +372,6 @@ def _missed(where: str, what: str, sql: str = "") -> Finding:
     )  # fmt: skip
 
 
-def consumer_label(stream: str, durable: str) -> str:
-    return f"consumer {durable} of stream {stream}"
-
-
 def _own_subjects(s: Settings) -> Mapping[str, str]:
     """Return the subjects that the worker publishes, by the stream that must take them."""
     return {s.stream: f"{s.context}.event.>", s.dlq_stream: f"{s.context}.dlq.>"}
-
-
-def _label(definition: Definition) -> str:
-    if isinstance(definition, StreamDefinition):
-        return f"stream {definition.name}"
-    return consumer_label(definition.stream, definition.name)

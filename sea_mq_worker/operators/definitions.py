@@ -1,23 +1,25 @@
-"""Stream and consumer definitions as files: the JSON that the nats CLI takes, read by the worker too.
+"""Definitions of streams and durable consumers: what a deployment wants, what the server has, what differs.
 
-A folder holds ``STREAM.json`` files and ``consumers/STREAM.durable.json`` files; durations are
-nanoseconds, as on the wire.
+A folder holds ``STREAM.json`` and ``consumers/STREAM.durable.json``, the JSON that the nats CLI takes;
+durations are nanoseconds, as on the wire. Configurations stay raw JSON: nats-py's dataclasses drop unknown
+fields, so an update would lose settings.
+
+Functions that ask the server raise BrokerUnavailableError if it does not answer, and ContractError if it
+refuses.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.nats.errors import ApiRefusedError, PublishDeniedError
 from sea_mq_worker.nats.info import (
     PULL_SECONDS_MIN,
-    ConsumerInfo,
-    StreamInfo,
     find_consumer,
     find_stream,
     missing_stream,
@@ -25,23 +27,42 @@ from sea_mq_worker.nats.info import (
     streams_taking,
 )
 from sea_mq_worker.nats.subjects import events_stream, stream_prefix
+from sea_mq_worker.operators.streams import open_broker
 from sea_mq_worker.resources import files_in, resource_folder
-
-# --- Differences of streams and consumers from their definitions, and the changes that remove them.
+from sea_mq_worker.settings import Settings
 
 EXISTENCE = "existence"
 """Field name of a difference whose stream or consumer is missing altogether."""
 AWAITED = "awaited"
 """Field name of a difference whose consumer is missing and waits for another context, named as wanted."""
-_DURATIONS = frozenset({"ack_wait", "duplicate_window", "max_age"})
+MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+"""Begin of the subject that reports an exhausted message; stream and consumer follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """The wanted configuration of a stream or, with ``durable``, of a consumer of it.
+
+    ``by_setting``: what settings changed against the file, such as ``num_replicas 3 -> 1``.
+    """
+
+    stream: str
+    durable: str = ""
+    config: dict[str, Any]
+    by_setting: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return label(self.stream, self.durable)
+
+
+def label(stream: str, durable: str = "") -> str:
+    return f"consumer {durable} of stream {stream}" if durable else f"stream {stream}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A field of a stream or consumer that differs from its definition.
-
-    EXISTENCE, AWAITED: all of it is missing.
-    """
+    """A field that differs from its definition; EXISTENCE, AWAITED: the stream or consumer is missing."""
 
     name: str
     field: str
@@ -56,7 +77,7 @@ class Difference:
         if self.field == AWAITED:
             return f"it is missing, and waits for {self.wanted}"
         wanted, found = self.wanted, self.found
-        if self.field in _DURATIONS:
+        if self.field in {"ack_wait", "duplicate_window", "max_age"}:
             wanted, found = (f"{nanoseconds / 1e9:g} s" for nanoseconds in (wanted, found))
         return f"{self.field} should be {wanted} and is {found}"
 
@@ -66,10 +87,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of a stream or consumer: ``created`` or ``updated``, and the differences that it removed.
-
-    In a dry run, the change was not made.
-    """
+    """A stream or consumer that was ``created`` or ``updated``, or would be; what differed before."""
 
     name: str
     action: str
@@ -77,91 +95,107 @@ class Change:
     by_setting: tuple[str, ...] = ()
 
 
-SHIPPED_CONTEXT = "sea"
-"""The context that the files which come with the worker are written for."""
-MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
-"""Begin of the subject that reports an exhausted message; stream and consumer follow."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """Changes that ``streams apply`` made or would make, and the differences that are left."""
+
+    changes: list[Change] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+
+# --- Read the files.
+
+_SHIPPED_CONTEXT = "sea"
+"""The context that the bundled files are written for."""
+_UPSTREAM = "__from_"
 _NUMBERS = ("ack_wait", "duplicate_window", "max_age", "max_bytes")
 """Fields that the worker computes with; the server judges all fields when they are applied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamDefinition:
-    """A stream's wanted configuration (SDS-047, JetStreamStream).
+def definitions(s: Settings) -> list[Definition]:
+    """Return every definition, streams first: of SEA_MQ_STREAMS_FOLDER, or what SEA_MQ_CONSUMERS implies.
 
-    Attributes:
-        by_setting: what settings changed against the file, such as ``num_replicas 3 -> 1``.
+    The bundled files define the stream and the consumer of one other context, which are the pattern for those
+    of all others: the stream PAYMENTS_EVENTS belongs to the context payments. A stream with another form of
+    name, and its consumer, need files, because their subjects are unknown.
     """
+    if s.streams_folder:
+        return _in_folder(s.streams_folder, s)
+    bundled = _in_folder(resource_folder("streams"), s)
+    if not s.consumers:
+        return bundled
+    advisories, letters, events, pattern, exhausted, consumer = bundled
+    reported = [f"{MAX_DELIVERIES}.{one.stream}.{one.durable}" for one in s.consumers]
+    contexts = {one.stream: _context_of(one.stream, one.durable) for one in s.consumers}
+    streams = [
+        replace(
+            pattern,
+            stream=stream,
+            config=pattern.config
+            | {
+                "name": stream,
+                "description": pattern.config["description"].replace("vibespro", upstream),
+                "subjects": [f"{upstream}.event.>"],
+            },
+        )
+        for stream, upstream in contexts.items()
+        if upstream not in {"", s.context}
+    ]
+    durables = [
+        Definition(
+            stream=one.stream,
+            durable=one.durable,
+            config=consumer.config
+            | {
+                "name": one.durable,
+                "durable_name": one.durable,
+                "description": f"{s.context} consuming from {one.stream}",
+                "filter_subject": f"{contexts[one.stream]}.event.>",
+            },
+        )
+        for one in s.consumers
+        if contexts[one.stream]
+    ]
+    only = reported[0] if len(reported) == 1 else ""
+    return [
+        replace(advisories, config=advisories.config | {"subjects": reported}),
+        *(letters, events, *streams),
+        replace(exhausted, config=exhausted.config | {"filter_subject": only}),
+        *durables,
+    ]
 
-    name: str
-    config: Mapping[str, Any]
-    by_setting: tuple[str, ...] = ()
 
-    @property
-    def label(self) -> str:
-        return f"stream {self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerDefinition:
-    """A durable consumer's wanted configuration (SDS-047, DurableConsumer)."""
-
-    stream: str
-    name: str
-    config: Mapping[str, Any]
-
-    @property
-    def label(self) -> str:
-        return f"consumer {self.name} of stream {self.stream}"
+def _context_of(stream: str, durable: str) -> str:
+    """Return the context that publishes to a stream; empty: unknown. Its hyphens are underscores in names."""
+    if stream == events_stream(named := durable.partition(_UPSTREAM)[2]):
+        return named
+    guessed = stream.removesuffix("_EVENTS").lower()
+    return guessed if events_stream(guessed) == stream else ""
 
 
-Definition: TypeAlias = StreamDefinition | ConsumerDefinition
-
-
-def definitions(
-    folder: Path,
-    *,
-    context: str = SHIPPED_CONTEXT,
-    replicas: int | None = None,
-    max_bytes: int | None = None,
-) -> list[Definition]:
-    """Read a folder: streams first, then consumers.
-
-    Args:
-        folder: where the files are.
-        context: takes the place of ``sea`` in names and subjects, unless files have its name already.
-        replicas: of every stream, instead of what its file says; None leaves it.
-        max_bytes: an upper bound for every stream's ``max_bytes``; None leaves it.
-
-    Raises:
-        ContractError: a file is missing or is no definition.
-    """
-    if (folder / f"{stream_prefix(context)}_DLQ.json").is_file():
-        context = SHIPPED_CONTEXT  # the files have this context's names already
-    streams = [_stream(_read(file, context), replicas, max_bytes) for file in _files(folder)]
-    if not streams:
+def _in_folder(folder: Path, s: Settings) -> list[Definition]:
+    """Read the files, with the own context in the place of the shipped one unless they have its name."""
+    has_names = (folder / f"{stream_prefix(s.context)}_DLQ.json").is_file()
+    context = _SHIPPED_CONTEXT if has_names else s.context
+    found = []
+    for file in _files(folder):
+        was = _read(file, context)
+        config = was | ({} if s.stream_replicas is None else {"num_replicas": s.stream_replicas})
+        if s.stream_max_bytes is not None and not 0 <= was.get("max_bytes", -1) <= s.stream_max_bytes:
+            config["max_bytes"] = s.stream_max_bytes
+        by_setting = tuple(
+            f"{key} {was.get(key)} -> {new}" for key, new in config.items() if new != was.get(key)
+        )
+        found.append(Definition(stream=config["name"], config=config, by_setting=by_setting))
+    if not found:
         raise ContractError(f"{folder} holds no stream definition (*.json)")
-    return [*streams, *(_consumer(file, context) for file in _files(folder / "consumers"))]
-
-
-def write_definitions(wanted: Sequence[Definition], folder: Path) -> list[Path]:
-    """Write definitions as files into a folder that has none yet, and return the files.
-
-    Raises:
-        ContractError: the folder has definitions, or cannot be written.
-    """
-    if _files(folder):
-        raise ContractError(f"{folder} has definitions already; name another folder")
-    files = []
-    try:
-        (folder / "consumers").mkdir(parents=True, exist_ok=True)
-        for one in wanted:
-            name = one.name if isinstance(one, StreamDefinition) else f"consumers/{one.stream}.{one.name}"
-            files.append(folder / f"{name}.json")
-            files[-1].write_text(json.dumps(one.config, indent=2) + "\n")
-    except OSError as error:
-        raise ContractError(f"{folder}: cannot be written ({error.strerror})") from error
-    return files
+    for file in _files(folder / "consumers"):
+        stream, dot, _ = file.stem.partition(".")
+        if not dot:
+            raise ContractError(f"{file.name}: a consumer's file is called STREAM.durable.json")
+        config = _read(file, context)
+        found.append(Definition(stream=_renamed(stream, context), durable=config["name"], config=config))
+    return found
 
 
 def _files(folder: Path) -> list[Path]:
@@ -171,28 +205,6 @@ def _files(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise ContractError(f"{folder}: cannot be listed ({error.strerror})") from error
-
-
-def _stream(config: dict[str, Any], replicas: int | None, max_bytes: int | None) -> StreamDefinition:
-    changed = dict(config)
-    if replicas is not None:
-        changed["num_replicas"] = replicas
-    if max_bytes is not None and not 0 <= config.get("max_bytes", -1) <= max_bytes:
-        changed["max_bytes"] = max_bytes
-    by_setting = tuple(
-        f"{field} {config.get(field)} -> {value}"
-        for field, value in changed.items()
-        if value != config.get(field)
-    )
-    return StreamDefinition(name=config["name"], config=changed, by_setting=by_setting)
-
-
-def _consumer(file: Path, context: str) -> ConsumerDefinition:
-    stream, dot, _ = file.stem.partition(".")
-    if not dot:
-        raise ContractError(f"{file.name}: a consumer's file is called STREAM.durable.json")
-    config = _read(file, context)
-    return ConsumerDefinition(stream=_renamed(stream, context), name=config["name"], config=config)
 
 
 def _read(file: Path, context: str) -> dict[str, Any]:
@@ -209,234 +221,168 @@ def _read(file: Path, context: str) -> dict[str, Any]:
 
 def _renamed(text: str, context: str) -> str:
     """Put ``context`` in the place of the shipped one, where that is a whole word or begins a name."""
-    text = re.sub(rf"(?<![A-Za-z0-9_]){SHIPPED_CONTEXT}(?=__|[^A-Za-z0-9_])", context, text)
-    return re.sub(rf"(?<![A-Za-z0-9_]){SHIPPED_CONTEXT.upper()}(?=_)", stream_prefix(context), text)
+    text = re.sub(rf"(?<![A-Za-z0-9_]){_SHIPPED_CONTEXT}(?=__|[^A-Za-z0-9_])", context, text)
+    return re.sub(rf"(?<![A-Za-z0-9_]){_SHIPPED_CONTEXT.upper()}(?=_)", stream_prefix(context), text)
 
 
-# --- Definitions without files of one's own: they follow from the names of the consumers.
-#
-# The bundled files define the stream and the consumer of one other context, ``vibespro``. They are the
-# pattern for the streams and consumers of all other contexts.
+def export_topology(s: Settings, folder: Path) -> list[Path]:
+    """Write every definition into a folder that has none yet, for the nats CLI or to change them."""
+    if _files(folder):
+        raise ContractError(f"{folder} has definitions already; name another folder")
+    files = []
+    try:
+        (folder / "consumers").mkdir(parents=True, exist_ok=True)
+        for one in definitions(s):
+            name = f"consumers/{one.stream}.{one.durable}" if one.durable else one.stream
+            files.append(folder / f"{name}.json")
+            files[-1].write_text(json.dumps(one.config, indent=2) + "\n")
+    except OSError as error:
+        raise ContractError(f"{folder}: cannot be written ({error.strerror})") from error
+    return files
 
-_PATTERN = "vibespro"
-_FROM = "__from_"
+
+# --- Choose what a context wants.
 
 
-def derived_definitions(
-    consumers: Sequence[tuple[str, str]],
-    *,
-    context: str,
-    replicas: int | None = None,
-    max_bytes: int | None = None,
-) -> list[Definition]:
-    """Return the definitions of a context: streams first, then consumers.
+def wanted_topology(s: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
+    """Return the definitions of this context, or those of ``streams``, which may be another context's.
 
-    The stream ``PAYMENTS_EVENTS`` belongs to the context ``payments``. A stream with another form of name,
-    and its consumer, need files, because their subjects are unknown.
-
-    Args:
-        consumers: stream and durable of each consumer; empty: the bundled one.
-        context: own context.
-        replicas: as for ``definitions``.
-        max_bytes: as for ``definitions``.
-
-    Raises:
-        ContractError: a bundled file cannot be read.
+    A context owns its streams with their consumers, and the durables that its settings name on other streams.
     """
-    folder = resource_folder("streams")
-    bundled = definitions(folder, context=context, replicas=replicas, max_bytes=max_bytes)
-    if not consumers:
-        return bundled
-    by_role = zip((shipped.name for shipped in definitions(folder)), bundled, strict=True)
-    return [each for role, one in by_role for each in _expand(role, one, consumers, context)]
+    found = definitions(s)
+    defined = _streams_of(found)
+    if unknown := set(streams) - defined:
+        raise ContractError(
+            f"{', '.join(sorted(unknown))}: not defined; defined are {', '.join(sorted(defined))}"
+        )
+    own = {s.stream, s.dlq_stream, s.advisory_stream}
+    durables = {(consumer.stream, consumer.durable) for consumer in s.consumers}
+    return [
+        one
+        for one in found
+        if (not streams or one.stream in streams)
+        and (
+            one.stream in own
+            or (one.stream, one.durable) in durables
+            or (not one.durable and one.stream in streams)
+        )
+    ]
 
 
-def _expand(
-    role: str, bundled: Definition, consumers: Sequence[tuple[str, str]], context: str
-) -> Iterator[Definition]:
-    """Yield the definitions that take the place of a bundled one; its name in the file is its role."""
-    contexts = {stream: _context_of(stream, durable) for stream, durable in consumers}
-    advisories = [f"{MAX_DELIVERIES}.{stream}.{durable}" for stream, durable in consumers]
-    match role:
-        case "VIBESPRO_EVENTS":
-            for stream, upstream in contexts.items():
-                if upstream not in {"", context}:
-                    yield replace(bundled, name=stream, config=_stream_of(bundled.config, stream, upstream))
-        case "sea__from_vibespro":
-            for stream, durable in consumers:
-                if upstream := contexts[stream]:
-                    config = _consumer_of(bundled.config, durable, upstream)
-                    config["description"] = f"{context} consuming from {stream}"
-                    yield ConsumerDefinition(stream=stream, name=durable, config=config)
-        case "SEA_ADVISORIES":
-            yield replace(bundled, config={**bundled.config, "subjects": advisories})
-        case "sea__max_deliveries":
-            only = advisories[0] if len(advisories) == 1 else ""
-            yield replace(bundled, config={**bundled.config, "filter_subject": only})
-        case _:
-            yield bundled
+def defined_streams(s: Settings) -> frozenset[str]:
+    """Return every stream that has a definition, for a server that no other context uses."""
+    return _streams_of(definitions(s))
 
 
-def _context_of(stream: str, durable: str) -> str:
-    """Return the context that publishes to a stream; empty: unknown. Its hyphens are underscores in names."""
-    if stream == events_stream(named := durable.partition(_FROM)[2]):
-        return named
-    guessed = stream.removesuffix("_EVENTS").lower()
-    return guessed if events_stream(guessed) == stream else ""
+def _streams_of(found: Collection[Definition]) -> frozenset[str]:
+    return frozenset(one.stream for one in found if not one.durable)
 
 
-def _stream_of(config: Mapping[str, Any], stream: str, upstream: str) -> dict[str, Any]:
-    described = config["description"].replace(_PATTERN, upstream)
-    return {**config, "name": stream, "description": described, "subjects": [f"{upstream}.event.>"]}
+# --- Compare with the server.
 
-
-def _consumer_of(config: Mapping[str, Any], durable: str, upstream: str) -> dict[str, Any]:
-    return {**config, "durable_name": durable, "name": durable, "filter_subject": f"{upstream}.event.>"}
-
-
-# --- Compares the server's streams and consumers with their definitions, and creates or updates them.
-#
-# Configurations stay raw JSON: nats-py's dataclasses drop unknown fields, so an update would lose settings.
-
-_USABLE = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", "headers_only": False}
-"""A consumer's fields that the worker depends on, for definitions that do not name them."""
-_NO_PRIORITY = {"priority_policy": "none", "priority_groups": []}
-_NANOSECONDS = 1e9
+_NEEDED = {"backoff": [], "ack_policy": "explicit", "deliver_subject": "", "headers_only": False}
+"""Fields of a consumer that the worker depends on, for definitions that do not name them."""
 _SINCE: Mapping[str, tuple[int, int]] = {"allow_atomic": (2, 12), "allow_batched": (2, 14)}
 
 
-async def check(
-    connection: NatsConnection,
-    definitions: Sequence[Definition],
-    *,
-    among: Sequence[Definition] = (),
-    advisories: bool = True,
+async def check_topology(s: Settings, *, streams: Collection[str] = ()) -> list[Difference]:
+    """Compare the definitions of this context, or of ``streams``, with the server."""
+    wanted = wanted_topology(s, streams=streams)
+    async with open_broker(s) as connection:
+        return [*await check(connection, wanted), *await _without_file(connection, wanted, s)]
+
+
+async def check(connection: NatsConnection, wanted: Sequence[Definition]) -> list[Difference]:
+    """Compare each definition; check advisories only if the stream that keeps them is among them."""
+    own, advisories = _streams_of(wanted), _keeps_advisories(wanted)
+    found = [await differences(connection, one, own=own, advisories=advisories) for one in wanted]
+    return [difference for of_one in found for difference in of_one]
+
+
+async def differences(
+    connection: NatsConnection, one: Definition, *, own: Collection[str], advisories: bool = True
 ) -> list[Difference]:
-    """Compare the fields that each definition names; other fields may have any value.
-
-    ``among``: all definitions of the context, if these are only some;
-    ``advisories``: also check that a stream keeps the server's MAX_DELIVERIES advisories.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: asking is not permitted, or a stream may be in another JetStream domain.
-    """
-    found: list[Difference] = []
-    for definition in definitions:
-        config = await _existing_config(connection, definition)
-        if not config and await _waits_for_stream(connection, definition, among or definitions):
-            create = f"streams apply --stream {_sync_stream(definition)}"
-            stream = f"its stream, which another context creates (`{create}`)"
-            found.append(Difference(name=definition.label, field=AWAITED, wanted=stream, found="missing"))
-            continue
-        found += _differences(definition, _wanted(connection, definition, config), config)
-        if isinstance(definition, ConsumerDefinition) and config:
-            found += await _filters_outside_stream(connection, definition, config)
-            found += await _advisories_not_kept(connection, definition, config) if advisories else []
-    return found
+    """Compare the fields that a definition names; ``own``: the streams that are defined with it."""
+    found = await _existing(connection, one)
+    if not found and await _awaits_stream(connection, one, own):
+        stream = f"its stream, which another context creates (`streams apply --stream {one.stream}`)"
+        return [Difference(name=one.label, field=AWAITED, wanted=stream, found="missing")]
+    differing = _compared(one, _wanted(connection, one, found), found)
+    if not (one.durable and found):
+        return differing
+    stream_now = await stream_info(connection, one.stream)
+    for subject in found.get("filter_subjects") or [found.get("filter_subject", ">")]:
+        if subject != ">" and not (
+            stream_now.copies or stream_now.takes(subject)
+        ):  # the server accepts it silently
+            within = f"within {', '.join(stream_now.subjects)}"
+            differing.append(Difference(name=one.label, field="filter_subject", wanted=within, found=subject))
+    advisory = f"{MAX_DELIVERIES}.{one.stream}.{one.durable}"
+    if advisories and found.get("max_deliver", -1) > 0 and not await streams_taking(connection, advisory):
+        kept = f"{advisory} kept by a stream"
+        differing.append(Difference(name=one.label, field="advisories", wanted=kept, found="not kept"))
+    return differing
 
 
-async def apply(
-    connection: NatsConnection,
-    definitions: Sequence[Definition],
-    *,
-    dry_run: bool = False,
-    on_change: Callable[[Change], None] = lambda _: None,
-) -> list[Change]:
-    """Create missing and update differing streams and consumers; delete nothing. Idempotent.
+def _keeps_advisories(wanted: Sequence[Definition]) -> bool:
+    return any(subject.startswith("$JS.") for one in wanted for subject in one.config.get("subjects", ()))
 
-    Leave out a missing consumer of another context's stream while that stream is missing, or if only the
-    other context may create the consumer.
 
-    ``on_change`` is called with each change once it is made.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer; earlier changes stay.
-        ContractError: the server refuses; the text names the fix. Earlier changes stay.
-    """
-    changes = []
-    for definition in definitions:
-        config = await _existing_config(connection, definition)
-        if not config and await _waits_for_stream(connection, definition, definitions):
-            continue
-        wanted = _wanted(connection, definition, config)
-        differences = tuple(_differences(definition, wanted, config))
-        if not differences:
-            continue
-        if not dry_run:
-            try:
-                await _create_or_update(connection, definition, wanted, config)
-            except ApiRefusedError as error:
-                raise _refused(error, definition, differences) from error
-            except PublishDeniedError as error:
-                if not is_foreign(definition, definitions):
-                    raise
-                if not config:
-                    continue
-                raise ContractError(f"{definition.label} {elsewhere(definition.stream)}") from error
-        by_setting = definition.by_setting if isinstance(definition, StreamDefinition) else ()
-        changes.append(
-            Change(
-                name=definition.label,
-                action="updated" if config else "created",
-                differences=differences,
-                by_setting=by_setting,
-            )
+async def _without_file(
+    connection: NatsConnection, wanted: Sequence[Definition], s: Settings
+) -> list[Difference]:
+    """Find durables of the settings that do not exist and that no file defines, if all is checked."""
+    if not _keeps_advisories(wanted):
+        return []
+    defined = {(one.stream, one.durable) for one in definitions(s)}
+    return [
+        Difference(
+            name=label(one.stream, one.durable),
+            field="its file",
+            wanted=f"consumers/{one.stream}.{one.durable}.json in SEA_MQ_STREAMS_FOLDER",
+            found="missing",
         )
-        on_change(changes[-1])
-    return changes
+        for one in s.consumers
+        if (one.stream, one.durable) not in defined
+        and not await find_consumer(connection, one.stream, one.durable)
+    ]
 
 
-def is_foreign(definition: Definition, definitions: Sequence[Definition]) -> TypeGuard[ConsumerDefinition]:
-    """Whether it is a consumer of a stream that is not among the definitions."""
-    streams = {one.name for one in definitions if isinstance(one, StreamDefinition)}
-    return isinstance(definition, ConsumerDefinition) and definition.stream not in streams
-
-
-def elsewhere(stream: str) -> str:
-    """Return who creates and changes a consumer of another context's stream, where this user may not."""
-    there = f"`streams apply --stream {stream}` there, with this context's consumers"
-    return f"belongs to a stream of another context, whose user creates it: {there}"
-
-
-def _sync_stream(definition: Definition) -> str:
-    return definition.stream if isinstance(definition, ConsumerDefinition) else definition.name
-
-
-async def _waits_for_stream(
-    connection: NatsConnection, definition: Definition, definitions: Sequence[Definition]
-) -> bool:
-    if not is_foreign(definition, definitions):
-        return False
-    return await find_stream(connection, _sync_stream(definition)) is None
-
-
-async def _existing_config(connection: NatsConnection, definition: Definition) -> dict[str, Any]:
-    """Return the server's configuration; empty if the stream or consumer does not exist.
+async def _existing(connection: NatsConnection, one: Definition) -> dict[str, Any]:
+    """Return the server's configuration; empty if there is none.
 
     A stream that is missing at a server of an undeclared domain may be in another one: an error says so.
     """
-    found: StreamInfo | ConsumerInfo | None
-    if isinstance(definition, StreamDefinition):
-        found = await find_stream(connection, definition.name)
-        if found is None and connection.undeclared_domain:
-            raise missing_stream(connection, definition.name)
-    else:
-        found = await find_consumer(connection, definition.stream, definition.name)
-    return _without_reserved(found.config) if found else {}
+    if one.durable:
+        consumer = await find_consumer(connection, one.stream, one.durable)
+        return _without_reserved(consumer.config) if consumer else {}
+    stream = await find_stream(connection, one.stream)
+    if stream is None and connection.undeclared_domain:
+        raise missing_stream(connection, one.stream)
+    return _without_reserved(stream.config) if stream else {}
 
 
-def _wanted(connection: NatsConnection, definition: Definition, found: Mapping[str, Any]) -> dict[str, Any]:
+async def _awaits_stream(connection: NatsConnection, one: Definition, own: Collection[str]) -> bool:
+    return _is_foreign(one, own) and await find_stream(connection, one.stream) is None
+
+
+def _is_foreign(one: Definition, own: Collection[str]) -> bool:
+    """Whether it is a consumer of another context's stream."""
+    return bool(one.durable) and one.stream not in own
+
+
+def _wanted(connection: NatsConnection, one: Definition, found: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the fields that the connected server is too old for, and add those that stop the worker."""
-    here = connection.server_version
-    config = _without_reserved(definition.config)
-    if isinstance(definition, ConsumerDefinition):
-        config = _USABLE | config
+    config = _without_reserved(one.config)
+    if one.durable:
+        config = _NEEDED | config
         if found.get("priority_policy"):
-            config = _NO_PRIORITY | config
-        if 0 < found.get("max_expires", 0) < PULL_SECONDS_MIN * _NANOSECONDS:
+            config = {"priority_policy": "none", "priority_groups": []} | config
+        if 0 < found.get("max_expires", 0) < PULL_SECONDS_MIN * 1e9:
             config = {"max_expires": 0} | config
-    return {key: value for key, value in config.items() if here >= _SINCE.get(key, (0, 0))}
+    return {
+        key: value for key, value in config.items() if connection.server_version >= _SINCE.get(key, (0, 0))
+    }
 
 
 def _without_reserved(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -447,69 +393,117 @@ def _without_reserved(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "metadata": own}
 
 
-def _differences(
-    definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
-) -> list[Difference]:
-    name = definition.label
+def _compared(one: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
     if not found:
-        return [Difference(name=name, field=EXISTENCE, wanted="present", found="missing")]
-    return [
-        Difference(name=name, field=field, wanted=value, found=_sync_value(found, field, value))
-        for field, value in wanted.items()
-        if _comparable(value) != _comparable(_sync_value(found, field, value))
-    ]
+        return [Difference(name=one.label, field=EXISTENCE, wanted="present", found="missing")]
+    differing = []
+    for key, value in wanted.items():
+        there = found.get(key, type(value)())  # the server leaves out false, empty and 0
+        if _unordered(value) != _unordered(there):
+            differing.append(Difference(name=one.label, field=key, wanted=value, found=there))
+    return differing
 
 
-def _sync_value(found: Mapping[str, Any], field: str, wanted: object) -> Any:
-    """Return a field of the server; the server leaves out false, empty and 0."""
-    return found.get(field, type(wanted)())
-
-
-def _comparable(value: Any) -> Any:
+def _unordered(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, list) else value
 
 
-async def _filters_outside_stream(
-    connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
-) -> list[Difference]:
-    """Find a filter that matches nothing, which the server accepts silently."""
-    stream = await stream_info(connection, definition.stream)
-    name = definition.label
-    found = []
-    for subject in config.get("filter_subjects") or [config.get("filter_subject", ">")]:
-        if subject != ">" and not (stream.copies or stream.takes(subject)):
-            within = f"within {', '.join(stream.subjects)}"
-            found.append(Difference(name=name, field="filter_subject", wanted=within, found=subject))
-    return found
+# --- Apply.
 
 
-async def _advisories_not_kept(
-    connection: NatsConnection, definition: ConsumerDefinition, config: Mapping[str, Any]
-) -> list[Difference]:
-    """Find a consumer whose advisories no stream keeps."""
-    if config.get("max_deliver", -1) <= 0:
-        return []
-    advisory = f"{MAX_DELIVERIES}.{definition.stream}.{definition.name}"
-    if await streams_taking(connection, advisory):
-        return []
-    wanted = f"{advisory} kept by a stream"
-    return [Difference(name=definition.label, field="advisories", wanted=wanted, found="not kept")]
+async def apply_topology(
+    s: Settings,
+    *,
+    streams: Collection[str] = (),
+    dry_run: bool = False,
+    on_change: Callable[[Change], None] = lambda _change: None,
+) -> Applied:
+    """Bring the server in line with the definitions of this context, or of ``streams``; see ``apply``."""
+    wanted = wanted_topology(s, streams=streams)
+    async with open_broker(s) as connection:
+        applied = await apply(connection, wanted, dry_run=dry_run, on_change=on_change)
+        if not dry_run:
+            applied.differences.extend(await _without_file(connection, wanted, s))
+    return applied
 
 
-async def _create_or_update(
-    connection: NatsConnection, definition: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
+async def apply(
+    connection: NatsConnection,
+    wanted: Sequence[Definition],
+    *,
+    dry_run: bool = False,
+    on_change: Callable[[Change], None] = lambda _change: None,
+) -> Applied:
+    """Create missing and update differing streams and consumers, then compare; delete nothing. Idempotent.
+
+    A consumer of another context's stream stays an AWAITED difference while the stream is missing, or where
+    only that context may create the consumer. ``on_change`` gets each change once it is made; changes before
+    a refusal stay.
+    """
+    changes: list[Change] = []
+    denied: set[str] = set()
+    own = _streams_of(wanted)
+    for one in wanted:
+        found = await _existing(connection, one)
+        if not found and await _awaits_stream(connection, one, own):
+            continue
+        config = _wanted(connection, one, found)
+        differing = tuple(_compared(one, config, found))
+        if not differing:
+            continue
+        if not dry_run:
+            try:
+                await _write(connection, one, config, found)
+            except ApiRefusedError as error:
+                what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differing)
+                fix = _FIXES.get(error.err_code, "").replace("{stream}", one.stream)
+                raise ContractError(f"{one.label} ({what}): {error}{fix}") from error
+            except PublishDeniedError as error:
+                if not _is_foreign(one, own):
+                    raise
+                if found:
+                    raise ContractError(f"{one.label} {_elsewhere(one.stream)}") from error
+                denied.add(one.label)
+                continue
+        action = "updated" if found else "created"
+        changes.append(
+            Change(name=one.label, action=action, differences=differing, by_setting=one.by_setting)
+        )
+        on_change(changes[-1])
+    left = await check(connection, wanted)
+    if dry_run:
+        left = [difference for difference in left if difference.field == AWAITED]
+    streams = {one.label: one.stream for one in wanted if one.label in denied}
+    return Applied(
+        changes=changes,
+        differences=[
+            replace(one, field=AWAITED, wanted=f"another user: it {_elsewhere(streams[one.name])}")
+            if one.name in streams
+            else one
+            for one in left
+        ],
+    )
+
+
+async def _write(
+    connection: NatsConnection, one: Definition, wanted: Mapping[str, Any], found: Mapping[str, Any]
 ) -> None:
     """Create or update; an update keeps the server's fields that the definition does not name."""
     config = {**found, **wanted}
-    if isinstance(definition, StreamDefinition):
-        verb = "UPDATE" if found else "CREATE"
-        await api(connection, f"STREAM.{verb}.{definition.name}", config)
+    if not one.durable:
+        await api(connection, f"STREAM.{'UPDATE' if found else 'CREATE'}.{one.stream}", config)
         return
+    subject = ".".join(
+        filter(None, (f"CONSUMER.CREATE.{one.stream}.{one.durable}", config.get("filter_subject")))
+    )
     action = "update" if found else "create"
-    request = {"stream_name": definition.stream, "config": config, "action": action}
-    subject = f"CONSUMER.CREATE.{definition.stream}.{definition.name}"
-    filtered = config.get("filter_subject")
-    await api(connection, f"{subject}.{filtered}" if filtered else subject, request)
+    await api(connection, subject, {"stream_name": one.stream, "config": config, "action": action})
+
+
+def _elsewhere(stream: str) -> str:
+    """Return who creates and changes a consumer of another context's stream, where this user may not."""
+    there = f"`streams apply --stream {stream}` there, with this context's consumers"
+    return f"belongs to a stream of another context, whose user creates it: {there}"
 
 
 _STORAGE = (
@@ -535,12 +529,4 @@ _FIXES: Mapping[int, str] = {
     10093: "; its filter_subject has to lie within the subjects of its stream",
     10148: _CREATED_MEANWHILE,
 }
-
-
-def _refused(
-    error: ApiRefusedError, definition: Definition, differences: Sequence[Difference]
-) -> ContractError:
-    what = "; ".join(f"{d.field} {d.found} -> {d.wanted}" for d in differences)
-    stream = _sync_stream(definition)
-    fix = _FIXES.get(error.err_code, "").replace("{stream}", stream)
-    return ContractError(f"{definition.label} ({what}): {error}{fix}")
+"""What to do about an error code of the server."""

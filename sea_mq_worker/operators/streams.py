@@ -1,16 +1,14 @@
-"""Streams and consumers for operators: where a message is, a consumer's backlog, and definitions applied.
+"""Streams and consumers for operators: where a message is, a consumer's backlog, and what a stream lost.
 
 Each function raises BrokerUnavailableError if the server does not answer, and ContractError if the request is
 not permitted, or if the stream or the consumer does not exist.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import assert_never
 
 from sea_mq_worker.connections import open_nats
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerError
@@ -23,25 +21,11 @@ from sea_mq_worker.nats.info import (
     StreamInfo,
     consumer_info,
     durable_consumers,
-    find_consumer,
     find_stream,
     stream_info,
     subjects_in,
 )
 from sea_mq_worker.nats.stored import read_back, read_next
-from sea_mq_worker.operators import definitions as sync_definitions
-from sea_mq_worker.operators.definitions import (
-    AWAITED,
-    EXISTENCE,
-    Change,
-    ConsumerDefinition,
-    Definition,
-    Difference,
-    StreamDefinition,
-    definitions,
-    derived_definitions,
-    write_definitions,
-)
 from sea_mq_worker.operators.records import (
     ConsumerDelivery,
     ConsumerStanding,
@@ -164,21 +148,10 @@ def consumer_standing(source: StreamInfo, info: ConsumerInfo) -> ConsumerStandin
 async def lost_since(
     connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[PublishedRow]
 ) -> str:
-    """Return the evidence that events are lost whose rows are PUBLISHED; empty: there is none.
+    """Return the evidence that events are lost whose rows, read before, are PUBLISHED; empty: there is none.
 
-    An event that the stream may have dropped by its limits is not lost. One that somebody removed is. The
-    rows must have been read before.
-
-    Args:
-        connection: to ask.
-        stream: that the rows name.
-        greatest: sequence that a row names.
-        shared: rows that name the same sequence as another.
-        some: rows to look up.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: there is no such stream, or asking is not permitted.
+    An event that the stream may have dropped by its limits is not lost. One that somebody removed is.
+    ``greatest``: the sequence that a row names; ``shared``: how many name the same as another.
     """
     info = await stream_info(connection, stream)
     if greatest > info.last_seq:
@@ -239,23 +212,8 @@ async def consumer_states(settings: Settings) -> tuple[Sequence[ConsumerState], 
     return found, not_checked
 
 
-# --- Definitions of this context, compared with the server and applied to it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """Changes that ``streams apply`` made or would make, and the differences that are left."""
-
-    changes: list[Change] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-
-
 async def stored_subjects(settings: Settings) -> tuple[Collection[str], Collection[str]]:
-    """Return the subjects in this context's stream, and those in other streams that its consumers want.
-
-    Raises:
-        ContractError: a stream or a consumer does not exist.
-    """
+    """Return the subjects in this context's stream, and those in other streams that its consumers want."""
     async with open_broker(settings) as connection:
         sent = await subjects_in(connection, settings.stream)
         received: set[str] = set()
@@ -263,127 +221,3 @@ async def stored_subjects(settings: Settings) -> tuple[Collection[str], Collecti
             consumer = await consumer_info(connection, wanted.stream, wanted.durable)
             received |= {s for s in await subjects_in(connection, wanted.stream) if consumer.wants(s)}
     return sent, received
-
-
-def wanted_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Definition]:
-    """Return the definitions of this context, or those of ``streams``, which may be another context's.
-
-    A context owns its streams with their consumers, and the durables that its settings name on other streams.
-
-    Raises:
-        ContractError: a file is missing or no definition, or there is no definition of one of ``streams``.
-    """
-    found = _definitions(settings)
-    if unknown := set(streams) - _streams_of(found):
-        defined = ", ".join(sorted(_streams_of(found)))
-        raise ContractError(f"{', '.join(sorted(unknown))}: not defined; defined are {defined}")
-    own = {settings.stream, settings.dlq_stream, settings.advisory_stream}
-    durables = {(consumer.stream, consumer.durable) for consumer in settings.consumers}
-
-    def is_wanted(definition: Definition) -> bool:
-        match definition:
-            case StreamDefinition(name=name):
-                return name in (streams or own)
-            case ConsumerDefinition(stream=stream, name=name):
-                return (not streams or stream in streams) and (stream in own or (stream, name) in durables)
-            case _:
-                assert_never(definition)
-
-    return [definition for definition in found if is_wanted(definition)]
-
-
-def defined_streams(settings: Settings) -> frozenset[str]:
-    """Return every stream that has a definition, for a server that no other context uses."""
-    return _streams_of(_definitions(settings))
-
-
-async def check_topology(settings: Settings, *, streams: Collection[str] = ()) -> list[Difference]:
-    wanted = wanted_topology(settings, streams=streams)
-    async with open_broker(settings) as connection:
-        return await _compare(connection, wanted, settings)
-
-
-async def apply_topology(
-    settings: Settings,
-    *,
-    streams: Collection[str] = (),
-    dry_run: bool = False,
-    on_change: Callable[[Change], None] = lambda _change: None,
-) -> Applied:
-    """Create and update streams and consumers, then compare them; change nothing in a dry run.
-
-    A consumer that only another context's deployment can make possible stays an AWAITED difference.
-    """
-    wanted = wanted_topology(settings, streams=streams)
-    async with open_broker(settings) as connection:
-        changes = await sync_definitions.apply(connection, wanted, dry_run=dry_run, on_change=on_change)
-        differences = await _compare(connection, wanted, settings)
-    if dry_run:
-        return Applied(changes=changes, differences=[one for one in differences if one.field == AWAITED])
-    denied = {
-        one.label: sync_definitions.elsewhere(one.stream)
-        for one in wanted
-        if sync_definitions.is_foreign(one, wanted)
-    }
-    return Applied(
-        changes=changes,
-        differences=[
-            replace(one, field=AWAITED, wanted=f"another user: it {denied[one.name]}")
-            if one.field == EXISTENCE and one.name in denied
-            else one
-            for one in differences
-        ],
-    )
-
-
-async def _compare(
-    connection: NatsConnection, wanted: Sequence[Definition], settings: Settings
-) -> list[Difference]:
-    """Compare with the definitions; check advisories only if their stream is among the definitions."""
-    is_own = settings.advisory_stream in _streams_of(wanted)
-    found = await sync_definitions.check(connection, wanted, advisories=is_own)
-    return [*found, *await _without_file(connection, settings)] if is_own else found
-
-
-async def _without_file(connection: NatsConnection, settings: Settings) -> list[Difference]:
-    """Find durables of the settings that do not exist and that no file defines."""
-    defined = {
-        (one.stream, one.name) for one in _definitions(settings) if isinstance(one, ConsumerDefinition)
-    }
-    return [
-        Difference(
-            name=f"consumer {c.durable} of stream {c.stream}",
-            field="its file",
-            wanted=f"consumers/{c.stream}.{c.durable}.json in SEA_MQ_STREAMS_FOLDER",
-            found="missing",
-        )
-        for c in settings.consumers
-        if (c.stream, c.durable) not in defined and not await find_consumer(connection, c.stream, c.durable)
-    ]
-
-
-def export_topology(settings: Settings, folder: Path) -> list[Path]:
-    """Write all definitions into a folder, for the nats CLI or to change them, and return the files.
-
-    Raises:
-        ContractError: a definition or the folder cannot be used, or the folder has definitions already.
-    """
-    return write_definitions(_definitions(settings), folder)
-
-
-def _definitions(settings: Settings) -> list[Definition]:
-    s = settings
-    if s.streams_folder:
-        return definitions(
-            s.streams_folder, context=s.context, replicas=s.stream_replicas, max_bytes=s.stream_max_bytes
-        )
-    return derived_definitions(
-        [(consumer.stream, consumer.durable) for consumer in s.consumers],
-        context=s.context,
-        replicas=s.stream_replicas,
-        max_bytes=s.stream_max_bytes,
-    )
-
-
-def _streams_of(found: Collection[Definition]) -> frozenset[str]:
-    return frozenset(one.name for one in found if isinstance(one, StreamDefinition))

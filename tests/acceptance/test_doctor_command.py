@@ -9,7 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sea_mq_worker.cli import app
-from sea_mq_worker.cli.doctor import summary
+from sea_mq_worker.cli.run import summary
 from sea_mq_worker.doctor.findings import Examination, Finding
 from tests.support.checkups import Patient
 

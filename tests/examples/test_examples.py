@@ -23,7 +23,7 @@ import pytest_asyncio
 from sea_mq_worker.dev.servers import free_port
 from sea_mq_worker.nats.connection import api
 from sea_mq_worker.nats.subjects import durable_consumer
-from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.integration.test_migrations import run_psql

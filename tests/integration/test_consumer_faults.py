@@ -15,8 +15,7 @@ from sea_mq_worker.errors import BrokerUnavailableError, ContractError, LimitsEr
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer, PullEnd, PullSubscription
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.nats.info import ConsumerInfo
-from sea_mq_worker.operators import definitions as sync_definitions
-from sea_mq_worker.operators.definitions import ConsumerDefinition
+from sea_mq_worker.operators.definitions import Definition, apply, check
 from tests.support.jetstream import SECOND, connected, consumer_info, create_consumer, create_stream, store
 from tests.support.proxy import proxied
 from tests.support.traffic import Traffic
@@ -155,14 +154,13 @@ async def test_a_consumer_that_lets_no_request_through_is_named_and_can_be_mende
 ) -> None:
     await create_stream(connection, stream, f"{stream.lower()}.event.>")
     named_only = {"durable_name": DURABLE, "name": DURABLE}
-    file = ConsumerDefinition(stream=stream, name=DURABLE, config=named_only)
+    file = Definition(stream=stream, durable=DURABLE, config=named_only)
     await create_consumer(connection, stream, DURABLE, **unfit)
     consumer = consumer_of(connection, stream)
     with pytest.raises(ContractError, match=named):
         await consumer.start()
-    differences = await sync_definitions.check(connection, [file], advisories=False)
-    assert {difference.field for difference in differences} == set(unfit)
-    await sync_definitions.apply(connection, [file])
+    assert {difference.field for difference in await check(connection, [file])} == set(unfit)
+    await apply(connection, [file])
     await store(connection, f"{stream.lower()}.event.made.v1")
     assert [message.seq for message in await consumer.fetch(1)] == [1]
 

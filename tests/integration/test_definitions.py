@@ -1,7 +1,6 @@
-"""Definitions as files, and their application to a server."""
+"""Definitions of streams and consumers: read, derived, compared with a server and applied to it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,18 @@ import pytest
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.nats.connection import NatsConnection, api
-from sea_mq_worker.nats.subjects import durable_consumer, events_stream
+from sea_mq_worker.nats.subjects import durable_consumer
 from sea_mq_worker.operators.definitions import (
     MAX_DELIVERIES,
+    Applied,
     Definition,
-    StreamDefinition,
     apply,
+    apply_topology,
     check,
+    check_topology,
     definitions,
-    derived_definitions,
 )
-from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import ConsumerSettings, Settings
 from tests.support.jetstream import DAY, SECOND, consumer_info, create_consumer, create_stream, shipped_files
 from tests.support.worker import change_json
 
@@ -41,19 +41,39 @@ CONSUMER = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path, names: str) -> Path:
-    return shipped_files(tmp_path, upstream=f"{names}v")
+class World:
+    """Files of a context and of the one that it consumes from, and a server with little room."""
+
+    def __init__(self, folder: Path, nats_url: str, name: str) -> None:
+        self.folder = shipped_files(folder, upstream=f"{name}v")
+        self.stream, self.durable = f"{name.upper()}V_EVENTS", f"{name}__from_{name}v"
+        self.given: dict[str, Any] = {
+            "context": name,
+            "consumers": f"{self.stream}/{self.durable}",
+            "nats_url": nats_url,
+            "streams_folder": folder,
+            "stream_replicas": 1,
+            "stream_max_bytes": MEGABYTE,
+        }
+
+    def settings(self, **other: Any) -> Settings:
+        return Settings.model_validate(self.given | other)
+
+    def wanted(self, **other: Any) -> list[Definition]:
+        return definitions(self.settings(**other))
+
+    async def apply(self, **other: Any) -> Applied:
+        s = self.settings(**other)
+        return await apply_topology(s, streams={one.stream for one in definitions(s)})
 
 
 @pytest.fixture
-def wanted(folder: Path, names: str) -> list[Definition]:
-    return small(folder, names)
+def world(tmp_path: Path, nats_url: str, names: str) -> World:
+    return World(tmp_path, nats_url, names)
 
 
-def small(folder: Path, context: str, *, max_bytes: int = MEGABYTE) -> list[Definition]:
-    """Read the definitions for one server with little room."""
-    return definitions(folder, context=context, replicas=1, max_bytes=max_bytes)
+def streams_of(found: list[Definition]) -> list[str]:
+    return [one.stream for one in found if not one.durable]
 
 
 @pytest.mark.clause(
@@ -69,30 +89,18 @@ def small(folder: Path, context: str, *, max_bytes: int = MEGABYTE) -> list[Defi
     ],
 )
 def test_a_file_has_the_specified_values(name: str, specified: dict[str, Any]) -> None:
-    [config] = [found.config for found in definitions(resource_folder("streams")) if found.name == name]
+    [config] = [one.config for one in definitions(Settings(consumers=())) if one.config["name"] == name]
     assert {field: config[field] for field in specified} == specified
 
 
-def test_another_context_takes_the_place_of_the_shipped_one() -> None:
-    found = definitions(resource_folder("streams"), context="shop")
-    assert [(d.name, *d.config.get("subjects", [])) for d in found] == [
-        ("SHOP_ADVISORIES", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.VIBESPRO_EVENTS.shop__from_vibespro"),
-        ("SHOP_DLQ", "shop.dlq.>"),
-        ("SHOP_EVENTS", "shop.event.>"),
-        ("VIBESPRO_EVENTS", "vibespro.event.>"),
-        ("shop__max_deliveries",),
-        ("shop__from_vibespro",),
-    ]
-
-
-def test_derived_definitions_of_the_bundled_consumer_are_the_bundled_files() -> None:
-    derived = derived_definitions([("VIBESPRO_EVENTS", "sea__from_vibespro")], context="sea")
-    assert derived == definitions(resource_folder("streams")) == derived_definitions([], context="sea")
+def test_definitions_of_the_bundled_consumer_are_the_bundled_files() -> None:
+    assert definitions(Settings()) == definitions(Settings(consumers=()))
 
 
 @pytest.mark.parametrize(
     ("context", "upstream", "streams"),
     [
+        ("shop", "vibespro", ["SHOP_ADVISORIES", "SHOP_DLQ", "SHOP_EVENTS", "VIBESPRO_EVENTS"]),
         ("vibespro", "sea", ["VIBESPRO_ADVISORIES", "VIBESPRO_DLQ", "VIBESPRO_EVENTS", "SEA_EVENTS"]),
         ("a-b", "c-d", ["A_B_ADVISORIES", "A_B_DLQ", "A_B_EVENTS", "C_D_EVENTS"]),
     ],
@@ -100,147 +108,125 @@ def test_derived_definitions_of_the_bundled_consumer_are_the_bundled_files() -> 
 def test_names_and_subjects_follow_from_both_contexts(
     context: str, upstream: str, streams: list[str]
 ) -> None:
-    consumer = durable_consumer(context, upstream)
-    found = derived_definitions([consumer], context=context)
-    assert [d.name for d in found if isinstance(d, StreamDefinition)] == streams
-    by_name = {d.name: d.config for d in found}
-    assert by_name[events_stream(upstream)]["subjects"] == [f"{upstream}.event.>"]
-    assert by_name[consumer[1]]["filter_subject"] == f"{upstream}.event.>"
-    assert by_name[streams[0]]["subjects"] == [f"{MAX_DELIVERIES}.{'.'.join(consumer)}"]
+    stream, durable = durable_consumer(context, upstream)
+    consumers = f"{stream}/{durable}"
+    found = definitions(Settings.model_validate({"context": context, "consumers": consumers}))
+    assert streams_of(found) == streams
+    configs = {(one.stream, one.durable): one.config for one in found}
+    assert configs[stream, ""]["subjects"] == [f"{upstream}.event.>"]
+    assert configs[stream, durable]["filter_subject"] == f"{upstream}.event.>"
+    assert configs[streams[0], ""]["subjects"] == [f"{MAX_DELIVERIES}.{stream}.{durable}"]
+    assert configs[streams[1], ""]["subjects"] == [f"{context}.dlq.>"]
 
 
 def test_a_stream_of_unknown_subjects_has_no_derived_definition() -> None:
-    found = derived_definitions([("ORDERS", "sea__orders")], context="sea")
-    assert {d.name for d in found} == {"SEA_ADVISORIES", "SEA_DLQ", "SEA_EVENTS", "sea__max_deliveries"}
+    found = definitions(Settings(consumers=(ConsumerSettings(stream="ORDERS", durable="sea__orders"),)))
+    assert streams_of(found) == ["SEA_ADVISORIES", "SEA_DLQ", "SEA_EVENTS"]
+    assert [one.durable for one in found if one.durable] == ["sea__max_deliveries"]
 
 
 def test_fields_changed_by_settings_are_listed() -> None:
-    found = definitions(resource_folder("streams"), replicas=1, max_bytes=2**30)
-    reported = {d.name: d.by_setting for d in found if isinstance(d, StreamDefinition)}
-    assert set(reported["SEA_EVENTS"]) == {"num_replicas 3 -> 1", "max_bytes 10737418240 -> 1073741824"}
-    assert reported["SEA_ADVISORIES"] == ("num_replicas 3 -> 1",)
-
-
-def test_a_folder_without_definitions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="no stream definition"):
-        definitions(tmp_path)
+    found = {one.stream: one for one in definitions(Settings(stream_replicas=1, stream_max_bytes=2**30))[:4]}
+    changed = {"num_replicas 3 -> 1", "max_bytes 10737418240 -> 1073741824"}
+    assert set(found["SEA_EVENTS"].by_setting) == changed
+    assert found["SEA_ADVISORIES"].by_setting == ("num_replicas 3 -> 1",)
 
 
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ('{"subjects": ["x"]}', "it has no name"),
-        ('{"name": "X", "max_age": "7d"}', "max_age is not a whole number"),
-        ("[" * 100_000, "cannot be read as JSON"),
+        ("", "no stream definition"),
+        ('{"subjects": ["x"]}', r"X\.json: .*it has no name"),
+        ('{"name": "X", "max_age": "7d"}', r"X\.json: .*max_age is not a whole number"),
+        ("[" * 100_000, r"X\.json: .*cannot be read as JSON"),
     ],
 )
-def test_a_file_that_is_no_definition_is_named(tmp_path: Path, text: str, reported: str) -> None:
-    (tmp_path / "X.json").write_text(text)
-    with pytest.raises(ContractError, match=rf"X\.json: .*{reported}"):
-        definitions(tmp_path)
+def test_a_folder_or_file_without_a_definition_is_named(tmp_path: Path, text: str, reported: str) -> None:
+    if text:
+        (tmp_path / "X.json").write_text(text)
+    with pytest.raises(ContractError, match=reported):
+        definitions(Settings(streams_folder=tmp_path))
 
 
 @pytest.mark.clause("streams")
-async def test_missing_ones_are_reported_then_created_and_then_in_line(
-    connection: NatsConnection, wanted: list[Definition]
-) -> None:
-    assert {d.field for d in await check(connection, wanted)} == {"existence"}
-    assert [change.action for change in await apply(connection, wanted)] == ["created"] * len(wanted)
-    assert await check(connection, wanted) == []
-    assert await apply(connection, wanted) == []
+async def test_missing_ones_are_reported_then_created_and_then_in_line(world: World) -> None:
+    every = world.wanted()
+    assert {d.field for d in await check_topology(world.settings(), streams=streams_of(every))} == {
+        "existence"
+    }
+    assert [change.action for change in (await world.apply()).changes] == ["created"] * len(every)
+    assert await world.apply() == Applied()
 
 
 async def test_apply_names_and_fixes_differences_and_keeps_undefined_fields(
-    connection: NatsConnection, wanted: list[Definition], names: str
+    connection: NatsConnection, world: World
 ) -> None:
-    await apply(connection, wanted)
-    stream, durable = f"{names.upper()}V_EVENTS", f"{names}__from_{names}v"
+    await world.apply()
+    stream, durable = world.stream, world.durable
     changed = (await consumer_info(connection, stream, durable))["config"]
     changed |= {"ack_wait": 30 * SECOND, "backoff": [SECOND], "headers_only": True}
     changed |= {"metadata": {"team": "blue"}}
-    await api(
-        connection,
-        f"CONSUMER.CREATE.{stream}.{durable}.{names}v.event.>",
-        {"stream_name": stream, "config": changed, "action": "update"},
-    )
-    found = {d.field: (d.wanted, d.found) for d in await check(connection, wanted)}
-    assert found == {
+    subject = f"CONSUMER.CREATE.{stream}.{durable}.{changed['filter_subject']}"
+    await api(connection, subject, {"stream_name": stream, "config": changed, "action": "update"})
+    assert {d.field: (d.wanted, d.found) for d in await check(connection, world.wanted())} == {
         "ack_wait": (120 * SECOND, SECOND),
         "backoff": ([], [SECOND]),
         "headers_only": (False, True),
     }
-    assert [change.action for change in await apply(connection, wanted)] == ["updated"]
-    assert await check(connection, wanted) == []
+    applied = await world.apply()
+    assert ([change.action for change in applied.changes], applied.differences) == (["updated"], [])
     after = (await consumer_info(connection, stream, durable))["config"]
     assert after["metadata"]["team"] == "blue"
 
 
-async def test_what_cannot_be_changed_is_refused_with_what_to_do(
-    connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
-) -> None:
-    await apply(connection, wanted)
-    change_json(folder / "SEA_EVENTS.json", storage="memory")
+async def test_what_cannot_be_changed_is_refused_with_what_to_do(world: World) -> None:
+    await world.apply()
+    change_json(world.folder / "SEA_EVENTS.json", storage="memory")
     with pytest.raises(ContractError, match=r"storage file -> memory.*nats stream rm"):
-        await apply(connection, small(folder, names))
+        await world.apply()
 
 
 @pytest.mark.parametrize(
     ("setting", "asked", "max_bytes"),
     [
-        ("SEA_MQ_STREAM_REPLICAS", {"max_bytes": MEGABYTE}, MEGABYTE),
-        ("SEA_MQ_STREAM_MAX_BYTES", {"replicas": 1}, 2**60),
+        ("SEA_MQ_STREAM_REPLICAS", {"stream_replicas": None}, MEGABYTE),
+        ("SEA_MQ_STREAM_MAX_BYTES", {"stream_max_bytes": None}, 2**60),
     ],
 )
 async def test_what_a_server_has_no_room_for_names_the_setting(
-    *,
-    connection: NatsConnection,
-    folder: Path,
-    names: str,
-    setting: str,
-    asked: dict[str, int],
-    max_bytes: int,
+    world: World, setting: str, asked: dict[str, None], max_bytes: int
 ) -> None:
-    change_json(folder / "SEA_EVENTS.json", max_bytes=max_bytes)
+    change_json(world.folder / "SEA_EVENTS.json", max_bytes=max_bytes)
     with pytest.raises(ContractError, match=setting):
-        await apply(connection, definitions(folder, context=names, **asked))
+        await world.apply(**asked)
 
 
-async def test_a_consumer_without_advisories_is_found(
-    connection: NatsConnection, wanted: list[Definition], folder: Path, names: str
-) -> None:
-    await apply(connection, wanted)
-    stream, durable = f"{names.upper()}V_EVENTS", "other"
-    await create_consumer(connection, stream, durable, filter_subject=f"{names}v.event.>", max_deliver=3)
-    config = (await consumer_info(connection, stream, durable))["config"]
-    (folder / "consumers" / f"{stream}.{durable}.json").write_text(json.dumps(config))
-    found = await check(connection, small(folder, names))
-    assert [d.field for d in found] == ["advisories"]
+async def test_a_consumer_without_advisories_is_found(connection: NatsConnection, world: World) -> None:
+    await world.apply()
+    filtered = {"filter_subject": f"{world.given['context']}v.event.>", "max_deliver": 3}
+    await create_consumer(connection, world.stream, "other", **filtered)
+    config = (await consumer_info(connection, world.stream, "other"))["config"]
+    (world.folder / "consumers" / f"{world.stream}.other.json").write_text(json.dumps(config))
+    assert [d.field for d in await check(connection, world.wanted())] == ["advisories"]
 
 
-@pytest.mark.parametrize("copying", [lambda of: {"mirror": of}, lambda of: {"sources": [of]}])
+@pytest.mark.parametrize("copying", ["mirror", "sources"])
 async def test_a_consumer_of_a_stream_that_copies_another_is_in_line(
-    connection: NatsConnection,
-    folder: Path,
-    names: str,
-    copying: Callable[[dict[str, str]], dict[str, Any]],
+    connection: NatsConnection, world: World, copying: str
 ) -> None:
-    await create_stream(connection, f"{names}_ORIGIN", f"{names}v.event.>")
-    stream = f"{names.upper()}V_EVENTS"
-    config = {
-        "name": stream,
-        "num_replicas": 1,
-        "max_bytes": MEGABYTE,
-        **copying({"name": f"{names}_ORIGIN"}),
-    }
-    await api(connection, f"STREAM.CREATE.{stream}", config)
-    durable = [one for one in small(folder, names) if one.label.endswith(f"of stream {stream}")]
-    assert [change.action for change in await apply(connection, durable)] == ["created"]
-    assert await check(connection, durable, advisories=False) == []
+    origin = {"name": f"{world.stream}_ORIGIN"}
+    await create_stream(connection, origin["name"], f"{world.given['context']}v.event.>")
+    config = {"name": world.stream, "num_replicas": 1, "max_bytes": MEGABYTE}
+    await api(
+        connection,
+        f"STREAM.CREATE.{world.stream}",
+        config | {copying: origin if copying == "mirror" else [origin]},
+    )
+    applied = await apply(connection, [one for one in world.wanted() if one.durable == world.durable])
+    assert ([change.action for change in applied.changes], applied.differences) == (["created"], [])
 
 
-async def test_two_contexts_consume_one_stream_side_by_side(
-    connection: NatsConnection, folder: Path, names: str
-) -> None:
-    both = [*small(folder, f"{names}a"), *small(folder, f"{names}b")]
-    await apply(connection, both)
-    assert await check(connection, both) == []
+async def test_two_contexts_consume_one_stream_side_by_side(connection: NatsConnection, world: World) -> None:
+    name = world.given["context"]
+    both = [*world.wanted(context=f"{name}a"), *world.wanted(context=f"{name}b")]
+    assert (await apply(connection, both)).differences == []

@@ -19,6 +19,7 @@ from sea_mq_worker.nats.stored import stored
 from sea_mq_worker.operators.definitions import check, definitions
 from sea_mq_worker.producer import uuid7
 from sea_mq_worker.resources import resource_folder
+from sea_mq_worker.settings import Settings
 from tests.support.documents import blocks, commands
 from tests.support.jetstream import connected, create_stream
 from tests.support.nats_cluster import nats_cluster
@@ -119,4 +120,4 @@ async def test_the_nats_cli_takes_every_file_as_it_is(
         for line in lines:
             await shell(line, tmp_path, nats_cli(), NATS_URL=url, XDG_CONFIG_HOME=str(tmp_path))
         async with connected(url) as connection:
-            assert await check(connection, definitions(SHIPPED)) == []
+            assert await check(connection, definitions(Settings())) == []

@@ -17,13 +17,7 @@ from sea_mq_worker.operators.records import (
     PublishedRow,
     StoredMessage,
 )
-from sea_mq_worker.operators.streams import (
-    consumer_state,
-    deliveries,
-    locate,
-    lost_since,
-    oldest_deliverable,
-)
+from sea_mq_worker.operators.streams import consumer_state, deliveries, locate, lost_since, oldest_deliverable
 from tests.support.jetstream import create_consumer, create_stream, store
 
 

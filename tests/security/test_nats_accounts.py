@@ -19,14 +19,8 @@ from sea_mq_worker.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.nats.info import consumer_info
 from sea_mq_worker.nats.message import SearchedId, Stored
 from sea_mq_worker.operators.dead_letters import open_dead_letters
-from sea_mq_worker.operators.definitions import AWAITED
-from sea_mq_worker.operators.streams import (
-    Applied,
-    apply_topology,
-    check_topology,
-    deliveries,
-    locate,
-)
+from sea_mq_worker.operators.definitions import AWAITED, Applied, apply_topology, check_topology
+from sea_mq_worker.operators.streams import deliveries, locate
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.pipeline.jobs.land.job import land
 from sea_mq_worker.producer import enqueue

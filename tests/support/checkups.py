@@ -16,7 +16,7 @@ from sea_mq_worker.cli import app
 from sea_mq_worker.doctor import examine
 from sea_mq_worker.doctor.findings import Finding
 from sea_mq_worker.nats.connection import NatsConnection, api
-from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.integration.test_migrations import psql

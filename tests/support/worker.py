@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from sea_mq_worker.operators.streams import apply_topology, defined_streams
+from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.settings import ENV_PREFIX, Settings
 from tests.support.jetstream import shipped_files
 from tests.support.waiting import eventually

@@ -18,8 +18,7 @@ from sea_mq_worker.nats.errors import connect_failed, is_refusal
 from sea_mq_worker.operators.definitions import definitions
 from sea_mq_worker.postgres.pool import check_files
 from sea_mq_worker.postgres.queries import load_queries
-from sea_mq_worker.resources import resource_folder
-from sea_mq_worker.settings import SettingsError
+from sea_mq_worker.settings import Settings, SettingsError
 from tests.support.processes import no_descriptors_to_spare
 
 
@@ -66,4 +65,4 @@ def test_secrets_and_certificates_that_cannot_be_opened_now_are_no_wrong_setting
 
 def test_definitions_that_cannot_be_listed_now_are_named() -> None:
     with no_descriptors_to_spare(), pytest.raises(ContractError, match=r"streams: cannot be listed"):
-        definitions(resource_folder("streams"))
+        definitions(Settings())
