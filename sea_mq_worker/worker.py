@@ -26,13 +26,13 @@ from sea_mq_worker.admin.status import StatusCollector
 from sea_mq_worker.connections import SecretFile, exposures
 from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.operators.definitions import AWAITED, EXISTENCE, check_topology
-from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Supervisor
-from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
+from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
+from sea_mq_worker.runtime.waiting import StoppedError, bounded_stack, cancel_on_stop, report_ready
 from sea_mq_worker.settings import Settings, SettingsError, check_settings, load_settings
 from sea_mq_worker.telemetry.events import Listeners
 from sea_mq_worker.telemetry.logs import LogListener, configure
 from sea_mq_worker.telemetry.metrics import Metrics
-from sea_mq_worker.wiring.context import WorkerContext, bounded_stack, report_ready, with_session
+from sea_mq_worker.wiring.context import WorkerContext, with_session
 from sea_mq_worker.wiring.inbound import inbound_loops
 from sea_mq_worker.wiring.outbound import Backlog, outbound_loops, stopped_early
 from sea_mq_worker.wiring.watch import DEPTH_MAX, consumer_sampling, sampling
@@ -108,16 +108,19 @@ async def _run(
         base.events.emit("contract_broken", text=str(error))
         return ExitCode.CONTRACT
     base.started.set()
-    if owns_process:
-        report_ready()
-    supervisor = Supervisor(
+    if owns_process and (manager := os.environ.get("NOTIFY_SOCKET")):
+        try:
+            report_ready(manager)
+        except OSError as error:
+            raise SettingsError(f"NOTIFY_SOCKET: {error.strerror}") from error
+    code = await supervise(
+        loops,
+        base.stop,
         name=base.name,
         version=_VERSION,
-        loops=loops,
         events=base.events,
         grace_seconds=base.settings.grace_seconds,
     )
-    code = await supervisor.run(base.stop)
     return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
 
 

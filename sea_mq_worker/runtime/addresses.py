@@ -26,12 +26,7 @@ _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsAddress:
-    """One NATS server and its login.
-
-    Attributes:
-        url: without credentials.
-        token: used alone, without user and password.
-    """
+    """One NATS server, and its login: user and password, or a token; the URL is without them."""
 
     url: str
     host: str
@@ -42,12 +37,24 @@ class NatsAddress:
 
 
 def nats_addresses(text: str) -> list[NatsAddress]:
-    """Parse a comma-separated list of ``nats://`` or ``tls://`` URLs.
-
-    Raises:
-        ValueError: an entry is no such URL.
-    """
+    """Parse a comma-separated list of ``nats://`` or ``tls://`` URLs; ValueError: an entry is no such URL."""
     return [_nats_address(part.strip()) for part in text.split(",")]
+
+
+def _nats_address(text: str) -> NatsAddress:
+    parts = _parts(text if "://" in text else f"nats://{text}")
+    hosts = _hosts(parts)
+    if parts.scheme not in _NATS_SCHEMES or parts.path not in {"", "/"} or len(hosts) != 1 or not hosts[0]:
+        raise ValueError(f"expected nats://host:4222 or tls://host:4222, comma-separated; {_ENCODE}")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return NatsAddress(
+        url=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        host=hosts[0],
+        demands_tls=parts.scheme == "tls",
+        user=user if password else "",
+        password=password,
+        token="" if password else user,
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -69,8 +76,7 @@ def postgres_problem(dsn: str) -> str:
 def postgres_address(dsn: str) -> tuple[str, list[tuple[str, int]]]:
     """Split a PostgreSQL URL into the URL without hosts, and its hosts; a missing port is 0.
 
-    Raises:
-        ValueError: the text is no such URL.
+    ValueError: the text is no such URL.
     """
     if problem := postgres_problem(dsn):
         raise ValueError(problem)
@@ -136,42 +142,18 @@ def is_http_exposed(url: str) -> bool:
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
-def _nats_address(text: str) -> NatsAddress:
-    parts = _parts(text if "://" in text else f"nats://{text}")
-    hosts = _hosts(parts)
-    if parts.scheme not in _NATS_SCHEMES or parts.path not in {"", "/"} or len(hosts) != 1 or not hosts[0]:
-        raise ValueError(f"expected nats://host:4222 or tls://host:4222, comma-separated; {_ENCODE}")
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    return NatsAddress(
-        url=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
-        host=hosts[0],
-        demands_tls=parts.scheme == "tls",
-        user=user if password else "",
-        password=password,
-        token="" if password else user,
-    )
-
-
 def _parts(text: str) -> SplitResult:
     """Split a URL; the result is empty for no URL, for unreadable hosts or ports, and for a fragment."""
-    found = _URL.fullmatch(text)
-    if not found:
+    if not (found := _URL.fullmatch(text)):
         return _NOTHING
     parts = SplitResult(found[1].lower(), *(found[group] or "" for group in (2, 3, 4, 5)))
-    return _NOTHING if parts.fragment or not all(map(_is_address, _addresses(parts))) else parts
-
-
-def _is_address(text: str) -> bool:
-    found = _HOST.fullmatch(text)
-    return found is not None and 1 <= int(found[2] or 1) <= _PORT_MAX
-
-
-def _addresses(parts: SplitResult) -> list[str]:
-    return parts.netloc.rpartition("@")[2].split(",")
+    hosts = [_HOST.fullmatch(host) for host in parts.netloc.rpartition("@")[2].split(",")]
+    are_readable = all(host and 1 <= int(host[2] or 1) <= _PORT_MAX for host in hosts)
+    return parts if are_readable and not parts.fragment else _NOTHING
 
 
 def _hosts(parts: SplitResult) -> list[str]:
-    named = (_HOST.match(text) for text in _addresses(parts))
+    named = map(_HOST.match, parts.netloc.rpartition("@")[2].split(","))
     return [unquote(found[1]).strip("[]") for found in named if found]
 
 
@@ -202,11 +184,15 @@ def is_metadata_host(host: str) -> bool:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """Parse an address as a resolver would."""
+    """Parse an address as a resolver would, which takes 0xa9fea9fe and 169.254.43518, too."""
     try:
         return ip_address(host.strip("[]"))
     except ValueError:
-        return _short_or_numeric(host)
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except (OSError, ValueError):
+        return None
 
 
 def _within(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address]:
@@ -220,11 +206,3 @@ def _within(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address]:
     if address in _LOCAL_NAT64:
         for places in _LOCAL_NAT64_PLACES:
             yield IPv4Address(bytes(packed[place] for place in places))
-
-
-def _short_or_numeric(host: str) -> IPv4Address | None:
-    """Parse forms such as 0xa9fea9fe and 169.254.43518, which resolvers accept."""
-    try:
-        return IPv4Address(socket.inet_aton(host))
-    except (OSError, ValueError):
-        return None

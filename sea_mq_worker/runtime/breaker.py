@@ -31,23 +31,23 @@ from typing import TypeVar
 
 from sea_mq_worker.errors import ContractError, DependencyError, FinalError, RowsRefusedError
 from sea_mq_worker.ports import Events
-from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop
+from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop, sleep_or_stop
 
-# --- Retry policy: the effect of a publish outcome on its event, and the delay of a retry.
+_T = TypeVar("_T")
 
 _EXPONENT_MAX = 30
 """Cap on the exponent: ``cap_seconds`` applies long before; this only keeps the power of two small."""
+_PROBE_GROWTH = 8
+_PROBE_GROWTHS_MAX = 4
+_TURN_SECONDS = 0.05
+"""Interval at which a queued caller checks whether the caller before it has left the queue."""
+_LEAVE_SECONDS = 1.0
+"""Interval at which a caller checks during another one's probe whether it should leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff with full jitter.
-
-    Attributes:
-        base_seconds: upper bound of the first delay.
-        cap_seconds: upper bound of every delay.
-        random: uniform numbers in [0, 1).
-    """
+    """Exponential backoff with full jitter; ``random`` draws uniform numbers in [0, 1)."""
 
     base_seconds: float
     cap_seconds: float
@@ -57,16 +57,6 @@ class Backoff:
         """Draw a delay after ``tries`` (1 or more) failed attempts."""
         bound = self.base_seconds * 2.0 ** min(tries - 1, _EXPONENT_MAX)
         return float(self.random() * min(self.cap_seconds, bound))
-
-
-_T = TypeVar("_T")
-
-_PROBE_GROWTH = 8
-_PROBE_GROWTHS_MAX = 4
-_TURN_SECONDS = 0.05
-"""Interval at which a queued caller checks whether the caller before it has left the queue."""
-_LEAVE_SECONDS = 1.0
-"""Interval at which a caller checks during another one's probe whether it should leave."""
 
 
 class Permit(Enum):
@@ -79,46 +69,32 @@ class Permit(Enum):
 
 
 class CircuitBreaker:
-    """One circuit per dependency; call all methods from one event loop.
-
-    Args:
-        name: name of the dependency, for facts and readiness.
-        backoff: wait before each probe of an open circuit.
-        clock: monotonic seconds.
-
-    Attributes:
-        is_refused: the last failure was a refusal, whose end only a call of the same kind proves.
-    """
+    """One circuit per dependency; call all methods from one event loop."""
 
     def __init__(self, *, name: str, backoff: Backoff, events: Events, clock: Callable[[], float]) -> None:
         self.name = name
+        self.reason = ""
+        """Why the circuit is open; empty while it is closed."""
+        self.is_refused = False
+        """The last failure was a refusal, whose end only a call of the same kind proves."""
         self._backoff = backoff
         self._events = events
         self._clock = clock
-        self._reason = ""
-        self._failures = 0
-        self._opened_at = self._failed_at = 0.0
-        self._contract_broken_at: float | None = None
-        self._retry_at = 0.0
+        self._failures = self._rejected_probes = 0
+        self._opened_at = self._failed_at = self._retry_at = 0.0
+        self._broken_at: float | None = None
         self._probing = False
-        self._rejected_probes = 0
-        self.is_refused = False
         self._queue: dict[object, None] = {}
         self._changed = asyncio.Event()
 
     @property
-    def reason(self) -> str:
-        """Reason why the circuit is open; empty while it is closed."""
-        return self._reason
-
-    @property
     def is_closed(self) -> bool:
-        return not self._reason
+        return not self.reason
 
     @property
     def open_seconds(self) -> float:
         """Seconds since the circuit opened; 0 while it is closed."""
-        return 0.0 if self.is_closed else self._clock() - self._opened_at
+        return self._clock() - self._opened_at if self.reason else 0.0
 
     @property
     def has_callers(self) -> bool:
@@ -128,7 +104,7 @@ class CircuitBreaker:
     @property
     def failures(self) -> int:
         """Failures in a row, probes included; 0 while the circuit is closed."""
-        return 0 if self.is_closed else self._failures
+        return self._failures if self.reason else 0
 
     @property
     def quiet_seconds(self) -> float:
@@ -138,7 +114,7 @@ class CircuitBreaker:
     @property
     def broken_seconds(self) -> float:
         """Seconds since the circuit opened for a fault that an operator must fix; 0 otherwise."""
-        return 0.0 if self._contract_broken_at is None else self._clock() - self._contract_broken_at
+        return 0.0 if self._broken_at is None else self._clock() - self._broken_at
 
     @property
     def probe_batch_max(self) -> int:
@@ -156,7 +132,7 @@ class CircuitBreaker:
         A caller with ``Permit.PROBE`` must call record_failure, record_success or release. Callers probe in
         the order in which they entered, so that one that always fails does not keep the others from a probe.
         """
-        if self.is_closed:
+        if not self.reason:
             return Permit.FREE
         place = object()
         self._queue[place] = None
@@ -176,15 +152,11 @@ class CircuitBreaker:
     ) -> None:
         """Open the circuit, or keep it open for longer after a failed probe.
 
-        Failures of calls that began before the circuit opened change nothing.
-
-        Args:
-            reason: error text, for facts and readiness.
-            answered: the dependency is reachable, but rejects the call.
-            refused: only a call of the same kind that succeeds proves the end of the fault.
-            broken: the fault lasts until an operator fixes it.
+        Failures of calls that began before the circuit opened change nothing. ``answered``: the dependency
+        is reachable, but rejects the call; ``refused``: only a call of the same kind that succeeds proves the
+        end of the fault; ``broken``: the fault lasts until an operator fixes it.
         """
-        if self.is_closed:
+        if not self.reason:
             self._opened_at = self._clock()
             self._failures = self._rejected_probes = 0
         elif not self._probing:
@@ -193,14 +165,14 @@ class CircuitBreaker:
         self._failed_at = self._clock()
         self.is_refused = refused
         if not broken:
-            self._contract_broken_at = None
-        elif self._contract_broken_at is None:
-            self._contract_broken_at = self._clock()
+            self._broken_at = None
+        elif self._broken_at is None:
+            self._broken_at = self._clock()
         self._rejected_probes = self._rejected_probes + 1 if answered else 0
         delay = self._backoff.delay_seconds(self._failures)
-        if reason != self._reason:
+        if reason != self.reason:
             self._events.emit("circuit_opened", circuit=self.name, reason=reason, retry_seconds=delay)
-        self._reason = reason
+        self.reason = reason
         self._schedule(delay)
 
     def record_exception(self, error: DependencyError) -> None:
@@ -214,10 +186,10 @@ class CircuitBreaker:
 
     def record_success(self) -> None:
         """Close the circuit: the dependency works."""
-        if self.is_closed:
+        if not self.reason:
             return
         paused = self._clock() - self._opened_at
-        self._reason, self._contract_broken_at = "", None
+        self.reason, self._broken_at = "", None
         self._events.emit("circuit_closed", circuit=self.name, paused_seconds=paused)
         self._schedule(0.0)
 
@@ -231,7 +203,7 @@ class CircuitBreaker:
         self._changed = asyncio.Event()
 
     async def _wait_turn(self, place: object, leaves: Callable[[], bool], stop: asyncio.Event) -> Permit:
-        while not self.is_closed:
+        while self.reason:
             if stop.is_set():
                 return Permit.STOPPED
             if leaves():
@@ -256,10 +228,8 @@ async def call_when_available(
 ) -> _T:
     """Repeat an idempotent call until it succeeds, waiting at the dependency's circuit in between.
 
-    Raises:
-        StoppedError: the worker stopped while the dependency was away or broke its contract.
-        RowsRefusedError: PostgreSQL is available and refuses a row.
-        FinalError: this process cannot continue, however long it waits.
+    Raises StoppedError if the worker stops meanwhile, and the errors that no waiting ends: RowsRefusedError,
+    after which the dependency counts as available, and FinalError.
     """
     while await breaker.enter(stop) is not Permit.STOPPED:
         try:
@@ -279,3 +249,17 @@ async def call_when_available(
             breaker.record_success()
             return result
     raise StoppedError(breaker.reason)
+
+
+def periodic(
+    work: Callable[[], Awaitable[None]], *, breaker: CircuitBreaker, seconds: float
+) -> Callable[[asyncio.Event], Awaitable[None]]:
+    """Return a loop that does ``work`` at once and then every ``seconds``, and waits at the circuit."""
+
+    async def run(stop: asyncio.Event) -> None:
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await call_when_available(work, breaker=breaker, stop=stop)
+                await sleep_or_stop(stop, seconds=seconds)
+
+    return run

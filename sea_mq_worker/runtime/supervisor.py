@@ -2,7 +2,7 @@
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -27,63 +27,54 @@ _CANCEL_SECONDS = 0.2
 """Time for cancelled loops to release their resources."""
 
 Loop = Callable[[asyncio.Event], Awaitable[None]]
+"""Works until its event is set, then finishes its work in progress."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supervisor:
-    """Starts all loops together and stops them together.
-
-    Attributes:
-        loops: by name; each works until its event is set, then finishes its work in progress.
-        grace_seconds: time to finish before unfinished loops are cancelled.
-    """
-
-    name: str
-    version: str
-    loops: Mapping[str, Loop]
-    events: Events
-    grace_seconds: float
-
-    async def run(self, stop: asyncio.Event) -> ExitCode:
-        """Run until the worker is stopped or a loop dies."""
-        tasks = {asyncio.create_task(_run(loop, stop), name=name) for name, loop in self.loops.items()}
-        self.events.emit("worker_started", name=self.name, version=self.version)
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stop.set()
-        await stopping
-        _, unfinished = await asyncio.wait(tasks, timeout=self.grace_seconds)
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished, timeout=_CANCEL_SECONDS)
-        names = tuple(sorted(task.get_name() for task in unfinished))
-        code = self._exit_code(tasks - unfinished, names)
-        self.events.emit("worker_stopped", name=self.name, unfinished=names)
-        return code
-
-    def _exit_code(self, finished: set[asyncio.Task[None]], unfinished: tuple[str, ...]) -> ExitCode:
-        causes = [
-            (task.get_name(), cause)
-            for task in finished
-            if (error := _error(task)) is not None
-            for cause in _causes(error)
-        ]
-        for name, cause in causes:
-            self.events.emit("loop_died", text=f"{name} died: {_describe(cause)}")
-        if causes:
-            only_contract = all(isinstance(cause, ContractError) for _, cause in causes)
-            return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP
-        return ExitCode.GRACE_EXCEEDED if unfinished else ExitCode.DONE
+async def supervise(
+    loops: Mapping[str, Loop],
+    stop: asyncio.Event,
+    *,
+    name: str,
+    version: str,
+    events: Events,
+    grace_seconds: float,
+) -> ExitCode:
+    """Run the loops together until the worker is stopped or one of them dies; then stop them together."""
+    tasks = {asyncio.create_task(_run(loop, stop), name=of) for of, loop in loops.items()}
+    events.emit("worker_started", name=name, version=version)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stop.set()
+    await stopping
+    finished, unfinished = await asyncio.wait(tasks, timeout=grace_seconds)
+    for task in unfinished:
+        task.cancel()
+    if unfinished:
+        await asyncio.wait(unfinished, timeout=_CANCEL_SECONDS)
+    causes: list[BaseException] = []
+    for task in finished:
+        # a cancellation that nobody here requested is an error, too
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        for cause in _causes(error):
+            events.emit("loop_died", text=f"{task.get_name()} died: {_describe(cause)}")
+            causes.append(cause)
+    events.emit("worker_stopped", name=name, unfinished=tuple(sorted(task.get_name() for task in unfinished)))
+    if causes:
+        only_contract = all(isinstance(cause, ContractError) for cause in causes)
+        return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP
+    return ExitCode.GRACE_EXCEEDED if unfinished else ExitCode.DONE
 
 
 async def _run(loop: Loop, stop: asyncio.Event) -> None:
     await loop(stop)
 
 
-def _error(task: asyncio.Task[None]) -> BaseException | None:
-    """Return what ended a loop; a cancellation that nobody here requested is an error, too."""
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    elif error is not None:
+        yield error
 
 
 def _describe(cause: BaseException) -> str:
@@ -95,15 +86,6 @@ def _describe(cause: BaseException) -> str:
     return f"{type(cause).__name__}{where}"
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """Flatten exception groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return [cause for inner in error.exceptions for cause in _causes(inner)]
-    return [error]
-
-
-# --- Readiness of the worker, and the reasons against it.
-
 _POLL_SECONDS = 1.0
 
 
@@ -111,9 +93,10 @@ _POLL_SECONDS = 1.0
 class Readiness:
     """Collects reasons from all circuits and checks; the worker is ready when there is none."""
 
+    warn: Callable[[], Mapping[str, str]] = dict
+    """Source of the warnings: troubles, by name, in spite of which the worker is ready."""
     _checks: dict[str, Callable[[], str]] = field(default_factory=dict)
     _broken: dict[str, Callable[[], float]] = field(default_factory=dict)
-    _warnings: Callable[[], Mapping[str, str]] = dict
 
     def watch(self, breaker: CircuitBreaker) -> None:
         """Count an open circuit as a reason."""
@@ -133,19 +116,11 @@ class Readiness:
         """Return the reasons against readiness, by name of the part."""
         return {name: text for name, reason in self._checks.items() if (text := reason())}
 
-    def warn(self, warnings: Callable[[], Mapping[str, str]]) -> None:
-        """Set the source of warnings: troubles, by name, in spite of which the worker is ready."""
-        self._warnings = warnings
-
     def warnings(self) -> Mapping[str, str]:
-        return self._warnings()
+        return self.warn()
 
     async def give_up_after(self, seconds: float, stop: asyncio.Event) -> None:
-        """Check until the worker stops.
-
-        Raises:
-            ContractError: a part that an operator must fix has been broken for longer than ``seconds``.
-        """
+        """Raise ContractError when an operator has not fixed a part for longer than ``seconds``."""
         while not stop.is_set():
             for name, measure in self._broken.items():
                 if measure() > seconds:

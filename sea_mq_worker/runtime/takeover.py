@@ -24,20 +24,17 @@ _ALONE_SECONDS = 30.0
 """Longest wait of a worker that sees no other one; a session that begins ends the wait."""
 
 EndLeases = Callable[[str], Awaitable[int]]
+"""Ends the leases of a session on one side, and returns their number."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Takeover:
-    """Checks the sessions of other workers, and takes over from those that two checks in a row find ended.
-
-    Attributes:
-        sides: by side, the call that ends the leases of a session and returns their number. A side that this
-            worker does not have is left to others.
-    """
+    """Checks the sessions of other workers, and takes over from those that two checks in a row find ended."""
 
     sessions: WorkerSessions
     events: Events
     sides: dict[str, EndLeases] = field(default_factory=dict)
+    """A side that this worker does not have is left to others."""
     _suspected: frozenset[OtherSession] = frozenset()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -60,26 +57,22 @@ class Takeover:
     async def check(self) -> bool:
         """Take over from sessions that the last check found ended, too; return whether others are left.
 
-        Raises:
-            StoreUnavailableError: the own session was interrupted: again two checks in a row are needed.
+        StoreUnavailableError: the own session was interrupted, and again two checks in a row are needed.
         """
         others = [one for one in await self.sessions.others() if one.side in self.sides]
         gone = {one for one in others if one.is_gone}
         confirmed = gone & self._suspected
         self._suspected = frozenset(gone - confirmed)
         for session in sorted(confirmed):
-            await self._take_over(session)
+            try:
+                count = await self.sides[session.side](session.session)
+            except RowsRefusedError as error:  # these leases end by their time, each by itself
+                report_refused(self.events, f"{session.side} of worker {session.worker}", error)
+                count = 0
+            await self.sessions.forget(session)
+            if count:
+                self.events.emit("worker_taken_over", worker=session.worker, side=session.side, count=count)
         return len(others) > len(confirmed)
-
-    async def _take_over(self, session: OtherSession) -> None:
-        try:
-            count = await self.sides[session.side](session.session)
-        except RowsRefusedError as error:  # these leases end by their time, each by itself
-            report_refused(self.events, f"{session.side} of worker {session.worker}", error)
-            count = 0
-        await self.sessions.forget(session)
-        if count:
-            self.events.emit("worker_taken_over", worker=session.worker, side=session.side, count=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +80,14 @@ class AbandonedDeliveries:
     """Takes over the messages of a worker that has ended.
 
     A message that was fetched and not recorded yet is in no row: the server delivers it again after ack_wait.
-
-    Attributes:
-        consumers: consumers of this worker by stream and name; other deliveries wait for their ack_wait.
-        backoff: delay of a message that has ended more than one worker, or failed before. It separates a
-            message that kills its worker from those that were in flight with it.
     """
 
     inbox: InboxRepository
     consumers: Mapping[tuple[str, str], JetStreamConsumer]
+    """Of this worker, by stream and name; other deliveries wait for their ack_wait."""
     backoff: Backoff
+    """Delay of a message that has ended more than one worker, or failed before: it separates a message that
+    kills its worker from those that were in flight with it."""
 
     async def take_over(self, session: str) -> int:
         """End the leases of an ended session, then request redelivery; return the number of leases."""

@@ -1,16 +1,28 @@
-"""Waits of the loops; each ends early when the worker stops."""
+"""The worker's time: its clock, the waits that its stop ends, and its end within a bounded time."""
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 IMMEDIATE_REDELIVERY_SECONDS = 0.1
 """Delay of a message that a stopping worker gives back, so that another worker gets it at once."""
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux stops CLOCK_MONOTONIC while the machine is suspended; macOS does not, and has no other."""
+_CLOSE_SECONDS = 0.7
+_CANCEL_SECONDS = 0.1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-_T = TypeVar("_T")
+
+def monotonic_seconds() -> float:
+    """Return monotonic seconds that go on in a suspended machine, as the leases in the database do."""
+    return time.clock_gettime(_CLOCK)
 
 
 class StoppedError(Exception):
@@ -25,11 +37,7 @@ async def sleep_or_stop(stop: asyncio.Event, *, seconds: float) -> None:
 
 
 async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
-    """Await ``wait``, and cancel it when the worker stops.
-
-    Raises:
-        StoppedError: the wait was cancelled.
-    """
+    """Await ``wait``; when the worker stops, cancel it and raise StoppedError."""
     waiting = asyncio.ensure_future(wait)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -59,25 +67,10 @@ class PollingWakeup:
 
     async def wait(self, *, timeout_seconds: float) -> None:
         """Return after the time-out or when woken."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._woken.wait()
+        await sleep_or_stop(self._woken, seconds=timeout_seconds)
 
 
-_CANCEL_SECONDS = 0.1
-
-
-async def abort_after_grace(task: asyncio.Task[Any]) -> None:
-    """Cancel a task until it ends, once for each resource whose close it still waits for."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
-    await asyncio.gather(task, return_exceptions=True)
-
-
-# --- Signals: the first starts a graceful stop, the second ends the process at once.
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# --- The process: its stop by signals, its service manager, the close of what it opened.
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
@@ -96,3 +89,38 @@ def stop_on_signals(stop: asyncio.Event) -> None:
         if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue
         loop.add_signal_handler(number, receive, number)
+
+
+def report_ready(address: str) -> None:
+    """Tell a service manager such as systemd, by sd_notify's protocol, that the worker has started.
+
+    It holds up the start of what depends on the worker until then: an OSError is for its operator. The first
+    character of a socket in the abstract namespace is written ``@`` and is a NUL byte.
+    """
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
+        notifications.sendto(b"READY=1", address)
+
+
+@contextlib.asynccontextmanager
+async def bounded_stack() -> AsyncIterator[contextlib.AsyncExitStack]:
+    """Close the resources on the stack at the end of a block, in reverse order and within about a second.
+
+    Resources that are still open then are dropped. That loses nothing, because all writes are done by then.
+    """
+    stack = contextlib.AsyncExitStack()
+    try:
+        yield stack
+    finally:
+        closing = asyncio.create_task(stack.aclose())
+        await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+        await abort_after_grace(closing)
+
+
+async def abort_after_grace(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it ends, once for each resource whose close it still waits for."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,12 +1,9 @@
 """Parts that both sides of the worker share, and the worker's session in PostgreSQL."""
 
 import asyncio
-import os
 import random
-import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -22,22 +19,14 @@ from sea_mq_worker.postgres.sessions import PostgresWorkerSession
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker
 from sea_mq_worker.runtime.supervisor import Readiness
 from sea_mq_worker.runtime.takeover import Takeover
-from sea_mq_worker.runtime.waiting import abort_after_grace
-from sea_mq_worker.settings import Settings, SettingsError
+from sea_mq_worker.runtime.waiting import monotonic_seconds
+from sea_mq_worker.settings import Settings
 from sea_mq_worker.telemetry.metrics import Metrics
 
 _CONNECT_WAIT_MAX_SECONDS = 5.0
 _FIRST_PROBE_SECONDS = 0.2
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux stops CLOCK_MONOTONIC while the machine is suspended; macOS does not, and has no other."""
-
 _T = TypeVar("_T")
-
-
-def monotonic_seconds() -> float:
-    """Return monotonic seconds that go on in a suspended machine, as the leases in the database do."""
-    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,50 +143,3 @@ def _report_session(base: WorkerContext, event: str, text: str) -> None:
         base.events.emit("session_ended", text="the worker is stopping and needs it no more")
     else:
         base.events.emit(event, text=text)
-
-
-# --- Closing of all resources, with a time limit.
-
-_CLOSE_SECONDS = 0.7
-
-
-@asynccontextmanager
-async def bounded_stack() -> AsyncIterator[AsyncExitStack]:
-    """Close the resources on the stack at the end of a block, in reverse order and within about a second.
-
-    Resources that are still open then are dropped. That loses nothing, because all writes are done by then.
-    """
-    stack = AsyncExitStack()
-    try:
-        yield stack
-    finally:
-        closing = asyncio.create_task(stack.aclose())
-        await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
-        await abort_after_grace(closing)
-
-
-# --- Report the start of the worker to a service manager such as systemd, by the protocol of sd_notify.
-#
-# A service manager with `Type=notify` holds up the start of what depends on the worker until then.
-
-_VARIABLE = "NOTIFY_SOCKET"
-_ABSTRACT = "@"
-"""First character of a socket in the abstract namespace, which has a NUL byte there."""
-
-
-def report_ready() -> None:
-    """Send ``READY=1`` to the socket that the service manager names; without one do nothing.
-
-    Raises:
-        SettingsError: the socket cannot be used. The service manager would wait for ever.
-    """
-    address = os.environ.get(_VARIABLE, "")
-    if not address:
-        return
-    if address.startswith(_ABSTRACT):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
-            notifications.sendto(b"READY=1", address)
-    except OSError as error:
-        raise SettingsError(f"{_VARIABLE}: {error.strerror}") from error

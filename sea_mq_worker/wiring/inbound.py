@@ -332,7 +332,7 @@ def handler_health(base: WorkerContext) -> HandlerHealth:
         silent_after_seconds=s.handler_timeout_seconds / 2,
     )
     base.readiness.check("handler", lambda: health.trouble)
-    base.readiness.warn(health.warnings)
+    base.readiness.warn = health.warnings
     return health
 
 

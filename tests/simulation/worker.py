@@ -1,7 +1,7 @@
 """A worker as bootstrap makes it, and an operator, on wires to the simulated servers."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,7 +19,7 @@ from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.maintenance import LeaseReaper, PeriodicTask
 from sea_mq_worker.outbox.pace import MemoryBudget
 from sea_mq_worker.runtime.breaker import Backoff
-from sea_mq_worker.runtime.supervisor import Loop, Supervisor
+from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
 from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
@@ -128,7 +128,7 @@ class Assembly:
     inbox_audit: InboxAudit
     wakeup: PollingWakeup
 
-    def supervisor(self, line: Line) -> Supervisor:
+    def running(self, line: Line) -> Coroutine[Any, Any, ExitCode]:
         """Put one worker together; a side that the plan has nothing for is left out."""
         base = self._base(line)
         loops: dict[str, Loop] = {}
@@ -138,13 +138,8 @@ class Assembly:
             loops |= self._inbound(base, line)
         if base.takeover is not None:
             loops["takeover"] = base.takeover.run
-        return Supervisor(
-            name=line.life.name,
-            version="0",
-            loops=loops,
-            events=base.events,
-            grace_seconds=GRACE,
-        )
+        given = {"name": line.life.name, "version": "0", "events": base.events}
+        return supervise(loops, line.life.stop, grace_seconds=GRACE, **given)
 
     def _base(self, line: Line) -> _SimulatedBase:
         started = line.life.number * 1000.0

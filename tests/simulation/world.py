@@ -192,10 +192,10 @@ class World:
         life = Life(number=number, worker=worker, name=f"w{worker}.{number}")
         self.lives.append(life)
         self.current[worker] = life
-        supervisor = self.assembly.supervisor(self.line_of(life))
+        working = self.assembly.running(self.line_of(life))
         reset = WORKER.set(number)
         try:
-            life.task = self.loop.create_task(supervisor.run(life.stop))
+            life.task = self.loop.create_task(working)
         finally:
             WORKER.reset(reset)
         life.task.add_done_callback(partial(self._ended, life))
