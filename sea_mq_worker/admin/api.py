@@ -20,13 +20,17 @@ from sea_mq_worker.admin.http import AdminResponse, Request, json_response, refu
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.errors import ContractError, RowsRefusedError, UnavailableError
 from sea_mq_worker.operators.changes import resume
-from sea_mq_worker.operators.dead_letters import DeadLetters, can_be_handled, open_dead_letters
+from sea_mq_worker.operators.dead_letters import (
+    DeadLetterEntry,
+    DeadLetterFilter,
+    DeadLetters,
+    DeadLetterSummary,
+    can_be_handled,
+    open_dead_letters,
+)
 from sea_mq_worker.operators.lookup import NoIdError, lookup_report, open_lookup
 from sea_mq_worker.operators.records import (
     DeadEvent,
-    DeadLetterEntry,
-    DeadLetterFilter,
-    DeadLetterSummary,
     OperatorAction,
     OutboxDetail,
     OutboxFilter,

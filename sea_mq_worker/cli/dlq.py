@@ -34,7 +34,7 @@ from sea_mq_worker.cli.support import (
 )
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.dead_letter import Reason
-from sea_mq_worker.operators.records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetterFilter
 
 if TYPE_CHECKING:
     from sea_mq_worker.operators.dead_letters import DeadLetters

@@ -9,11 +9,11 @@ from typing import Literal
 from sea_mq_worker.cli.database import Depths
 from sea_mq_worker.cli.prune import PrunedTable
 from sea_mq_worker.doctor.findings import Finding
+from sea_mq_worker.operators.dead_letters import DeadLetterSummary
 from sea_mq_worker.operators.definitions import Applied, Difference
 from sea_mq_worker.operators.lookup import LookupReport
 from sea_mq_worker.operators.prune import Prunable, Referenced
 from sea_mq_worker.operators.records import (
-    DeadLetterSummary,
     Group,
     InboxRecord,
     OperatorAction,

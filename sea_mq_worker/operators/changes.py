@@ -24,16 +24,13 @@ from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
 
+# --- The record of a change.
+
 ActionOutcome: TypeAlias = Literal["done", "refused", "failed"]
-"""End of an operator's action."""
 
 
 def check_accountable(actor: str, reason: str) -> None:
-    """Require an actor and a reason for a change.
-
-    Raises:
-        ValueError: one of them is blank.
-    """
+    """Require an actor and a reason; ValueError: one of them is blank."""
     if not (actor.strip() and reason.strip()):
         raise ValueError("a change needs an actor and a reason, for the audit")
 
@@ -55,7 +52,6 @@ async def begin_action(
 
 
 async def finish_action(pool: asyncpg.Pool, action: int, outcome: ActionOutcome) -> None:
-    """Close the record of an action."""
     await fetch(pool, SQL["finish_action"].sql, action, outcome)
 
 
@@ -74,11 +70,11 @@ async def recorded(
     await finish_action(pool, number, "done")
 
 
-async def mark_dead(pool: asyncpg.Pool, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
-    """Change events from PENDING to DEAD, by way of CLAIMED.
+# --- Changes; each returns the ids that it changed.
 
-    Returns the events that it ended; one that a relay holds right now is not among them.
-    """
+
+async def mark_dead(pool: asyncpg.Pool, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
+    """Change events from PENDING to DEAD, by way of CLAIMED; one that a relay holds right now stays."""
     check_accountable(actor, reason)
     args = actor, "mark_dead", reason, json.dumps({"ids": [str(event_id) for event_id in ids]})
     with translated():
@@ -96,7 +92,7 @@ async def discard(
 ) -> frozenset[UUID]:
     """Delete DEAD events for good; the audit keeps all about them except their contents.
 
-    Returns the events that it deleted; one that was replayed meanwhile is not among them.
+    One that was replayed meanwhile stays.
     """
     check_accountable(actor, reason)
     rows = await fetch(pool, SQL["discard"].sql, ids, actor, reason, selection_of(selection))
@@ -104,7 +100,7 @@ async def discard(
 
 
 async def close(pool: asyncpg.Pool, ids: Sequence[UUID], *, actor: str, reason: str) -> frozenset[UUID]:
-    """Close messages without an effect that no worker leases; return the closed ones."""
+    """Close messages without an effect that no worker leases."""
     selection = {"ids": [str(message_id) for message_id in ids]}
     action = await begin_action(pool, "close", selection, actor=actor, reason=reason)
     rows = await fetch(pool, SQL["close_messages"].sql, ids, f"closed by {actor}: {reason}", action)
@@ -112,7 +108,7 @@ async def close(pool: asyncpg.Pool, ids: Sequence[UUID], *, actor: str, reason: 
 
 
 async def resume(pool: asyncpg.Pool, event_type: str, *, actor: str, reason: str) -> int:
-    """Record that workers shall end the slow pace of an event type; empty: of all types."""
+    """Record that workers shall end the slow pace of an event type (empty: of all); return its number."""
     async with recorded(pool, "resume", {"event_type": event_type}, actor=actor, reason=reason) as action:
         return action
 

@@ -2,37 +2,145 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from itertools import groupby, islice
 
 from sea_mq_worker.errors import ContractError
-from sea_mq_worker.inbox.dead_letter import Reason
-from sea_mq_worker.inbox.message import (
-    HandlerRequest,
-    parse_message,
-)
+from sea_mq_worker.inbox.dead_letter import Reason, original_headers
+from sea_mq_worker.inbox.message import HandlerRequest, parse_message
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.nats.info import stream_info
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.nats.stored import read_back
-from sea_mq_worker.operators.records import (
-    DeadLetterEntry,
-    DeadLetterFilter,
-    DeadLetterSummary,
-    Group,
-    mask_ids,
-    parse_dead_letter,
-)
+from sea_mq_worker.nats.subjects import event_type_of
+from sea_mq_worker.operators.records import Group, mask_ids
 from sea_mq_worker.operators.streams import open_broker
 from sea_mq_worker.settings import Settings
 
+_DIGITS_MAX = 18
+"""Digits of a number that fits 64 bits; Python parses no number of thousands of digits."""
 _AT_ONCE_MAX = 64
 _BYTES_AT_ONCE_MAX = 8 * 1024 * 1024
 """Cap on the bodies of letters that are read at once, if all are as large as the server allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterSummary:
+    """EVT-047-002 as it is stored, without the original's content.
+
+    Attributes:
+        seq: sequence in the dead-letter stream.
+        stored_at: when the dead-letter stream stored it.
+        stream_sequence: current or former sequence of the original in ``stream``.
+        body_bytes: size of the original's body.
+        body_omitted: whether the original was too large to be dead-lettered whole.
+        headers_omitted: number of the original's headers that could not be dead-lettered.
+    """
+
+    seq: int
+    stored_at: datetime
+    message_id: str
+    original_subject: str
+    reason: str
+    attempts: int
+    detail: str
+    stream: str
+    stream_sequence: int
+    consumer: str
+    body_bytes: int
+    body_omitted: bool
+    headers_omitted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterEntry(DeadLetterSummary):
+    """A dead letter with the original's headers and body, which is empty where ``body_omitted``."""
+
+    headers: Mapping[str, str]
+    payload: bytes = field(repr=False)
+
+    def summary(self) -> DeadLetterSummary:
+        return DeadLetterSummary(**{one.name: getattr(self, one.name) for one in fields(DeadLetterSummary)})
+
+    def restored(self) -> InboundMessage:
+        """Return the original as far as the dead letter contains it."""
+        return InboundMessage(
+            stream=self.stream,
+            seq=self.stream_sequence,
+            consumer=self.consumer,
+            subject=self.original_subject,
+            payload=self.payload,
+            headers=self.headers,
+            stored_at=self.stored_at,
+            deliveries=self.attempts,
+            reply="",
+        )
+
+
+def parse_dead_letter(message: InboundMessage) -> DeadLetterEntry:
+    """Read a message of the dead-letter stream; one of another origin has empty fields."""
+
+    def said(name: str) -> str:
+        return message.headers.get(f"Dlq-{name}", "")
+
+    def number(name: str) -> int:
+        text = said(name)
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
+
+    return DeadLetterEntry(
+        seq=message.seq,
+        stored_at=message.stored_at,
+        message_id=said("Message-Id"),
+        original_subject=said("Original-Subject"),
+        reason=said("Reason"),
+        attempts=number("Attempts"),
+        detail=said("Detail"),
+        stream=said("Stream"),
+        stream_sequence=number("Stream-Sequence"),
+        consumer=said("Consumer"),
+        headers=original_headers(message.headers),
+        payload=message.payload,
+        body_bytes=number("Body-Omitted") or len(message.payload),
+        body_omitted=bool(said("Body-Omitted")),
+        headers_omitted=number("Headers-Omitted"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterFilter:
+    """Filter of dead letters by their time and by their original; None means any.
+
+    ``error`` is part of the detail, in any case; ``after_seq`` the last sequence of the page before.
+    """
+
+    reason: str | None = None
+    subject: str | None = None
+    event_type: str | None = None
+    consumer: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    after_seq: int = 0
+
+    def matches(self, entry: DeadLetterSummary) -> bool:
+        """Return whether a dead letter matches, apart from its times and ``after_seq``."""
+        exact = (
+            (self.reason, entry.reason),
+            (self.subject, entry.original_subject),
+            (self.event_type, event_type_of(entry.original_subject)),
+            (self.consumer, entry.consumer),
+        )
+        is_exact = all(wanted in {None, found} for wanted, found in exact)
+        return is_exact and (self.error or "").lower() in entry.detail.lower()
+
+
 _ALL = DeadLetterFilter()
 
 
+@dataclass
 class DeadLetters:
     """A dead-letter stream.
 
@@ -40,9 +148,8 @@ class DeadLetters:
     or the message is missing, or the request is not permitted.
     """
 
-    def __init__(self, connection: NatsConnection, stream: str) -> None:
-        self._connection = connection
-        self._stream = stream
+    connection: NatsConnection
+    stream: str
 
     async def list(
         self, which: DeadLetterFilter = _ALL, *, limit: int = 100, read_max: int | None = None
@@ -66,25 +173,23 @@ class DeadLetters:
                 return
 
     async def show(self, seq: int) -> DeadLetterEntry:
-        """Return one dead letter."""
-        return parse_dead_letter(await self._get(self._stream, seq))
+        return parse_dead_letter(await self._get(self.stream, seq))
 
     async def remove(self, seq: int) -> None:
         """Delete one dead letter for good."""
-        await self._get(self._stream, seq)
-        await api(self._connection, f"STREAM.MSG.DELETE.{self._stream}", {"seq": seq, "no_erase": True})
+        await self._get(self.stream, seq)
+        await api(self.connection, f"STREAM.MSG.DELETE.{self.stream}", {"seq": seq, "no_erase": True})
 
     async def source(self, entry: DeadLetterEntry) -> InboundMessage:
         """Read the message that was dead-lettered from its own stream."""
-        return await self._get(
-            entry.stream, entry.stream_sequence, durable=entry.consumer, deliveries=entry.attempts
-        )
+        place = entry.stream, entry.stream_sequence
+        return await self._get(*place, durable=entry.consumer, deliveries=entry.attempts)
 
     async def _start(self, which: DeadLetterFilter) -> int:
         """Return a sequence below every match by binary search, because times grow with sequences."""
         if which.since is None:
             return which.after_seq
-        info = await stream_info(self._connection, self._stream)
+        info = await stream_info(self.connection, self.stream)
         low, high = max(which.after_seq, info.first_seq - 1), info.last_seq
         while low < high:
             middle = (low + high) // 2
@@ -97,23 +202,23 @@ class DeadLetters:
 
     async def _after(self, seq: int) -> AsyncIterator[DeadLetterEntry]:
         """Yield the entries after a sequence, skipping gaps of removed messages; read ever more at once."""
-        most = min(_AT_ONCE_MAX, max(1, _BYTES_AT_ONCE_MAX // self._connection.client.max_payload))
+        most = min(_AT_ONCE_MAX, max(1, _BYTES_AT_ONCE_MAX // self.connection.client.max_payload))
         at_once = 1
         while message := await self._next(seq):
             yield parse_dead_letter(message)
             seq, at_once = message.seq, min(2 * at_once, most)
             places = range(seq + 1, seq + at_once)
-            several = (read_back(self._connection, self._stream, "", place) for place in places)
+            several = (read_back(self.connection, self.stream, "", place) for place in places)
             for found in await asyncio.gather(*several):
                 if found:
                     yield parse_dead_letter(found)
             seq += at_once - 1
 
     async def _next(self, seq: int) -> InboundMessage | None:
-        return await read_back(self._connection, self._stream, "", seq + 1, next_of=">")
+        return await read_back(self.connection, self.stream, "", seq + 1, next_of=">")
 
     async def _get(self, stream: str, seq: int, *, durable: str = "", deliveries: int = 0) -> InboundMessage:
-        found = await read_back(self._connection, stream, durable, seq, deliveries=deliveries)
+        found = await read_back(self.connection, stream, durable, seq, deliveries=deliveries)
         if found is None:
             raise ContractError(f"stream {stream} has no message {seq} (any more)")
         return found
@@ -121,11 +226,7 @@ class DeadLetters:
 
 @asynccontextmanager
 async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetters]:
-    """Connect to the dead-letter stream.
-
-    Raises:
-        ContractError: the stream does not exist; the text names the command that creates it.
-    """
+    """Connect to the dead-letter stream; the error about a missing one names the command that creates it."""
     async with open_broker(settings) as connection:
         await stream_info(connection, settings.dlq_stream)
         yield DeadLetters(connection, settings.dlq_stream)
@@ -150,20 +251,20 @@ async def dead_letter_groups(
     Returns the number of dead letters read, and the groups. Numbers in details do not matter.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], DeadLetterEntry] = {}
+    first: dict[tuple[str, str], datetime] = {}
     read = 0
     async for entry in letters.walk(which, limit=read_max):
         read += 1
-        for name in (
+        for group in (
             ("reason", entry.reason),
             ("subject", entry.original_subject),
             ("consumer", entry.consumer),
             ("detail", mask_ids(entry.detail)),
         ):
-            counts[name] += 1
-            first.setdefault(name, entry)
+            counts[group] += 1
+            first.setdefault(group, entry.stored_at)
     groups = [
-        Group(kind=kind, name=name, count=count, oldest_at=first[kind, name].stored_at)
+        Group(kind=kind, name=name, count=count, oldest_at=first[kind, name])
         for (kind, name), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0]))
     ]
     by_kind = groupby(groups, key=lambda group: group.kind)

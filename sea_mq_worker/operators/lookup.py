@@ -1,4 +1,8 @@
-"""Message lookup: find one id in outbox, streams, inbox and dead letters, and say in words where it is."""
+"""Lookup of one id: search outbox, streams, inbox and dead letters, and say in words where the message is.
+
+``Lookup`` searches, and notes what it could not search. ``describe`` makes sentences, the history and the
+next commands from what was found.
+"""
 
 import asyncio
 import re
@@ -16,10 +20,8 @@ from sea_mq_worker.inbox.dead_letter import Reason, conflict_detail
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.message import SearchedId, Stored
 from sea_mq_worker.nats.search import find_messages
-from sea_mq_worker.operators.dead_letters import DeadLetters, can_be_handled
+from sea_mq_worker.operators.dead_letters import DeadLetterFilter, DeadLetters, can_be_handled
 from sea_mq_worker.operators.records import (
-    DeadLetterEntry,
-    DeadLetterFilter,
     DeliveryState,
     InboxRecord,
     InboxState,
@@ -187,11 +189,10 @@ class LookupReport:
 
 @dataclass(slots=True, kw_only=True)
 class Lookup:
-    """A search for one id. Without ``connection`` only the tables are searched.
+    """A search for one id.
 
     Attributes:
-        pool: to the tables.
-        letters: the dead-letter stream, called ``dlq_stream``.
+        connection: to the streams; None: only the tables are searched.
         searched: streams whose headers are searched if a start time is given.
         dead_hold: whether a DEAD event holds back the later events of its ordering key.
         notes: places that could not be searched, with the reason.
@@ -200,7 +201,6 @@ class Lookup:
     pool: asyncpg.Pool
     connection: NatsConnection | None
     letters: DeadLetters | None = None
-    dlq_stream: str = ""
     searched: Collection[str] = ()
     dead_hold: bool = False
     notes: list[str] = field(default_factory=list)
@@ -232,33 +232,50 @@ class Lookup:
         Raises:
             WorkerError: the tables cannot be read. ``notes`` lists other places that cannot be read.
         """
-        event = next(iter((await outbox_page(self.pool, OutboxFilter(ids=(wanted,), limit=1))).rows), None)
+        event = next(iter((await outbox_page(self.pool, OutboxFilter(ids=(wanted,)))).rows), None)
         message = await show_inbox(self.pool, wanted)
         seconds = _SEARCH_SECONDS_MAX if since else _UNASKED_SECONDS_MAX
         if not (since or event or message):
             since = _time_of(wanted)
+        places: dict[tuple[str, int], str] = {}
+        if event and event.stream and event.stream_seq:
+            places[event.stream, event.stream_seq] = ""
+        if message and message.stream and message.stream_seq:
+            places.setdefault((message.stream, message.stream_seq), message.consumer or "")
         # All streams at once: one without a leader does not answer, and the time-outs must not add up.
-        stored, letters = await asyncio.gather(
-            asyncio.gather(*(self._locate(wanted, *place) for place in _places(event, message))),
+        located, letters = await asyncio.gather(
+            asyncio.gather(*(self._locate(wanted, *place, consumer) for place, consumer in places.items())),
             self._letters(wanted, event, message),
         )
-        if since is not None and not any(stored):
-            stored = [await self._search(wanted, stream, since, seconds) for stream in self.searched]
-        found = tuple(one for one in stored if one)
+        if since is not None and not any(located):
+            located = [await self._search(wanted, stream, since, seconds) for stream in self.searched]
+        stored = tuple(one for one in located if one)
+        owner = (event.claimed_by if event else None) or (message.locked_by if message else None)
+        records: Sequence[asyncpg.Record] | None = None
+        if not (event or message):  # not every login may read the audit
+            records = await self.attempt("the audit", fetch(self.pool, SQL["discarded"].sql, str(wanted)))
         return Found(
             id=str(wanted),
             event=event,
             earlier=await self._earlier(event) if event else (),
             message=message,
-            stored=found,
+            stored=stored,
             dead_letters=tuple(letters),
             conflicts=await self._conflicts(wanted) if message else (),
-            discarded=None if event or message else await self._discarded(wanted),
-            holder_lives=await self._holder_lives(event, message),
-            lost=await self._lost(event, found) if event else "",
+            discarded=Discarded(**records[0]) if records else None,
+            holder_lives=await self._lives(owner or ""),
+            lost=await self._lost(event, stored) if event else "",
             searched_since=since,
             not_checked=tuple(sorted(set(self.notes))),
         )
+
+    async def attempt(self, what: str, asked: Awaitable[_T]) -> _T | None:
+        """Await an answer about a place; note it if there is none."""
+        try:
+            return await asked
+        except WorkerError as error:
+            self.notes.append(f"{what}: {error}")
+            return None
 
     async def _earlier(self, event: OutboxSummary) -> tuple[EarlierEvent, ...]:
         """Return the events that it waits for: unfinished ones of its key, and DEAD ones that hold it."""
@@ -267,19 +284,12 @@ class Lookup:
         args = event.ordering_key, event.seq, _EARLIER_MAX, self.dead_hold
         return tuple(EarlierEvent(**row) for row in await fetch(self.pool, SQL["earlier_of_key"].sql, *args))
 
-    async def _holder_lives(self, event: OutboxSummary | None, message: InboxRecord | None) -> bool | None:
-        owner = (event and event.claimed_by) or (message and message.locked_by) or ""
+    async def _lives(self, owner: str) -> bool | None:
         token = owner.rpartition("#")[2]
-        session = token[:_SESSION_DIGITS] if len(token) > _SESSION_DIGITS else ""
-        if not _PREFIX.fullmatch(session):
+        if len(token) <= _SESSION_DIGITS or not _PREFIX.fullmatch(token[:_SESSION_DIGITS]):
             return None
-        [row] = await fetch(self.pool, SQL["session_is_held"].sql, session)
+        [row] = await fetch(self.pool, SQL["session_is_held"].sql, token[:_SESSION_DIGITS])
         return bool(row["exists"])
-
-    async def _discarded(self, wanted: UUID) -> Discarded | None:
-        """Query the audit; not every login may read it."""
-        rows = await self._try("the audit", fetch(self.pool, SQL["discarded"].sql, str(wanted)))
-        return Discarded(**rows[0]) if rows else None
 
     async def _conflicts(self, wanted: UUID) -> tuple[Conflicting, ...]:
         reason, found = Reason.CONTENT_CONFLICT, []
@@ -293,11 +303,11 @@ class Lookup:
     async def _locate(self, wanted: UUID, stream: str, seq: int, consumer: str = "") -> StoredMessage | None:
         if self.connection is None:
             return None
-        found = await self._try(f"stream {stream}", locate(self.connection, stream, seq, str(wanted)))
+        found = await self.attempt(f"stream {stream}", locate(self.connection, stream, seq, str(wanted)))
         if found is None:
             return None
         asked = deliveries(self.connection, found, consumer=consumer)
-        return replace(found, consumers=tuple(await self._try(f"consumers of {stream}", asked) or ()))
+        return replace(found, consumers=tuple(await self.attempt(f"consumers of {stream}", asked) or ()))
 
     async def _search(
         self, wanted: UUID, stream: str, since: datetime, within_seconds: float
@@ -307,7 +317,7 @@ class Lookup:
             return None
         searched = SearchedId(str(wanted), (datetime.now(UTC) - since + _MARGIN).total_seconds())
         asked = find_messages(self.connection, stream, [searched], timeout_seconds=within_seconds)
-        found = (await self._try(f"stream {stream}", asked) or {}).get(searched.id)
+        found = (await self.attempt(f"stream {stream}", asked) or {}).get(searched.id)
         if isinstance(found, Stored):
             return await self._locate(wanted, stream, found.seq)
         if found and not found.is_over:
@@ -326,7 +336,7 @@ class Lookup:
         if message and message.dead_lettered_at:
             which = replace(which, until=min(message.dead_lettered_at, _LAST - _MARGIN) + _MARGIN)
         reading = self._read_letters(self.letters, str(wanted), which)
-        return await self._try(f"stream {self.dlq_stream}", reading) or []
+        return await self.attempt(f"stream {self.letters.stream}", reading) or []
 
     async def _read_letters(
         self, letters: DeadLetters, wanted: str, which: DeadLetterFilter
@@ -336,9 +346,18 @@ class Lookup:
         async for one in letters.walk(which, limit=_LETTERS_READ_MAX):
             read += 1
             if one.message_id == wanted:
-                found.append(_found(one))
+                found.append(
+                    FoundDeadLetter(
+                        seq=one.seq,
+                        stored_at=one.stored_at,
+                        reason=one.reason,
+                        detail=one.detail,
+                        consumer=one.consumer,
+                        can_be_handled=can_be_handled(one),
+                    )
+                )
         if read == _LETTERS_READ_MAX and not found:
-            self.notes.append(f"stream {self.dlq_stream}: only its first {read} dead letters of that time")
+            self.notes.append(f"stream {letters.stream}: only its first {read} dead letters of that time")
         return found
 
     async def _lost(self, event: OutboxSummary, stored: Sequence[StoredMessage]) -> str:
@@ -350,14 +369,15 @@ class Lookup:
             return ""
         row = PublishedRow(str(event.id), seq, event.published_at)
         asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[row])
-        return await self._try(f"stream {stream}", asked) or ""
+        return await self.attempt(f"stream {stream}", asked) or ""
 
-    async def _try(self, what: str, asked: Awaitable[_T]) -> _T | None:
-        try:
-            return await asked
-        except WorkerError as error:
-            self.notes.append(f"{what}: {error}")
-            return None
+
+def _time_of(wanted: UUID) -> datetime | None:
+    """Return the time within a UUIDv7; None: it is of another version, or later than now."""
+    if wanted.version != _TIMED_VERSION:
+        return None
+    at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=wanted.int >> 80)
+    return at if at < datetime.now(UTC) + _MARGIN else None
 
 
 @asynccontextmanager
@@ -367,34 +387,28 @@ async def open_lookup(settings: Settings) -> AsyncIterator[Lookup]:
     Raises:
         WorkerError: the tables cannot be read; without a broker only they are searched.
     """
-    async with open_tables(settings) as pool:
+    streams = [settings.stream, *(each.stream for each in settings.consumers)]
+    async with open_tables(settings) as pool, AsyncExitStack() as stack:
         lookup = Lookup(
             pool=pool,
             connection=None,
-            dlq_stream=settings.dlq_stream,
-            searched=dict.fromkeys([settings.stream, *(each.stream for each in settings.consumers)]),
+            searched=dict.fromkeys(streams),
             dead_hold=settings.outbox_dead_key == "hold",
         )
         if not settings.nats_url.get_secret_value():
             lookup.notes.append("streams: SEA_MQ_NATS_URL is not set")
-            yield lookup
-            return
-        async with AsyncExitStack() as stack:
-            try:
-                lookup.connection = await stack.enter_async_context(open_broker(settings))
-                lookup.letters = DeadLetters(lookup.connection, settings.dlq_stream)
-            except WorkerError as error:
-                lookup.notes.append(f"streams: {error}")
-            yield lookup
+        else:
+            opened = stack.enter_async_context(open_broker(settings))
+            lookup.connection = await lookup.attempt("streams", opened)
+        if lookup.connection:
+            lookup.letters = DeadLetters(lookup.connection, settings.dlq_stream)
+        yield lookup
 
 
 async def lookup_report(text: str, lookup: Lookup, *, since: datetime | None = None) -> LookupReport:
-    """Report where an event or message is.
+    """Report where the event or message with an id, the beginning of an id or a correlation id is.
 
-    Args:
-        text: its id, the beginning of its id, or a correlation id.
-        lookup: searches tables and streams.
-        since: also search the headers of stream messages back to this time, if no table has the message.
+    ``since``: also search the headers of stream messages back to this time, if no table has the message.
 
     Raises:
         NoIdError: ``text`` can be no id.
@@ -412,60 +426,37 @@ async def lookup_report(text: str, lookup: Lookup, *, since: datetime | None = N
     return describe(await lookup.find(wanted, since=since), now=datetime.now(UTC))
 
 
-def _time_of(wanted: UUID) -> datetime | None:
-    """Return the time within a UUIDv7; None: it is of another version, or later than now."""
-    if wanted.version != _TIMED_VERSION:
-        return None
-    at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=wanted.int >> 80)
-    return at if at < datetime.now(UTC) + _MARGIN else None
-
-
-def _found(one: DeadLetterEntry) -> FoundDeadLetter:
-    return FoundDeadLetter(
-        seq=one.seq,
-        stored_at=one.stored_at,
-        reason=one.reason,
-        detail=one.detail,
-        consumer=one.consumer,
-        can_be_handled=can_be_handled(one),
-    )
-
-
-def _places(event: OutboxSummary | None, message: InboxRecord | None) -> list[tuple[str, int, str]]:
-    """Return where the rows say that the message is: stream, sequence, and its consumer if one is known."""
-    places = []
-    if event and event.stream and event.stream_seq:
-        places.append((event.stream, event.stream_seq, ""))
-    if message and message.stream and message.stream_seq:
-        place = message.stream, message.stream_seq
-        places += [] if (*place, "") in places else [(*place, message.consumer or "")]
-    return places
-
-
-# --- The report.
+# --- The report. Each part returns sentences of the answer, and the commands to run next.
 
 _Said: TypeAlias = tuple[list[str], list[str]]
-"""Sentences of the answer, and the commands to run next."""
 
 _PROGRAM = "python -m sea_mq_worker"
 _WHY = '--reason "..."'
+_READINGS = {
+    DeliveryState.TO_COME: "has still to deliver it, after {} others at most",
+    DeliveryState.DELIVERED: "has delivered it, and waits for it or an earlier one to end",
+    DeliveryState.DONE: "is done with it",
+    DeliveryState.NOT_FOR_IT: "leaves it out by its filter",
+}
 
 
 def describe(found: Found, *, now: datetime) -> LookupReport:
-    answer: list[str] = []
-    following: list[str] = []
-    parts = []
-    if found.event:
-        parts.append(_event(found.event, found, now))
-    if found.message:
-        parts.append(_message(found.message, found))
-    for part in parts or [_unknown(found)]:
-        answer += part[0]
-        following += part[1]
-    answer += [text for message in found.stored for text in _consumers(message)]
+    parts = [_event(found.event, found, now)] if found.event else []
+    parts += [_message(found.message, found)] if found.message else []
+    parts = parts or [_unknown(found)]
+    answer = [text for said, _ in parts for text in said]
+    following = [command for _, commands in parts for command in commands]
+    for message in found.stored:
+        for each in message.consumers:
+            reading = _READINGS[each.reading].format(each.before)
+            answer.append(f"consumer {each.consumer} of {message.stream} {reading}")
     for conflict in found.conflicts:
-        answer.append(_conflict(conflict))
-        following += [f"{_PROGRAM} dlq show {conflict.dead_letter.seq}"] if conflict.dead_letter else []
+        letter = conflict.dead_letter
+        place = f"as dead letter {letter.seq}" if letter else "and its dead letter was not found"
+        answer.append(
+            f"another content came under this id: it is dead-lettered {place}, under the id {conflict.id}"
+        )
+        following += [f"{_PROGRAM} dlq show {letter.seq}"] if letter else []
     return LookupReport(
         id=found.id,
         answer=tuple(answer),
@@ -477,25 +468,37 @@ def describe(found: Found, *, now: datetime) -> LookupReport:
 
 
 def _event(event: OutboxSummary, found: Found, now: datetime) -> _Said:
+    last = f"; the last attempt: {event.last_error}" if event.last_error else ""
     match EventState(event.state):
+        case EventState.PENDING if found.earlier:
+            first, count = found.earlier[0], len(found.earlier)
+            more = " or more" * (count == _EARLIER_MAX)
+            said = f"it waits for {count}{more} earlier event{'s' * (count > 1)} of its ordering key"
+            error = first.last_error or "no error"
+            return [f"{said}, the first {first.state}: {error}"], [f"{_PROGRAM} where {first.id}"]
         case EventState.PENDING:
-            return _pending(event, found.earlier, now)
+            is_due = event.available_at <= now
+            waits = "waits for a worker since" if is_due else "is tried again at" if last else "is due at"
+            return [f"it {waits} {_at(event.available_at)}{last}"], [f"{_PROGRAM} doctor"] * is_due
         case EventState.CLAIMED:
-            worker = (event.claimed_by or "").partition("#")[0]
-            return [f"the worker {worker} is publishing it, attempt {event.attempts}{_holder(found)}"], []
+            return [_holder("publishing", event.claimed_by, event.attempts, found)], []
         case EventState.DEAD:
-            return _dead(event)
+            dead = f"it is DEAD and will not be published: {event.last_error or 'no error is noted'}"
+            if can_be_sent(event.last_error):
+                return [dead], [f"{_PROGRAM} outbox replay {event.id} {_WHY}"]
+            never = "it can never be sent as it is: publish it corrected, under a new id"
+            return [dead, never], [f"{_PROGRAM} outbox discard {event.id} {_WHY}"]
         case EventState.PUBLISHED:
             return _published(event, found)
 
 
-def _holder(found: Found) -> str:
-    """Return what is known of the worker that has the lease."""
+def _holder(doing: str, owner: str | None, attempts: int, found: Found) -> str:
+    said = f"the worker {(owner or '').partition('#')[0]} is {doing} it, attempt {attempts}"
     if found.holder_lives is None:
-        return ""
+        return said
     if found.holder_lives:
-        return "; its session lives"
-    return "; its session is gone: a worker takes the lease over, or the lease ends by its time"
+        return f"{said}; its session lives"
+    return f"{said}; its session is gone: a worker takes the lease over, or the lease ends by its time"
 
 
 def _published(event: OutboxSummary, found: Found) -> _Said:
@@ -513,51 +516,21 @@ def _published(event: OutboxSummary, found: Found) -> _Said:
     return [f"it was published, and is no longer in {place}"], [again]
 
 
-def _dead(event: OutboxSummary) -> _Said:
-    said = f"it is DEAD and will not be published: {event.last_error or 'no error is noted'}"
-    if can_be_sent(event.last_error):
-        return [said], [f"{_PROGRAM} outbox replay {event.id} {_WHY}"]
-    return [said, "it can never be sent as it is: publish it corrected, under a new id"], [
-        f"{_PROGRAM} outbox discard {event.id} {_WHY}"
-    ]
-
-
-def _pending(event: OutboxSummary, earlier: Sequence[EarlierEvent], now: datetime) -> _Said:
-    if earlier:
-        first = earlier[0]
-        more = " or more" * (len(earlier) == _EARLIER_MAX)
-        count = f"{len(earlier)}{more} earlier event{'s' * (len(earlier) > 1)} of its ordering key"
-        return [f"it waits for {count}, the first {first.state}: {first.last_error or 'no error'}"], [
-            f"{_PROGRAM} where {first.id}"
-        ]
-    if event.available_at <= now:
-        said = f"; the last attempt: {event.last_error}" if event.last_error else ""
-        return [f"it waits for a worker since {_at(event.available_at)}{said}"], [f"{_PROGRAM} doctor"]
-    if event.last_error:
-        return [f"it is tried again at {_at(event.available_at)}; the last attempt: {event.last_error}"], []
-    return [f"it is due at {_at(event.available_at)}"], []
-
-
 def _message(message: InboxRecord, found: Found) -> _Said:
     match InboxState(message.state):
         case InboxState.PROCESSED:
             return ["the handler has had its effect"], []
         case InboxState.HANDLING:
-            worker = (message.locked_by or "").partition("#")[0]
-            return [f"the worker {worker} is handling it, attempt {message.attempts}{_holder(found)}"], []
-        case InboxState.DEAD_LETTERED:
-            return _dead_lettered(message, found)
+            return [_holder("handling", message.locked_by, message.attempts, found)], []
         case InboxState.WAITING:
             return _waiting(message, found)
-
-
-def _dead_lettered(message: InboxRecord, found: Found) -> _Said:
-    if message.dead_letter_reason == "CLOSED":
-        return [f"an operator gave it up: {message.last_error}"], []
-    said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
-    if found.dead_letters:
-        return _letter(found.dead_letters[-1], said)
-    return [said if found.not_checked else f"{said}; its dead letter is no longer in the stream"], []
+        case InboxState.DEAD_LETTERED if message.dead_letter_reason == "CLOSED":
+            return [f"an operator gave it up: {message.last_error}"], []
+        case InboxState.DEAD_LETTERED:
+            said = f"it is dead-lettered: {message.last_error or message.dead_letter_reason}"
+            if found.dead_letters:
+                return _letter(found.dead_letters[-1], said)
+            return [said if found.not_checked else f"{said}; its dead letter is no longer in the stream"], []
 
 
 def _letter(letter: FoundDeadLetter, said: str) -> _Said:
@@ -566,12 +539,6 @@ def _letter(letter: FoundDeadLetter, said: str) -> _Said:
         return [said], [show, f"{_PROGRAM} dlq redrive {letter.seq} {_WHY}"]
     never = "it can never be handled as it is: publish it corrected, under a new id"
     return [said, never], [show, f"{_PROGRAM} dlq purge {letter.seq} {_WHY}"]
-
-
-def _conflict(conflict: Conflicting) -> str:
-    letter = conflict.dead_letter
-    place = f"as dead letter {letter.seq}" if letter else "and its dead letter was not found"
-    return f"another content came under this id: it is dead-lettered {place}, under the id {conflict.id}"
 
 
 def _waiting(message: InboxRecord, found: Found) -> _Said:
@@ -591,9 +558,8 @@ def _waiting(message: InboxRecord, found: Found) -> _Said:
 
 def _unknown(found: Found) -> _Said:
     if gone := found.discarded:
-        text = f"{gone.actor} discarded it at {_at(gone.at)}: {gone.reason}"
         return [
-            text,
+            f"{gone.actor} discarded it at {_at(gone.at)}: {gone.reason}",
             f"it was a DEAD event of type {gone.event_type}: {gone.error or 'no error is noted'}",
         ], []
     if found.dead_letters:
@@ -608,20 +574,6 @@ def _unknown(found: Found) -> _Said:
     return [text], [f"{_PROGRAM} where {found.id} --since 24h"]
 
 
-_READINGS = {
-    DeliveryState.TO_COME: "has still to deliver it, after {before} others at most",
-    DeliveryState.DELIVERED: "has delivered it, and waits for it or an earlier one to end",
-    DeliveryState.DONE: "is done with it",
-    DeliveryState.NOT_FOR_IT: "leaves it out by its filter",
-}
-
-
-def _consumers(message: StoredMessage) -> Iterator[str]:
-    for each in message.consumers:
-        reading = _READINGS[each.reading].format(before=each.before)
-        yield f"consumer {each.consumer} of {message.stream} {reading}"
-
-
 def _steps(found: Found) -> Iterator[Step]:
     if event := found.event:
         what = f"{event.event_type} of {event.aggregate_type} {event.aggregate_id}"
@@ -629,12 +581,8 @@ def _steps(found: Found) -> Iterator[Step]:
         if event.claimed_at:
             yield Step(at=event.claimed_at, text=f"claimed by {event.claimed_by}")
         if event.published_at:
-            by = (
-                f"acknowledged by {event.stream} ({event.stream_seq})"
-                if event.stream
-                else "published by another worker"
-            )
-            yield Step(at=event.published_at, text=by)
+            by = f"acknowledged by {event.stream} ({event.stream_seq})"
+            yield Step(at=event.published_at, text=by if event.stream else "published by another worker")
     for stored in found.stored:
         text = f"stored in {stored.stream} ({stored.seq}) as {stored.subject}"
         yield Step(at=stored.stored_at, text=text)
@@ -644,9 +592,8 @@ def _steps(found: Found) -> Iterator[Step]:
         if message.processed_at:
             yield Step(at=message.processed_at, text="processed")
         if message.dead_lettered_at:
-            yield Step(
-                at=message.dead_lettered_at, text=f"noted as dead-lettered: {message.dead_letter_reason}"
-            )
+            text = f"noted as dead-lettered: {message.dead_letter_reason}"
+            yield Step(at=message.dead_lettered_at, text=text)
     for letter in found.dead_letters:
         yield Step(at=letter.stored_at, text=f"stored as dead letter {letter.seq}: {letter.reason}")
 

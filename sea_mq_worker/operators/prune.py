@@ -13,7 +13,7 @@ import asyncpg
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.operators.changes import recorded
-from sea_mq_worker.operators.tables import SQL
+from sea_mq_worker.operators.tables import SQL, Side
 from sea_mq_worker.postgres.errors import TableMissingError
 from sea_mq_worker.postgres.partitions import (
     DROP_LEAF,
@@ -29,8 +29,6 @@ from sea_mq_worker.postgres.partitions import (
     ranges,
 )
 from sea_mq_worker.postgres.pool import fetch, fetch_with_long_timeout
-
-Side: TypeAlias = Literal["outbox", "inbox"]
 
 OnProgress: TypeAlias = Callable[[int, int, int], None]
 """Receives the number of finished pages, of all pages, and of rows changed so far."""
@@ -101,23 +99,6 @@ class PruneResult:
     stay: Referenced = Referenced()
 
 
-async def foreign_keys(pool: asyncpg.Pool, table: str) -> Sequence[ForeignKey]:
-    """Return the foreign keys that keep rows of a table from being deleted.
-
-    Raises:
-        ContractError: the login may not read the table of one of them, and so not tell which rows it keeps.
-    """
-    keys = []
-    for row in await fetch(pool, REFERENCES, table):
-        key = ForeignKey(name=row["name"], relation=row["relation"], condition=row["condition"])
-        if not row["may_read"]:
-            raise ContractError(
-                f"foreign key {key} keeps rows of {table}: grant SELECT on {key.relation} to this login"
-            )
-        keys.append(key)
-    return keys
-
-
 def ignore_progress(*_progress: object) -> None:
     """Report no progress."""
 
@@ -136,22 +117,13 @@ async def prune(
     """Delete events published, or messages processed or closed, before a time; others stay, however old.
 
     A message that is delivered again after its row is gone has its effect again: keep rows of the inbox
-    longer than the streams keep messages.
-
-    Args:
-        pool: to the tables.
-        side: ``outbox`` or ``inbox``.
-        before: the time.
-        actor: who does it.
-        reason: why.
-        cap: stop after this many rows plus at most a range of pages; no larger partition is dropped.
-        on_progress: called after each range and each partition.
-        on_partition: called for each partition whose time is over, dropped or kept.
+    longer than the streams keep messages. A prune stops after ``cap`` rows plus at most a range of pages, and
+    drops no larger partition.
     """
     selection = {"before": before.isoformat()}
     action: Literal["prune_outbox", "prune_inbox"] = "prune_outbox" if side == "outbox" else "prune_inbox"
     async with recorded(pool, action, selection, actor=actor, reason=reason) as number:
-        table = _Table(pool, side, before, await _leaves(pool, side), await foreign_keys(pool, _TABLES[side]))
+        table = await _open(pool, side, before)
         pages, deleted, stay = 0, 0, 0
         dropped: list[DroppedPartition] = []
         for leaf in table.leaves:
@@ -183,7 +155,7 @@ async def count_prunable(
     on_progress: OnProgress = ignore_progress,
 ) -> Prunable:
     """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
-    table = _Table(pool, side, before, await _leaves(pool, side), await foreign_keys(pool, _TABLES[side]))
+    table = await _open(pool, side, before)
     pages, count, stay = 0, 0, 0
     whole: list[str] = []
     for leaf in table.leaves:
@@ -198,13 +170,30 @@ async def count_prunable(
             on_progress(pages, table.pages, count)
         if is_whole:
             whole.append(leaf.name)
-    return Prunable(
-        count=count, pages=pages, pages_of=table.pages, partitions=whole, stay=table.referenced(stay)
-    )
+    kept = table.referenced(stay)
+    return Prunable(count=count, pages=pages, pages_of=table.pages, partitions=whole, stay=kept)
 
 
-async def _leaves(pool: asyncpg.Pool, side: Side) -> list[LeafPartition]:
-    return [leaf_of(row) for row in await fetch(pool, LEAVES, _TABLES[side])]
+async def foreign_keys(pool: asyncpg.Pool, table: str) -> Sequence[ForeignKey]:
+    """Return the foreign keys that keep rows of a table from being deleted.
+
+    Raises:
+        ContractError: the login may not read the table of one of them, and so not tell which rows it keeps.
+    """
+    keys = []
+    for row in await fetch(pool, REFERENCES, table):
+        key = ForeignKey(name=row["name"], relation=row["relation"], condition=row["condition"])
+        if not row["may_read"]:
+            raise ContractError(
+                f"foreign key {key} keeps rows of {table}: grant SELECT on {key.relation} to this login"
+            )
+        keys.append(key)
+    return keys
+
+
+async def _open(pool: asyncpg.Pool, side: Side, before: datetime) -> "_Table":
+    leaves = [leaf_of(row) for row in await fetch(pool, LEAVES, _TABLES[side])]
+    return _Table(pool, _TABLES[side], before, leaves, await foreign_keys(pool, _TABLES[side]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +201,7 @@ class _Table:
     """A table whose rows from before a time are pruned or counted."""
 
     pool: asyncpg.Pool
-    side: Side
+    name: str
     before: datetime
     leaves: Sequence[LeafPartition]
     keys: Sequence[ForeignKey]
@@ -247,13 +236,13 @@ class _Table:
 
     async def run(self, name: str, pages: PageRange, *action: int, referenced: bool = True) -> Any:
         """Run a statement on a range of pages of one leaf; ``referenced``: heed the foreign keys."""
-        statement = for_leaf(SQL[name].sql, _TABLES[self.side], pages.leaf)
+        statement = for_leaf(SQL[name].sql, self.name, pages.leaf)
         if self.keys and referenced:
             statement = statement.replace(_UNREFERENCED, " OR ".join(key.condition for key in self.keys))
         try:
             [row] = await fetch(self.pool, statement, pages.first, pages.end, self.before, *action)
         except TableMissingError:
-            if pages.leaf == _TABLES[self.side]:
+            if pages.leaf == self.name:
                 raise
             return _GONE
         return row

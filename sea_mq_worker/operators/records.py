@@ -1,19 +1,17 @@
-"""Rows of outbox, inbox, dead letters and audit as operators see them, and the filters of commands.
+"""Rows of outbox, inbox and audit as operators see them, and the filters of lists.
 
-Commands print these types with ``--json``. This module imports no driver, so that `--help` needs none.
+Commands print these types with ``--json``; docs/reference/cli.schema.json is made from them. This module
+imports no driver, so that `--help` needs none.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-from sea_mq_worker.inbox.dead_letter import original_headers
-from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.nats.subjects import event_type_of
 from sea_mq_worker.outbox.event import EventState
 
 READ_MAX = 20_000
@@ -33,7 +31,7 @@ def mask_ids(text: str) -> str:
     return re.sub(MARKED, r"\1", re.sub(NUMBERS, r"\1#", text))
 
 
-# --- Rows, as ``--json`` prints them, and their filters. In a filter, None means any.
+# --- Rows and filters. In a filter, None means any; ``before_id`` is the last id of the page before.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +88,9 @@ class DeadEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxFilter:
-    """Filter of events.
+    """Filter of events, by the time of occurrence in a list, and by that of creation in a replay.
 
-    Attributes:
-        since: this time or later; compared with the time of occurrence in a list, of creation in a replay.
-        until: before this time.
-        error_like: part of the last error, ignoring case.
-        before_id: id of the last event of the previous page.
+    ``error_like`` is part of the last error, in any case.
     """
 
     states: tuple[EventState, ...] = tuple(EventState)
@@ -120,7 +114,6 @@ class OutboxFilter:
 
     @property
     def finished(self) -> bool:
-        """Whether the filter includes published events."""
         return EventState.PUBLISHED in self.states
 
 
@@ -158,15 +151,7 @@ class InboxRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxFilter:
-    """Filter of messages.
-
-    Attributes:
-        reason: dead-lettered for this reason.
-        since: received at this time or later.
-        until: received before this time.
-        error_like: part of the last error, ignoring case.
-        before_id: id of the last message of the previous page.
-    """
+    """Filter of messages, by the time of receipt; ``reason`` is that of the dead letter."""
 
     states: tuple[InboxState, ...] = tuple(InboxState)
     ids: tuple[UUID, ...] | None = None
@@ -181,26 +166,21 @@ class InboxFilter:
 
     @property
     def by_index(self) -> bool:
-        """Whether an index selects little more than the wanted rows: ids."""
         return self.ids is not None
 
     @property
     def finished(self) -> bool:
-        """Whether the filter includes processed messages."""
         return InboxState.PROCESSED in self.states
 
-
-# --- Pages, depth and groups.
 
 RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[RowT]):
-    """A part of a list.
+    """A part of a list, the latest row first.
 
     Attributes:
-        rows: the rows of this page, latest first.
         next_after: the next page begins after this id; None: the list ends here.
         read: number of rows read without filling the page; None: the page is full, or all rows were read.
         reached: time of the earliest row read, if ``read`` is set.
@@ -210,6 +190,9 @@ class Page(Generic[RowT]):
     next_after: UUID | None
     read: int | None = None
     reached: datetime | None = None
+
+
+# --- Depth, groups, and what the page samples.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +242,46 @@ class Overview:
 
     reasons: Mapping[str, Sequence[DeadReason]]
     workers: int
+
+
+# --- The audit.
+
+ActionName: TypeAlias = Literal[
+    "archive",
+    "close",
+    "discard",
+    "erase",
+    "mark_dead",
+    "partition_outbox",
+    "prune_inbox",
+    "prune_outbox",
+    "purge",
+    "redrive",
+    "replay",
+    "resume",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorAction:
+    """One record of the audit.
+
+    Attributes:
+        selection: the filter as JSON text.
+        outcome: done; refused: nothing was changed, or the handler did not accept the message; failed: an
+            error ended the action; open: the action is running or was interrupted.
+        login: database login that opened the record; None: an earlier version of the schema did not note it.
+    """
+
+    id: int
+    at: datetime
+    actor: str
+    action: str
+    reason: str
+    selection: str
+    affected: int
+    outcome: str
+    login: str | None = None
 
 
 # --- Messages in streams, and consumers.
@@ -352,180 +375,3 @@ class ConsumerState:
     delivered_seq: int
     oldest_seconds: float | None = None
     oldest_id: str = ""
-
-    def without(self, ahead: int, *, oldest: bool) -> "ConsumerState":
-        """Count no message twice: the inbox counts the ``ahead`` that it has behind ``delivered_seq``.
-
-        ``oldest``: the inbox has the oldest, so that the worker reads ahead and it does not wait.
-        """
-        pending = max(0, self.pending - ahead)
-        oldest_seconds = None if oldest or not pending else self.oldest_seconds
-        return replace(self, pending=pending, oldest_seconds=oldest_seconds)
-
-
-# --- Dead letters.
-
-_DIGITS_MAX = 18
-"""Digits of a number that fits 64 bits; Python parses no number of thousands of digits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterSummary:
-    """EVT-047-002 as it is stored, without the original's content.
-
-    Attributes:
-        seq: sequence in the dead-letter stream.
-        stored_at: when the dead-letter stream stored it.
-        stream_sequence: current or former sequence of the original in ``stream``.
-        body_bytes: size of the original's body.
-        body_omitted: whether the original was too large to be dead-lettered whole.
-        headers_omitted: number of the original's headers that could not be dead-lettered.
-    """
-
-    seq: int
-    stored_at: datetime
-    message_id: str
-    original_subject: str
-    reason: str
-    attempts: int
-    detail: str
-    stream: str
-    stream_sequence: int
-    consumer: str
-    body_bytes: int
-    body_omitted: bool
-    headers_omitted: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterEntry(DeadLetterSummary):
-    """A dead letter with the original's content.
-
-    Attributes:
-        headers: the original's headers.
-        payload: the original's body; empty where ``body_omitted``.
-    """
-
-    headers: Mapping[str, str]
-    payload: bytes = field(repr=False)
-
-    def summary(self) -> DeadLetterSummary:
-        """Return it without the original's content."""
-        return DeadLetterSummary(
-            **{each.name: getattr(self, each.name) for each in fields(DeadLetterSummary)}
-        )
-
-    def restored(self) -> InboundMessage:
-        """Return the original as far as the dead letter contains it."""
-        return InboundMessage(
-            stream=self.stream,
-            seq=self.stream_sequence,
-            consumer=self.consumer,
-            subject=self.original_subject,
-            payload=self.payload,
-            headers=self.headers,
-            stored_at=self.stored_at,
-            deliveries=self.attempts,
-            reply="",
-        )
-
-
-def parse_dead_letter(message: InboundMessage) -> DeadLetterEntry:
-    """Read a message of the dead-letter stream; one of another origin has empty fields."""
-    headers = message.headers
-    omitted = headers.get("Dlq-Body-Omitted", "")
-    return DeadLetterEntry(
-        seq=message.seq,
-        stored_at=message.stored_at,
-        message_id=headers.get("Dlq-Message-Id", ""),
-        original_subject=headers.get("Dlq-Original-Subject", ""),
-        reason=headers.get("Dlq-Reason", ""),
-        attempts=_number(headers.get("Dlq-Attempts", "")),
-        detail=headers.get("Dlq-Detail", ""),
-        stream=headers.get("Dlq-Stream", ""),
-        stream_sequence=_number(headers.get("Dlq-Stream-Sequence", "")),
-        consumer=headers.get("Dlq-Consumer", ""),
-        headers=original_headers(headers),
-        payload=message.payload,
-        body_bytes=_number(omitted) or len(message.payload),
-        body_omitted=bool(omitted),
-        headers_omitted=_number(headers.get("Dlq-Headers-Omitted", "")),
-    )
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterFilter:
-    """Filter of dead letters; None means any.
-
-    Attributes:
-        subject: exact subject of the original.
-        event_type: event type of the original.
-        since: dead-lettered at this time or later.
-        until: dead-lettered before this time.
-        error: part of the detail, ignoring case.
-        after_seq: only sequences above this one.
-    """
-
-    reason: str | None = None
-    subject: str | None = None
-    event_type: str | None = None
-    consumer: str | None = None
-    error: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    after_seq: int = 0
-
-    def matches(self, entry: DeadLetterSummary) -> bool:
-        """Return whether a dead letter matches, apart from its times and ``after_seq``."""
-        exact = (
-            (self.reason, entry.reason),
-            (self.subject, entry.original_subject),
-            (self.event_type, event_type_of(entry.original_subject)),
-            (self.consumer, entry.consumer),
-        )
-        is_exact = all(wanted in {None, found} for wanted, found in exact)
-        return is_exact and (self.error or "").lower() in entry.detail.lower()
-
-
-# --- The audit.
-
-ActionName: TypeAlias = Literal[
-    "archive",
-    "close",
-    "discard",
-    "erase",
-    "mark_dead",
-    "partition_outbox",
-    "prune_inbox",
-    "prune_outbox",
-    "purge",
-    "redrive",
-    "replay",
-    "resume",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorAction:
-    """One record of the audit.
-
-    Attributes:
-        selection: the filter as JSON text.
-        outcome: done; refused: nothing was changed, or the handler did not accept the message; failed: an
-            error ended the action; open: the action is running or was interrupted.
-        login: database login that opened the record; None: an earlier version of the schema did not note it.
-    """
-
-    id: int
-    at: datetime
-    actor: str
-    action: str
-    reason: str
-    selection: str
-    affected: int
-    outcome: str
-    login: str | None = None

@@ -26,20 +26,14 @@ from sea_mq_worker.inbox.message import (
 )
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.operators.changes import (
-    ActionOutcome,
-    begin_action,
-    check_accountable,
-    finish_action,
-)
-from sea_mq_worker.operators.dead_letters import DeadLetters, open_dead_letters
-from sea_mq_worker.operators.records import (
-    DeadLetterEntry,
-)
+from sea_mq_worker.operators.changes import ActionOutcome, begin_action, check_accountable, finish_action
+from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetters, open_dead_letters
 from sea_mq_worker.operators.tables import SQL, open_tables
 from sea_mq_worker.ports import EventHandler, InboxRepository
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.settings import Settings
+
+_SHOW = "see `python -m sea_mq_worker inbox show {}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +54,7 @@ class DeadLetterOutcome:
 
 _NOT_LEASED = {
     LeasedElsewhere: "a worker has a lease of it, or an interrupted redrive: retry when the lease has ended",
-    AlreadySettled: "it was settled meanwhile; see `python -m sea_mq_worker inbox show {}`",
+    AlreadySettled: f"it was settled meanwhile; {_SHOW}",
     ContentConflict: "the inbox has another content under its ID: publish it again, under a new ID",
     Unwritable: "PostgreSQL refuses a change of its inbox row: fix the trigger or constraint, then retry",
 }
@@ -85,22 +79,20 @@ class Redriver:
         check_accountable(actor, reason)
         try:
             entry = await self.letters.show(seq)
-            message = await original_message(self.letters, entry)
+            message = await self._original(entry)
         except ContractError as error:
             return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
+        message_id = entry.message_id
         request = parse_message(message)
-        if not isinstance(request, HandlerRequest) or request.message_id != entry.message_id:
+        if not isinstance(request, HandlerRequest) or request.message_id != message_id:
             text = f"{entry.reason}: it can never be handled as it is; publish it corrected, under a new ID"
-            return DeadLetterOutcome(
-                seq=seq, message_id=entry.message_id, done=False, text=text, skipped=True
-            )
+            return DeadLetterOutcome(seq=seq, message_id=message_id, done=False, text=text, skipped=True)
         # Open the message, or the worker would skip it; an opened one is not processed.
-        [opened] = await fetch(self.pool, SQL["redriven"].sql, UUID(request.message_id), actor, reason)
+        [opened] = await fetch(self.pool, SQL["redriven"].sql, UUID(message_id), actor, reason)
         try:
+            done, text = True, "processed before; the dead letter is removed"
             if opened["open"]:
                 done, text = await self._handle(entry, message, request)
-            else:
-                done, text = True, "processed before; the dead letter is removed"
             if done:
                 await self.letters.remove(seq)
         except WorkerError:
@@ -108,7 +100,22 @@ class Redriver:
                 await finish_action(self.pool, opened["action"], "failed")
             raise
         await finish_action(self.pool, opened["action"], "done" if done else "refused")
-        return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=done, text=text)
+        return DeadLetterOutcome(seq=seq, message_id=message_id, done=done, text=text)
+
+    async def _original(self, entry: DeadLetterEntry) -> InboundMessage:
+        """Restore the message that was dead-lettered; read it from its stream if a part was omitted.
+
+        Raises:
+            ContractError: its body was omitted, and its stream does not have it.
+        """
+        if entry.body_omitted:
+            return await self.letters.source(entry)
+        if entry.headers_omitted:
+            with suppress(ContractError):
+                source = await self.letters.source(entry)
+                if source.payload == entry.payload:  # a stream made anew has another message there
+                    return source
+        return entry.restored()
 
     async def _handle(
         self, entry: DeadLetterEntry, message: InboundMessage, request: HandlerRequest
@@ -130,8 +137,7 @@ class Redriver:
         if isinstance(result, Accepted):
             if await self.inbox.mark_processed_batch([run.lease]):
                 return True, f"processed, the handler answered {result.status}"
-            shown = f"see `python -m sea_mq_worker inbox show {entry.message_id}`"
-            return False, f"handled, but another worker has taken it over; {shown}"
+            return False, f"handled, but another worker has taken it over; {_SHOW.format(entry.message_id)}"
         # Record it as dead-lettered again: a WAITING message would never be delivered.
         await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {result.error}")
         await self.inbox.mark_dead_lettered([run.lease])
@@ -156,22 +162,6 @@ async def open_redriver(settings: Settings) -> AsyncIterator[Redriver]:
         )
 
 
-async def original_message(letters: DeadLetters, entry: DeadLetterEntry) -> InboundMessage:
-    """Restore the message that was dead-lettered; read it from its stream if a part was omitted.
-
-    Raises:
-        ContractError: its body was omitted, and its stream does not have it.
-    """
-    if entry.body_omitted:
-        return await letters.source(entry)
-    if entry.headers_omitted:
-        with suppress(ContractError):
-            source = await letters.source(entry)
-            if source.payload == entry.payload:  # a stream made anew has another message there
-                return source
-    return entry.restored()
-
-
 # --- Purge: delete dead letters for good, and give up their messages.
 
 
@@ -181,7 +171,8 @@ async def purging(
 ) -> AsyncIterator[Callable[[int], Awaitable[DeadLetterOutcome]]]:
     """Keep one audit record for the block; yield a function that deletes one dead letter.
 
-    Each is recorded in the inbox before it is deleted, so that an interrupted purge can be repeated.
+    Each is recorded in the inbox before it is deleted, so that an interrupted purge can be repeated. The dead
+    letter of a message that is being handled again stays.
     """
     action = await begin_action(pool, "purge", selection, actor=actor, reason=reason)
     outcome: ActionOutcome = "refused"
@@ -189,37 +180,29 @@ async def purging(
     async def purge(seq: int) -> DeadLetterOutcome:
         nonlocal outcome
         before, outcome = outcome, "failed"
-        result = await _purge(pool, letters, seq, action, note=f"purged by {actor}: {reason}")
-        outcome = "done" if result.done else before
-        return result
+        try:
+            entry = await letters.show(seq)
+            id_: UUID | None = None
+            with suppress(ValueError):  # another program stored a message that is no dead letter
+                id_ = UUID(entry.message_id)
+            note = f"purged by {actor}: {reason}"
+            [row] = await fetch(pool, SQL["record_purge"].sql, id_, note, action)
+            if not row["may_go"]:
+                outcome = before
+                text = f"its message is open again, as during a redrive; {_SHOW.format(entry.message_id)}"
+                return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=False, text=text)
+            await letters.remove(seq)
+        except ContractError as error:
+            outcome = before
+            return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
+        outcome = "done"
+        return DeadLetterOutcome(seq=seq, message_id=entry.message_id, done=True, text="deleted")
 
     try:
         yield purge
     finally:
         with suppress(WorkerError):
             await finish_action(pool, action, outcome)
-
-
-async def _purge(
-    pool: asyncpg.Pool, letters: DeadLetters, seq: int, action: int, *, note: str
-) -> DeadLetterOutcome:
-    """Delete one dead letter; keep it if its message is being handled again."""
-    message_id = ""
-    try:
-        entry = await letters.show(seq)
-        id_: UUID | None = None
-        with suppress(ValueError):  # another program stored a message that is no dead letter
-            id_ = UUID(entry.message_id)
-        [row] = await fetch(pool, SQL["record_purge"].sql, id_, note, action)
-        message_id = entry.message_id
-        if not row["may_go"]:
-            shown = f"see `python -m sea_mq_worker inbox show {message_id}`"
-            text = f"its message is open again, as during a redrive; {shown}"
-            return DeadLetterOutcome(seq=seq, message_id=message_id, done=False, text=text)
-        await letters.remove(seq)
-    except ContractError as error:
-        return DeadLetterOutcome(seq=seq, message_id="", done=False, text=str(error))
-    return DeadLetterOutcome(seq=seq, message_id=message_id, done=True, text="deleted")
 
 
 @asynccontextmanager

@@ -5,12 +5,12 @@ Its record in the audit holds its filter and its progress, so that an interrupte
 Each function takes a pool that was opened with ``OPERATOR_HINTS``, and raises what ``translated`` raises.
 """
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from asyncio import sleep
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -28,6 +28,14 @@ _POLL_SECONDS = 0.5
 _LOWEST = -(2**63)
 """Below every seq: who writes rows past the triggers may choose a negative one."""
 _AT_ONCE = "goes out: at once"
+
+
+class Chosen(NamedTuple):
+    """An event to put back; ``published_at`` is None for a DEAD one."""
+
+    id: UUID
+    seq: int
+    published_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +56,19 @@ class Replay:
     replayed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """An event to put back; ``published_at`` is None for a DEAD one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStep:
+    """Progress of a replay.
 
-    id: UUID
-    seq: int
-    published_at: datetime | None = None
+    Attributes:
+        done: number of events of this run that are done.
+        replayed: number of events put back, including those of earlier runs.
+        waiting: number of events put back but not yet claimed, for which the replay waits; 0: it continues.
+    """
+
+    done: int
+    replayed: int
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +86,6 @@ class ReplayResult:
     last_published_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayStep:
-    """Progress of a replay.
-
-    Attributes:
-        done: number of events of this run that are done.
-        replayed: number of events put back, including those of earlier runs.
-        waiting: number of events put back but not yet claimed, for which the replay waits; 0: it continues.
-    """
-
-    done: int
-    replayed: int
-    waiting: int = 0
-
-
 async def choose(
     pool: asyncpg.Pool, which: OutboxFilter, *, limit: int | None, resumed: Replay | None = None
 ) -> list[Chosen]:
@@ -95,23 +94,22 @@ async def choose(
     An event that was published since ``resumed`` began is left out: the replay itself may have put it back.
     The limit and the page of the filter do not matter.
     """
-    bound = SQL["choose"].bind(
-        _terminal(which),
-        through=(resumed.through if resumed else 0) or _LOWEST,
-        begun_at=resumed.at if resumed else None,
-        limit=limit,
-    )
-    rows = await fetch_with_long_timeout(pool, *bound)
-    return [Chosen(row["id"], row["seq"], row["published_at"]) for row in rows]
+    through = (resumed.through if resumed else 0) or _LOWEST
+    begun_at = resumed.at if resumed else None
+    bound = SQL["choose"].bind(_terminal(which), through=through, begun_at=begun_at, limit=limit)
+    return [Chosen(**row) for row in await fetch_with_long_timeout(pool, *bound)]
 
 
 async def begin(pool: asyncpg.Pool, which: OutboxFilter, *, actor: str, reason: str) -> Replay:
     """Begin the record of a replay."""
     check_accountable(actor, reason)
     selection = selection_of(_terminal(which))
-    bound = SQL["begin_replay"].bind(actor=actor, reason=reason, selection=selection)
-    [row] = await fetch(pool, *bound)
+    [row] = await fetch(pool, *SQL["begin_replay"].bind(actor=actor, reason=reason, selection=selection))
     return Replay(id=row["id"], which=which)
+
+
+def _terminal(which: OutboxFilter) -> OutboxFilter:
+    return replace(which, states=tuple(state for state in _TERMINAL if state in which.states))
 
 
 async def load(pool: asyncpg.Pool, action: int) -> Replay:
@@ -126,13 +124,19 @@ async def load(pool: asyncpg.Pool, action: int) -> Replay:
             f"action {action} is no replay; `python -m sea_mq_worker audit --action replay` lists them"
         )
     [row] = rows
-    selection = json.loads(row["selection"])
-    progress = selection.pop("progress", {"finished": True})
+    given = json.loads(row["selection"])
+    progress = given.pop("progress", {"finished": True})
     if progress["finished"]:
         raise WorkerError(f"replay {action} is finished: it put back {row['affected']}")
     if "as_given" in progress:
         raise WorkerError(f"replay {action} is the pipeline's: run the same `pipeline replay` again")
-    which = _filter_of(selection)
+    given["states"] = tuple(map(EventState, given["states"]))
+    given |= {name: datetime.fromisoformat(given[name]) for name in ("since", "until") if name in given}
+    if "ids" in given:
+        given["ids"] = tuple(map(UUID, given["ids"]))
+    if "correlation_id" in given:
+        given["correlation_id"] = UUID(given["correlation_id"])
+    which = OutboxFilter(**given)
     return Replay(id=action, which=which, at=row["at"], through=progress["through"], replayed=row["affected"])
 
 
@@ -147,13 +151,8 @@ async def feed_replay(
 ) -> AsyncIterator[ReplayStep]:
     """Put back portion after portion, and report each; an interrupted replay can be continued.
 
-    Args:
-        pool: to the outbox.
-        replay: the record.
-        chosen: events that ``choose`` returned for it.
-        hold_dead_keys: a DEAD event holds back the later ones of its key.
-        per_second: pace.
-        ahead: cap on events that are put back and not claimed yet: a new event waits for no more of them.
+    ``ahead`` caps the events that are put back and not claimed yet: a new event waits for no more of them.
+    ``hold_dead_keys``: a DEAD event holds back the later ones of its key.
 
     Raises:
         WorkerError: another run continues the same replay.
@@ -164,7 +163,7 @@ async def feed_replay(
     for start in range(0, len(chosen), size):
         portion = chosen[start : start + size]
         if start:
-            await asyncio.sleep(size / per_second)
+            await sleep(size / per_second)
         while len(waiting) + len(portion) > ahead:
             # An event that waits for another one of its key is no longer counted, since it delays no other.
             bound = SQL["not_taken"].bind(ids=waiting, hold_dead_keys=hold_dead_keys)
@@ -172,7 +171,7 @@ async def feed_replay(
             if len(waiting) + len(portion) <= ahead:
                 break
             yield ReplayStep(done=start, replayed=replayed, waiting=len(waiting))
-            await asyncio.sleep(_POLL_SECONDS)
+            await sleep(_POLL_SECONDS)
         ids, last_seq = [one.id for one in portion], max(portion[-1].seq, through)
         bound = SQL["put_back"].bind(ids=ids, action=replay.id, through=through, last_seq=last_seq)
         [row] = await fetch(pool, *bound)
@@ -198,17 +197,15 @@ async def replay_matching(
 
 
 def result_of(chosen: Sequence[Chosen], replayed: int) -> ReplayResult:
-    published = [one.published_at for one in chosen if one.published_at]
-    return ReplayResult(
-        matched=len(chosen), replayed=replayed, last_published_at=max(published, default=None)
-    )
+    last = max((one.published_at for one in chosen if one.published_at), default=None)
+    return ReplayResult(matched=len(chosen), replayed=replayed, last_published_at=last)
+
+
+# --- When replayed events go out: the stream drops a repeat within its deduplication window.
 
 
 def due_at(result: ReplayResult, window_seconds: float | None, *, now: datetime) -> datetime | None:
-    """Return when the last event goes out: the stream drops a repeat within its deduplication window.
-
-    None: at once, or unknown as ``window_seconds``.
-    """
+    """Return when the last event goes out; None: at once, or unknown as ``window_seconds``."""
     if result.last_published_at is None or window_seconds is None:
         return None
     over = result.last_published_at + timedelta(seconds=window_seconds)
@@ -219,31 +216,15 @@ def outlook(result: ReplayResult, window_seconds: float | None, *, now: datetime
     """Return sentences on when replayed events go out, and what becomes of them at the consumers."""
     if result.last_published_at is None:
         return [_AT_ONCE]
+    when = _AT_ONCE
     if window_seconds is None:
-        when = "goes out: at once, or once the deduplication window is over if the stream still knows the ID"
+        when += ", or once the deduplication window is over if the stream still knows the ID"
     elif due := due_at(result, window_seconds, now=now):
         when = (
             f"goes out: the last from {due.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC on, "
             f"once the stream has forgotten the ID: its deduplication window is {window_seconds:g} s"
         )
-    else:
-        when = _AT_ONCE
     return [
         when,
         "at the consumers: one that has processed an event skips it, because its inbox knows the ID",
     ]
-
-
-def _terminal(which: OutboxFilter) -> OutboxFilter:
-    return replace(which, states=tuple(state for state in _TERMINAL if state in which.states))
-
-
-def _filter_of(selection: Mapping[str, Any]) -> OutboxFilter:
-    """Read the filter that ``selection_of`` wrote."""
-    given = dict(selection)
-    given |= {name: datetime.fromisoformat(given[name]) for name in ("since", "until") if name in given}
-    if "ids" in given:
-        given["ids"] = tuple(map(UUID, given["ids"]))
-    if "correlation_id" in given:
-        given["correlation_id"] = UUID(given["correlation_id"])
-    return OutboxFilter(**given | {"states": tuple(map(EventState, given["states"]))})

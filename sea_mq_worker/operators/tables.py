@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -42,8 +42,9 @@ from sea_mq_worker.postgres.queries import load_named, load_queries
 from sea_mq_worker.settings import Settings
 
 SQL = load_named("operators")
-
 _DEPTH = load_queries("depth")
+
+Side: TypeAlias = Literal["outbox", "inbox"]
 
 _OF_A_KEY_MAX = 2000
 """Cap on the ids that are read for a key; a key with more events fills a page quickly without them."""
@@ -77,59 +78,42 @@ async def open_tables(settings: Settings, *, purpose: str = "operator") -> Async
         await pool.close()
 
 
-# --- Pages, the latest row first.
+# --- Rows, and pages of rows, the latest first.
 #
 # A page reads at most ``read_max`` rows (None: no limit), unless an index holds few rows besides those that
 # match. Unfinished rows have an index on their time; finished rows have only the primary key. So a page that
 # includes finished rows is ordered by id if ids contain their time (UUIDv7), and ``since`` and ``until`` then
 # bound the time in the id. If ids contain no time, the whole table is read.
 
+_RowT = TypeVar("_RowT", OutboxSummary, InboxRecord)
 
-RowT = TypeVar("RowT", OutboxSummary, InboxRecord)
+_LISTED: Mapping[Side, tuple[str, str, str]] = MappingProxyType(
+    {"outbox": ("event", "id", "occurred_at"), "inbox": ("message", "message_id", "received_at")}
+)
+"""The word for a row, and its columns of id and time."""
 
 
 class RowGoneError(WorkerError):
     """The row after which a page was to begin does not exist."""
 
 
-class _Listed(NamedTuple):
-    """A listed table: its statements' suffix, the word for a row, and its columns of id and time."""
-
-    side: Literal["outbox", "inbox"]
-    name: str
-    id: str
-    time: str
-
-
-_EVENTS = _Listed(side="outbox", name="event", id="id", time="occurred_at")
-_MESSAGES = _Listed(side="inbox", name="message", id="message_id", time="received_at")
-
-
 async def outbox_page(
     pool: asyncpg.Pool, which: OutboxFilter, *, read_max: int | None = READ_MAX
 ) -> Page[OutboxSummary]:
-    """Return a page of events.
-
-    Raises:
-        RowGoneError: the event ``which.before_id`` does not exist.
-    """
+    """Return a page of events; RowGoneError: the event ``which.before_id`` does not exist."""
     if which.ordering_key is not None and which.ids is None and not which.finished:
         # Select the unfinished events of a key by the ids in its indexes, unless they are many.
         found = await fetch(pool, *SQL["unfinished_of_key"].bind(which, limit=_OF_A_KEY_MAX + 1))
         if len(found) <= _OF_A_KEY_MAX:
             which = replace(which, ids=tuple(row["id"] for row in found))
-    return await _page(pool, _EVENTS, OutboxSummary, which, read_max)
+    return await _page(pool, "outbox", OutboxSummary, which, read_max)
 
 
 async def inbox_page(
     pool: asyncpg.Pool, which: InboxFilter, *, read_max: int | None = READ_MAX
 ) -> Page[InboxRecord]:
-    """Return a page of messages.
-
-    Raises:
-        RowGoneError: the message ``which.before_id`` does not exist.
-    """
-    return await _page(pool, _MESSAGES, InboxRecord, which, read_max)
+    """Return a page of messages; RowGoneError: the message ``which.before_id`` does not exist."""
+    return await _page(pool, "inbox", InboxRecord, which, read_max)
 
 
 async def show_outbox(
@@ -151,40 +135,43 @@ async def show_inbox(pool: asyncpg.Pool, message_id: UUID) -> InboxRecord | None
 
 async def _page(
     pool: asyncpg.Pool,
-    kind: _Listed,
-    record: type[RowT],
+    side: Side,
+    record: type[_RowT],
     which: OutboxFilter | InboxFilter,
     read_max: int | None,
-) -> Page[RowT]:
+) -> Page[_RowT]:
+    name, id_column, time_column = _LISTED[side]
     by_id = False
     if which.finished and not which.by_index:
         [highest] = await fetch(pool, *SQL["highest_ids"].bind())
-        by_id = highest[kind.side] is not None and is_uuid7(highest[kind.side])
+        by_id = highest[side] is not None and is_uuid7(highest[side])
     if which.by_index or (which.finished and not by_id):
         read_max = None
     if by_id:
         first, below = id_bounds(which.since, which.until, which.before_id)
-        bound = SQL[f"list_{kind.side}_by_id"].bind(which, first_id=first, below_id=below, read_max=read_max)
+        bound = SQL[f"list_{side}_by_id"].bind(which, first_id=first, below_id=below, read_max=read_max)
     else:
-        bound = SQL[f"list_{kind.side}"].bind(which, read_max=read_max)
+        bound = SQL[f"list_{side}"].bind(which, read_max=read_max)
     found = await fetch(pool, *bound)
     if which.before_id and not found and not by_id:
-        show = show_outbox if kind is _EVENTS else show_inbox
+        show = show_outbox if side == "outbox" else show_inbox
         if await show(pool, which.before_id) is None:
-            text = f"there is no {kind.name} {which.before_id} (any more): begin again without --after"
+            text = f"there is no {name} {which.before_id} (any more): begin again without --after"
             raise RowGoneError(text)
     # Column ``fits`` is true for rows of the list. The last row may be the one at which reading ended: its
     # ``place`` is the number of rows read.
     rows = [
-        record(**{name: value for name, value in row.items() if name not in {"fits", "place"}})
+        record(**{column: value for column, value in row.items() if column not in {"fits", "place"}})
         for row in found
         if row["fits"]
     ]
-    last: Mapping[str, Any] = found[-1] if found else {}
-    if len(rows) < which.limit and read_max and last.get("place") == read_max:
-        reached = timestamp_of(last[kind.id]) if by_id else last[kind.time]
-        return Page(rows=rows, next_after=last[kind.id], read=read_max, reached=reached)
-    return Page(rows=rows, next_after=last[kind.id] if len(rows) == which.limit else None)
+    if len(rows) == which.limit:
+        return Page(rows=rows, next_after=found[-1][id_column] if found else None)
+    if read_max and found and found[-1]["place"] == read_max:
+        last_id = found[-1][id_column]
+        reached = timestamp_of(last_id) if by_id else found[-1][time_column]
+        return Page(rows=rows, next_after=last_id, read=read_max, reached=reached)
+    return Page(rows=rows, next_after=None)
 
 
 def id_bounds(
@@ -198,28 +185,28 @@ def id_bounds(
 # --- Depth, groups, and what the page samples.
 
 
-async def depth(pool: asyncpg.Pool, side: Literal["outbox", "inbox"], *, limit: int | None = None) -> Depth:
+async def depth(pool: asyncpg.Pool, side: Side, *, limit: int | None = None) -> Depth:
     """Return the exact depth (QRY-050, QRY-051), or numbers capped at ``limit`` at a constant cost."""
     if limit is None:
         [row] = await fetch(pool, _DEPTH[f"{side}_depth"])
     else:
         [row] = await fetch(pool, SQL[f"{side}_depth_capped"].sql, limit)
-    values = dict(row)
-    return Depth(**values | {"waiting_seconds": max(0.0, values["waiting_seconds"] or 0.0)})
+    return Depth(**dict(row) | {"waiting_seconds": max(0.0, row["waiting_seconds"] or 0.0)})
 
 
 async def without_read_ahead(pool: asyncpg.Pool, consumer: ConsumerState, *, limit: int) -> ConsumerState:
-    """Leave out messages that the inbox has before their delivery; count them up to a limit."""
+    """Leave out messages that the inbox has before their delivery, and counts; at most ``limit``."""
     if not consumer.pending:
         return consumer
     args = consumer.stream, consumer.durable, consumer.delivered_seq, limit, consumer.oldest_id or None
     [row] = await fetch(pool, SQL["read_ahead"].sql, *args)
-    return consumer.without(row["count"], oldest=row["has_oldest"])
+    pending = max(0, consumer.pending - row["count"])
+    # If the inbox has the oldest, the worker reads ahead, and it does not wait.
+    oldest_seconds = None if row["has_oldest"] or not pending else consumer.oldest_seconds
+    return replace(consumer, pending=pending, oldest_seconds=oldest_seconds)
 
 
-async def summary(
-    pool: asyncpg.Pool, side: Literal["outbox", "inbox"], *, read_max: int, groups_max: int
-) -> Sequence[Group]:
+async def summary(pool: asyncpg.Pool, side: Side, *, read_max: int, groups_max: int) -> Sequence[Group]:
     """Group the oldest ``read_max`` unfinished events or messages, the largest groups of each kind first."""
     rows = await fetch(pool, SQL[f"{side}_summary"].sql, read_max, groups_max, NUMBERS, MARKED)
     return [Group(**row) for row in rows]
@@ -259,11 +246,7 @@ async def audit(
     until: datetime | None = None,
     before_id: int | None = None,
 ) -> Sequence[OperatorAction]:
-    """Return operators' actions, the latest first.
-
-    ``actor_like``: part of the actor, ignoring case; ``before_id``: id of the last record of the page before.
-    """
-    bound = SQL["audit"].bind(
-        actor_like=actor_like, action=action, since=since, until=until, before_id=before_id, limit=limit
-    )
+    """Return operators' actions, the latest first; ``actor_like`` is a part of the actor, in any case."""
+    filters: dict[str, Any] = {"actor_like": actor_like, "action": action, "since": since, "until": until}
+    bound = SQL["audit"].bind(**filters, before_id=before_id, limit=limit)
     return [OperatorAction(**row) for row in await fetch(pool, *bound)]

@@ -16,8 +16,8 @@ import pytest
 
 from sea_mq_worker.inbox.message import FailedHandling, InboxMessage, Leased
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
-from sea_mq_worker.operators.prune import Side, prune
-from sea_mq_worker.operators.tables import BY_INDEX, depth
+from sea_mq_worker.operators.prune import prune
+from sea_mq_worker.operators.tables import BY_INDEX, Side, depth
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS, WORKER_HINTS

@@ -15,8 +15,12 @@ from sea_mq_worker.inbox.message import Lease, content_hash
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.message import InboundMessage, OutboundMessage
-from sea_mq_worker.operators.dead_letters import DeadLetters, dead_letter_groups
-from sea_mq_worker.operators.records import DeadLetterEntry, DeadLetterFilter
+from sea_mq_worker.operators.dead_letters import (
+    DeadLetterEntry,
+    DeadLetterFilter,
+    DeadLetters,
+    dead_letter_groups,
+)
 from sea_mq_worker.operators.redrive import DeadLetterOutcome, Redriver, purging
 from sea_mq_worker.operators.tables import audit
 from sea_mq_worker.testing.handler import InMemoryHandler, Respond

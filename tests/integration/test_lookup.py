@@ -45,7 +45,6 @@ class World:
             pool=self.pool,
             connection=self.connection,
             letters=DeadLetters(self.connection, f"{self.name}_DLQ"),
-            dlq_stream=f"{self.name}_DLQ",
             searched=(self.stream,),
         )
         for name, value in given.items():

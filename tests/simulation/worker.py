@@ -11,8 +11,7 @@ from uuid import UUID
 from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.consumer import recover_exhausted
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.operators.dead_letters import DeadLetters
-from sea_mq_worker.operators.records import DeadLetterEntry, parse_dead_letter
+from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetters, parse_dead_letter
 from sea_mq_worker.operators.redrive import Redriver
 from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import EventState
