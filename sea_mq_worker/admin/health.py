@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 
 from sea_mq_worker.admin.records import Cause, ConsumerSample, HealthSummary, Level, Sample
-from sea_mq_worker.operators.checks import RecordedMissed
+from sea_mq_worker.inbox.missed import RecordedMissed
 
 BEHIND_SECONDS = 60.0
 """Age in seconds from which the oldest waiting event or message means that a side is behind."""

@@ -16,7 +16,7 @@ from sea_mq_worker.admin.records import (
     Status,
     WorkerInfo,
 )
-from sea_mq_worker.operators.checks import RecordedMissed
+from sea_mq_worker.inbox.missed import RecordedMissed
 from sea_mq_worker.operators.records import Overview
 
 # --- History of the last hour, in a fixed amount of memory.

@@ -16,7 +16,6 @@ deliver in time come from ``rescue`` and take the same way.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -45,7 +44,7 @@ from sea_mq_worker.inbox.message import (
     carries_no_event,
     parse_message,
 )
-from sea_mq_worker.inbox.rescue import LOOK_SECONDS, OrphanFinder, ReadAhead
+from sea_mq_worker.inbox.rescue import LOOK_SECONDS, OrphanFinder, ReadAhead, ReturnedMessages
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.ports import EventHandler, Events, ExhaustedMessages, JetStreamConsumer, Settler
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, Permit, call_when_available
@@ -60,45 +59,82 @@ _LARGE_BYTES = 65_536
 """The loop yields after a body above this size: hashing and checking it takes time, and many may come."""
 _TOO_LARGE_ATTEMPTS = 3
 """Attempts of a message that is too large for a handler which accepts others."""
+_HEARTBEATS_PER_LEASE = 3
+"""Lease renewals, and in-progress signals, in the shorter of a lease and ack_wait."""
+_REDELIVERIES = 2
+"""A message without an outcome is looked for once it could have been delivered again so often."""
 _BUSY_MAX_SECONDS = 600.0
 _DOUBLINGS_MAX = 10
 _NO_LOOP_DELAY_SECONDS = 5.0
 
 
-@dataclass(slots=True, kw_only=True)
 class InboxConsumer:
-    """The loop of one durable consumer.
+    """The loop of one durable consumer; handler, health, leases and dead letters are shared by all durables.
 
-    Attributes:
-        attempts_max: a message with this many attempts without an effect is dead-lettered as EXHAUSTED;
-            below the consumer's max_deliver, so that the worker decides before the server gives up.
-        calls: bounds the handler calls at a time.
-        heartbeat_seconds: interval of lease renewals and in-progress signals, below a third of ack_wait and
-            lease.
+    Args:
+        ack_wait_seconds: the consumer's.
+        attempts_max: a message with this many attempts without an effect is dead-lettered as EXHAUSTED.
+        messages_max: most delivered messages at a time.
+        bytes_max: most bytes of these and of extra messages.
+        calls_max: most handler calls at a time; None: the handler's client bounds them.
         siblings: the durables of this worker, which share its handler.
     """
 
-    consumer: JetStreamConsumer
-    handler: EventHandler
-    health: HandlerHealth
-    leases: InboxLeases
-    dead_letters: DeadLetterPublisher
-    backoff: Backoff
-    attempts_max: int
-    in_flight: InFlight
-    completion: CompletionBatcher
-    events: Events
-    broker_breaker: CircuitBreaker
-    calls: CallSlots
-    heartbeat_seconds: float
-    siblings: frozenset[str]
-    orphans: OrphanFinder
-    ahead: ReadAhead
-    _fetches: bool = False
-    _overlapping: set[str] = field(default_factory=set)
-    _submitted: asyncio.Queue[tuple[InboundMessage, Settler]] = field(
-        default_factory=lambda: asyncio.Queue(1)
-    )
+    def __init__(
+        self,
+        *,
+        consumer: JetStreamConsumer,
+        handler: EventHandler,
+        health: HandlerHealth,
+        leases: InboxLeases,
+        dead_letters: DeadLetterPublisher,
+        backoff: Backoff,
+        events: Events,
+        broker_breaker: CircuitBreaker,
+        ack_wait_seconds: float,
+        attempts_max: int,
+        messages_max: int,
+        bytes_max: int,
+        calls_max: int | None,
+        siblings: frozenset[str],
+    ) -> None:
+        self.consumer = consumer
+        self.handler = handler
+        self.health = health
+        self.leases = leases
+        self.dead_letters = dead_letters
+        self.backoff = backoff
+        self.events = events
+        self.broker_breaker = broker_breaker
+        self.attempts_max = attempts_max
+        self.siblings = siblings
+        self.heartbeat_seconds = min(ack_wait_seconds, leases.lease_seconds) / _HEARTBEATS_PER_LEASE
+        self.in_flight = InFlight(messages_max=messages_max, bytes_max=bytes_max)
+        self.calls = CallSlots(self.in_flight.capacity if calls_max is None else calls_max)
+        self.completion = CompletionBatcher(
+            consumer=consumer,
+            leases=leases,
+            events=events,
+            in_flight=self.in_flight,
+            returned=ReturnedMessages(consumer, leases.clock),
+        )
+        self.orphans = OrphanFinder(
+            consumer=consumer,
+            leases=leases,
+            events=events,
+            broker_breaker=broker_breaker,
+            older_than_seconds=_REDELIVERIES * max(ack_wait_seconds, leases.lease_seconds),
+        )
+        self.ahead = ReadAhead(
+            consumer=consumer,
+            health=health,
+            events=events,
+            broker_breaker=broker_breaker,
+            clock=leases.clock,
+        )
+        self._fetches = False
+        self._overlapping: set[str] = set()
+        self._submitted: asyncio.Queue[tuple[InboundMessage, Settler]] = asyncio.Queue(1)
 
     async def submit(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
         """Take a message that another loop fetched; ``settler`` acknowledges it.

@@ -328,7 +328,8 @@ class NatsJetStreamConsumer:
         stream: the stream's name.
         durable: the consumer's name.
         wait_seconds: how long a fetch waits for the first message.
-        objection: returns why the worker must not consume with these limits; empty if it may.
+        handler_timeout_seconds: must be below the consumer's ack_wait.
+        attempts_max: must be below the consumer's max_deliver, so that the worker decides before the server.
 
     Attributes:
         name: the durable's name.
@@ -346,7 +347,8 @@ class NatsJetStreamConsumer:
         stream: str,
         durable: str,
         wait_seconds: float = 5.0,
-        objection: Callable[[ConsumerInfo], str] = lambda _info: "",
+        handler_timeout_seconds: float = 0.0,
+        attempts_max: int = 0,
     ) -> None:
         self.name = durable
         self.stream = stream
@@ -358,7 +360,8 @@ class NatsJetStreamConsumer:
         self._request_seconds = wait_seconds
         self._request_max = _NO_LIMIT
         self._request_bytes_max: int | None = None
-        self._objection = objection
+        self._handler_timeout_seconds = handler_timeout_seconds
+        self._attempts_max = attempts_max
         self._connection = connection
         self._wait_seconds = wait_seconds
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
@@ -397,8 +400,12 @@ class NatsJetStreamConsumer:
                 f"with explicit acknowledgement, bodies and no max_expires below {PULL_SECONDS_MIN:g} s; "
                 f"delete it with `nats consumer rm {self.stream} {self.name}` and run {STREAMS_APPLY}"
             )
-        if text := self._objection(info):
-            raise LimitsError(text)
+        if self._handler_timeout_seconds >= info.ack_wait_seconds:
+            limit = f"{info.ack_wait_seconds:g}, ack_wait of {self._label}"
+            raise LimitsError(f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {limit}")
+        if 0 < info.max_deliver <= self._attempts_max:
+            limit = f"{info.max_deliver}, max_deliver of {self._label}"
+            raise LimitsError(f"SEA_MQ_INBOX_ATTEMPTS_MAX: must be below {limit}")
         self.ack_wait_seconds = info.ack_wait_seconds
         self.max_deliver = info.max_deliver
         self.max_ack_pending = info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT

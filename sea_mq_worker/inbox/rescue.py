@@ -250,6 +250,9 @@ class ReadAhead:
 
 # --- Orphans.
 
+_ORPHAN_SEARCH_SECONDS = 60.0
+"""Longest interval between two searches for orphans."""
+
 
 @dataclass(slots=True, kw_only=True)
 class OrphanFinder:
@@ -257,7 +260,6 @@ class OrphanFinder:
 
     Attributes:
         older_than_seconds: least age of a checked row; a few times what a redelivery takes.
-        every_seconds: interval between two pages.
     """
 
     consumer: JetStreamConsumer
@@ -265,11 +267,15 @@ class OrphanFinder:
     events: Events
     broker_breaker: CircuitBreaker
     older_than_seconds: float
-    every_seconds: float
     _after: str = ""
     _lost: set[str] = field(default_factory=set)
     """Messages reported as lost that were seen in this scan or the last one."""
     _seen: set[str] = field(default_factory=set)
+
+    @property
+    def every_seconds(self) -> float:
+        """Interval between two pages."""
+        return min(_ORPHAN_SEARCH_SECONDS, self.older_than_seconds)
 
     async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
         """Check one page of rows; return the messages to handle again, and report those that are lost.

@@ -329,29 +329,6 @@ class PublishedRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerStanding:
-    """Progress of a consumer in its stream, as the server reports it.
-
-    Attributes:
-        delivered: sequence of the last delivered message, or the one to which a purge moved the consumer.
-        deliveries: number of deliveries, including repeats.
-        pending: number of messages still to be delivered.
-        takes_all: the filters match every subject of the stream, so every stored message is for the consumer.
-        replaces: the stream drops older messages of a subject for newer ones.
-    """
-
-    stream_created: str
-    consumer_created: str
-    first_seq: int
-    last_seq: int
-    delivered: int
-    deliveries: int
-    pending: int
-    takes_all: bool
-    replaces: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerState:
     """A consumer's backlog, for operators.
 

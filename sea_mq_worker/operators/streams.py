@@ -18,7 +18,6 @@ from sea_mq_worker.nats.errors import ApiRefusedError
 from sea_mq_worker.nats.headers import MSG_ID
 from sea_mq_worker.nats.info import (
     ConsumerInfo,
-    StreamInfo,
     consumer_info,
     durable_consumers,
     find_stream,
@@ -28,7 +27,6 @@ from sea_mq_worker.nats.info import (
 from sea_mq_worker.nats.stored import read_back, read_next
 from sea_mq_worker.operators.records import (
     ConsumerDelivery,
-    ConsumerStanding,
     ConsumerState,
     DeliveryState,
     PublishedRow,
@@ -127,21 +125,6 @@ async def consumer_state(connection: NatsConnection, info: ConsumerInfo) -> Cons
         delivered_seq=info.delivered_seq,
         oldest_seconds=max(0.0, (info.now - oldest.stored_at).total_seconds()) if oldest else None,
         oldest_id=recorded_as(oldest) if oldest else "",
-    )
-
-
-def consumer_standing(source: StreamInfo, info: ConsumerInfo) -> ConsumerStanding:
-    """Return a consumer's progress. The stream was requested first: later removals show in the next check."""
-    return ConsumerStanding(
-        stream_created=source.created,
-        consumer_created=info.created,
-        first_seq=source.first_seq,
-        last_seq=source.last_seq,
-        delivered=info.delivered_seq,
-        deliveries=info.delivered_count,
-        pending=min(info.pending, max(source.last_seq - info.delivered_seq, 0)),
-        takes_all=all(map(info.wants, source.subjects or (">",))),
-        replaces=source.replaces,
     )
 
 

@@ -1,28 +1,21 @@
 """The inbound side: JetStream -> inbox -> handler."""
 
 import asyncio
-import contextlib
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from urllib.parse import urlsplit
-
-import asyncpg
 
 from sea_mq_worker.connections import open_batch_handler, open_handler
-from sea_mq_worker.errors import ContractError, LimitsError, WorkerError
-from sea_mq_worker.inbox.completion import CompletionBatcher
+from sea_mq_worker.errors import ContractError, LimitsError
 from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher
 from sea_mq_worker.inbox.health import HandlerHealth, resume_requested
 from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
 from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
-from sea_mq_worker.inbox.leases import CallSlots, InboxLeases, InFlight
+from sea_mq_worker.inbox.leases import InboxLeases
+from sea_mq_worker.inbox.missed import MissedMessageCheck
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, PostgresResumptions
-from sea_mq_worker.inbox.rescue import OrphanFinder, ReadAhead, ReturnedMessages
+from sea_mq_worker.inbox.sharing import InboxSharing, handler_name
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.nats.info import ConsumerInfo
-from sea_mq_worker.operators.checks import HandledDurable, PostgresHandledDurables, conflicts
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
 from sea_mq_worker.outbox.maintenance import PeriodicTask
 from sea_mq_worker.ports import EventHandler, InboxRepository, JetStreamPublisher
@@ -32,83 +25,13 @@ from sea_mq_worker.runtime.takeover import AbandonedDeliveries
 from sea_mq_worker.runtime.waiting import StoppedError
 from sea_mq_worker.settings import ConsumerSettings, SettingsError
 from sea_mq_worker.wiring.context import WorkerContext
-from sea_mq_worker.wiring.watch import missed_message_loop
-
-# --- Refuse two handlers on one inbox before any message is fetched.
-
-_EVERY_SECONDS = 60.0
-_DIGEST_CHARS = 8
-
-
-class InboxSharing:
-    """Records the durables of this worker, as far as they exist, for the workers of other handlers."""
-
-    def __init__(
-        self, base: WorkerContext, pool: asyncpg.Pool, consumers: Sequence[NatsJetStreamConsumer]
-    ) -> None:
-        self._base = base
-        self._durables = PostgresHandledDurables(pool=pool)
-        self._consumers = consumers
-        self._handler = handler_name(base.settings.handler_url)
-
-    async def start(self) -> None:
-        """Begin, and remove the records at the end; raises as ``begin``."""
-        await self._base.connect(self.begin, "PostgreSQL")
-        self._base.stack.push_async_callback(self._remove)
-
-    async def begin(self) -> None:
-        """Record the durables.
-
-        Raises:
-            ContractError: another handler's worker consumes some of the same subjects by another durable.
-        """
-        for mine, theirs in conflicts(self._own, await self._durables.others(self._handler)):
-            raise ContractError(_conflict(mine, theirs, self._base.settings.database_schema))
-        await self._record()
-
-    def loop(self, breaker: CircuitBreaker) -> Loop:
-        """Return the loop that keeps the records."""
-        return PeriodicTask(work=self._record, store_breaker=breaker, seconds=_EVERY_SECONDS).run
-
-    @property
-    def _own(self) -> list[HandledDurable]:
-        return [
-            HandledDurable(stream=one.stream, durable=one.name, handler=self._handler, subjects=one.subjects)
-            for one in self._consumers
-            if one.is_known
-        ]
-
-    async def _record(self) -> None:
-        await self._durables.record(self._own)
-
-    async def _remove(self) -> None:
-        with contextlib.suppress(WorkerError):
-            await self._durables.remove(self._own)
-
-
-def handler_name(url: str) -> str:
-    """Name a handler without possible secrets: a hash stands for its path and query."""
-    parts = urlsplit(url)
-    digest = hashlib.sha256(url.encode()).hexdigest()[:_DIGEST_CHARS]
-    return f"{parts.scheme}://{parts.netloc} ({digest})"
-
-
-def _conflict(mine: HandledDurable, theirs: HandledDurable, schema: str) -> str:
-    return (
-        f"consumers {mine.durable} and {theirs.durable} of stream {mine.stream} take some of the same"
-        f" subjects for two handlers, {mine.handler} and {theirs.handler}. With the tables in schema"
-        f" {schema} each message would reach only one of them. Give each handler its own schema"
-        " (SEA_MQ_DATABASE_SCHEMA). If this worker replaces the other, stop the other first"
-    )
-
 
 _PROBE_MAX_SECONDS = 2.0
 _SICK_PROBE_MAX_SECONDS = 5.0
-_HEARTBEATS_PER_LEASE = 3
 _RESUME_SECONDS = 2.0
 """Interval between queries for resume requests, while an event type is slow."""
-_ORPHAN_SEARCH_SECONDS = 60.0
-"""Longest interval between two searches for orphans."""
+_MISSED_CHECK_SECONDS = 60.0
+_SHARING_SECONDS = 60.0
 
 
 async def inbound_loops(
@@ -130,13 +53,27 @@ async def inbound_loops(
         inbox_loop, base, handler=_handler(base), health=health, leases=leases, dead_letters=dead_letters
     )
     consumers = [await _consumer(base, connection, durable) for durable in s.consumers]
-    sharing = InboxSharing(base, pool, consumers)
-    await sharing.start()
+    sharing = InboxSharing(
+        pool=pool, consumers=consumers, handler=handler_name(s.handler_url), schema=s.database_schema
+    )
+    await base.connect(sharing.begin, "PostgreSQL")
+    base.stack.push_async_callback(sharing.end)
     consuming: dict[tuple[str, str], InboxConsumer] = {}
-    loops = {
-        "consumers of the inbox": sharing.loop(store_breaker),
-        "missed messages": await missed_message_loop(base, connection, pool, store_breaker, consuming),
-    }
+    missed = MissedMessageCheck(
+        connection=connection,
+        pool=pool,
+        events=base.events,
+        durables=[(consumer.stream, consumer.name) for consumer in consumers],
+        consuming=consuming,
+    )
+    await base.connect(lambda: missed.run(base.stop), "PostgreSQL")
+
+    async def check_missed(stop: asyncio.Event) -> None:
+        work = partial(missed.run, stop)
+        await PeriodicTask(work=work, store_breaker=store_breaker, seconds=_MISSED_CHECK_SECONDS).run(stop)
+
+    record = PeriodicTask(work=sharing.record, store_breaker=store_breaker, seconds=_SHARING_SECONDS)
+    loops: dict[str, Loop] = {"consumers of the inbox": record.run, "missed messages": check_missed}
     if base.takeover is not None:
         base.takeover.sides["inbox"] = AbandonedDeliveries(
             inbox=inbox,
@@ -211,11 +148,6 @@ def inbox_loop(
 ) -> InboxConsumer:
     """Build the loop of one durable; the handler's side is shared by all of them."""
     s = base.settings
-    in_flight = InFlight(
-        messages_max=min(s.in_flight_max, consumer.max_ack_pending),
-        bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
-    )
-    again_seconds = max(consumer.ack_wait_seconds, leases.lease_seconds)
     return InboxConsumer(
         consumer=consumer,
         handler=handler,
@@ -223,36 +155,14 @@ def inbox_loop(
         leases=leases,
         dead_letters=dead_letters,
         backoff=_backoff(base),
-        attempts_max=s.inbox_attempts_max,
-        in_flight=in_flight,
-        completion=CompletionBatcher(
-            consumer=consumer,
-            leases=leases,
-            events=base.events,
-            in_flight=in_flight,
-            returned=ReturnedMessages(consumer, base.clock),
-        ),
         events=base.events,
         broker_breaker=broker_breaker,
-        # messages that share calls are bounded by the client's requests
-        calls=CallSlots(in_flight.capacity if s.handler_batch_url else s.handler_concurrency),
-        heartbeat_seconds=min(consumer.ack_wait_seconds, s.inbox_lease_seconds) / _HEARTBEATS_PER_LEASE,
+        ack_wait_seconds=consumer.ack_wait_seconds,
+        attempts_max=s.inbox_attempts_max,
+        messages_max=min(s.in_flight_max, consumer.max_ack_pending),
+        bytes_max=max(1, s.inbox_bytes_max // len(s.consumers)),
+        calls_max=None if s.handler_batch_url else s.handler_concurrency,
         siblings=frozenset(durable.durable for durable in s.consumers),
-        orphans=OrphanFinder(
-            consumer=consumer,
-            leases=leases,
-            events=base.events,
-            broker_breaker=broker_breaker,
-            older_than_seconds=2 * again_seconds,
-            every_seconds=min(_ORPHAN_SEARCH_SECONDS, 2 * again_seconds),
-        ),
-        ahead=ReadAhead(
-            consumer=consumer,
-            health=health,
-            events=base.events,
-            broker_breaker=broker_breaker,
-            clock=base.clock,
-        ),
     )
 
 
@@ -346,18 +256,12 @@ async def _consumer(
 ) -> NatsJetStreamConsumer:
     """Bind to a durable; one that is missing or unfit pauses its own loop alone."""
     what = f"consumer {durable.durable} of stream {durable.stream}"
-
-    def objection(info: ConsumerInfo) -> str:
-        s = base.settings
-        if s.handler_timeout_seconds >= info.ack_wait_seconds:
-            limit = f"{info.ack_wait_seconds:g}, ack_wait of {what}"
-            return f"SEA_MQ_HANDLER_TIMEOUT_SECONDS: must be below {limit}"
-        if 0 < info.max_deliver <= s.inbox_attempts_max:
-            return f"SEA_MQ_INBOX_ATTEMPTS_MAX: must be below {info.max_deliver}, max_deliver of {what}"
-        return ""
-
     consumer = NatsJetStreamConsumer(
-        connection=connection, stream=durable.stream, durable=durable.durable, objection=objection
+        connection=connection,
+        stream=durable.stream,
+        durable=durable.durable,
+        handler_timeout_seconds=base.settings.handler_timeout_seconds,
+        attempts_max=base.settings.inbox_attempts_max,
     )
     base.stack.push_async_callback(consumer.close)
     try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sea_mq_worker.operators.checks import HandledDurable, conflicts, overlap
+from sea_mq_worker.inbox.sharing import HandledDurable, conflicts, overlap
 
 
 def durable(durable: str, handler: str, subject: str = ">", stream: str = "UP") -> HandledDurable:
