@@ -8,4 +8,4 @@ VALUES (1, '0001_schema', 'a0531f5751521b8287dff9b49abb19632c8905bd3fd7dbf8714d6
 
 \ir migrations/0002_foreign_hands.sql
 INSERT INTO sea_mq_migrations (version, name, sha256, serves_from)
-VALUES (2, '0002_foreign_hands', 'e09cd30702d1e05018bfd16e63ad2f15c0862d688fd05fdb9742aa7057b92602', 1);
+VALUES (2, '0002_foreign_hands', '88cfeb58ea89568613a8ed28ddf0400f7f35f71a4603fc2458ed1a66859f274f', 1);

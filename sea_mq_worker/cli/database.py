@@ -23,7 +23,8 @@ from sea_mq_worker.operators.records import ConsumerState, Depth
 if TYPE_CHECKING:
     from asyncpg import Pool
 
-    from sea_mq_worker.postgres.migrations import MigrationPlan, Partition
+    from sea_mq_worker.postgres.migrations import MigrationPlan
+    from sea_mq_worker.postgres.partitions import Partition
     from sea_mq_worker.settings import Settings
 
 

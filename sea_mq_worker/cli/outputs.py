@@ -22,8 +22,7 @@ from sea_mq_worker.operators.records import (
 )
 from sea_mq_worker.operators.redrive import DeadLetterOutcome
 from sea_mq_worker.operators.replay import ReplayResult
-from sea_mq_worker.postgres.migrations import Partition
-from sea_mq_worker.postgres.partitions import DroppedPartition
+from sea_mq_worker.postgres.partitions import DroppedPartition, Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

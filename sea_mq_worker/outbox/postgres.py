@@ -28,9 +28,9 @@ from sea_mq_worker.outbox.event import (
     Verdict,
 )
 from sea_mq_worker.postgres.errors import translated
+from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.pool import fetch, to_storable_text
 from sea_mq_worker.postgres.queries import load_named
-from sea_mq_worker.postgres.sessions import PostgresLaneTurn
 
 # --- ClaimCursor: where a claim continues to read its index.
 

@@ -20,46 +20,19 @@ from sea_mq_worker.errors import (
     WorkerError,
 )
 
+# --- What an operator has to do about an error that does not heal by itself.
+
 _MIGRATE = "run `python -m sea_mq_worker migrate`"
-
-_OWN_MISTAKES = "42"
-"""Class of SQLSTATEs: a statement that does not fit the schema, or is not permitted."""
-
-_ROWS = ("21", "22", "23", "27", "2F", "38", "39", "44", "P0")
-"""Classes of SQLSTATEs that concern a row, or come from a trigger of the application on it."""
-
-_TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""The connection broke or was closed during TLS: handled as an outage."""
-
-_FIX_ROW = "fix the trigger or the constraint that refuses it, or the row"
-
-_OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
-"""Parts of a server's TLS alerts that refuse the client's certificate after the handshake."""
-
-_NO_TLS = re.compile(r'at "(.*):(\d+)" rejected SSL upgrade')
-"""Text of an asyncpg error without a type of its own."""
-
-_NEVER_SENT = "invalid input for query argument"
-"""Begin of the text of an asyncpg error: the driver cannot express the value in its type."""
-
-_WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
-"""Text of an asyncpg error without a type of its own: a mistake of this program, which no retry heals."""
-
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
-_POOLER_OPTIONS = "the pooler refuses the options in SEA_MQ_DATABASE_URL; leave them out"
-_STATEMENT_POOLING = "statement pooling"
-_TRANSACTION_POOLING = "set the pooler's mode to transaction or session; the worker needs transactions"
-_TOO_MANY_CONNECTIONS = "53300"
-_CONNECTIONS = "a worker opens up to twice SEA_MQ_DATABASE_POOL_MAX, and three more; at least 5 are needed"
-_REFUSED_BY_POOLER = "unsupported startup parameter"
-_OPTIONS_REFUSED = ("22", "42601", "42704", "55P02")
-"""SQLSTATEs, by prefix, with which the server ends a session that it does not begin as asked."""
-
-_LOCKED = "55P03"
-_CANCELLED, _BY_SOMEBODY = "57014", "user request"
 _TABLE_MISSING = f"a table is missing; {_MIGRATE}"
+_FIT_IDENTITY = (
+    "the table's replica identity and a publication of it do not fit, so that no row can change; "
+    "`python -m sea_mq_worker doctor` names both and the fix"
+)
+_FIX_ROW = "fix the trigger or the constraint that refuses it, or the row"
+_CONNECTIONS = "a worker opens up to twice SEA_MQ_DATABASE_POOL_MAX, and three more; at least 5 are needed"
 
-_STOP = {
+_STOP: Mapping[str, str] = {
     "26000": POOLER,
     "42P05": POOLER,
     "28P01": "it refuses the user or password; correct SEA_MQ_DATABASE_URL",
@@ -73,24 +46,49 @@ _STOP = {
     "42883": f"a function is missing; {_MIGRATE}",
     "42P07": "a table is there that `migrate` has not made; move it away, then migrate again",
 }
-"""SQLSTATEs, by prefix, that an operator has to fix, and the fix if the worker's statement is the cause."""
-
-_FIT_IDENTITY = (
-    "the table's replica identity and a publication of it do not fit, so that no row can change; "
-    "`python -m sea_mq_worker doctor` names both and the fix"
-)
-_STOP_BY_FUNCTION = {
+"""By the beginning of the SQLSTATE, if the worker's own statement is the cause."""
+_STOP_BY_FUNCTION: Mapping[str, str] = {
     "infer_arbiter_indexes": f"an index is missing; {_MIGRATE}",
     "CheckCmdReplicaIdentity": _FIT_IDENTITY,
 }
-"""The same by the server's function that reports the error, where a SQLSTATE has several causes."""
+"""By the server's function that reports the error, where a SQLSTATE has several causes."""
+_TRANSACTION_POOLING = "set the pooler's mode to transaction or session; the worker needs transactions"
+_POOLER_OPTIONS = "the pooler refuses the options in SEA_MQ_DATABASE_URL; leave them out"
 
+# --- How PostgreSQL and the driver tell errors apart.
+
+_OWN_MISTAKES = "42"
+"""Class of SQLSTATEs: a statement that does not fit the schema, or is not permitted."""
+_ROWS = ("21", "22", "23", "27", "2F", "38", "39", "44", "P0")
+"""Classes of SQLSTATEs that concern a row, or come from a trigger of the application on it."""
+_OPTIONS_REFUSED = ("22", "42601", "42704", "55P02")
+"""SQLSTATEs, by prefix, with which the server ends a session that it does not begin as asked."""
+_LOCKED, _TOO_MANY_CONNECTIONS = "55P03", "53300"
+_CANCELLED, _BY_SOMEBODY = "57014", "user request"
+_STATEMENT_POOLING, _REFUSED_BY_POOLER = "statement pooling", "unsupported startup parameter"
+"""What poolers say, which have no SQLSTATEs of their own."""
 _OWN_FUNCTION = re.compile(r"\b(?:outbox|inbox|operator_actions)_\w+\(")
 """A function of the migrations, in the context of an error."""
+
+_TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""The connection broke or was closed during TLS: handled as an outage."""
+_OWN_REFUSED = ("_CERTIFICATE", "_CERT_", "UNKNOWN_CA", "ACCESS_DENIED")
+"""Parts of a server's TLS alerts that refuse the client's certificate after the handshake."""
+
+# asyncpg has no type of its own for these errors.
+_NO_TLS = re.compile(r'at "(.*):(\d+)" rejected SSL upgrade')
+_NEVER_SENT = "invalid input for query argument"
+"""The driver cannot express the value in its type."""
+_WRONG_CALL = re.compile(r"the server expects \d+ arguments? for this query")
+"""A mistake of this program, which no retry heals."""
 
 
 class TableMissingError(ContractError):
     """A statement refers to a missing table."""
+
+
+class PoolerError(ContractError):
+    """A pooler in transaction mode is in between, although the settings name none."""
 
 
 class ReplicaIdentityError(ContractError):
@@ -102,18 +100,6 @@ class ReplicaIdentityError(ContractError):
         return str(self).removeprefix("PostgreSQL: ").removesuffix(f": {_FIT_IDENTITY}")
 
 
-class PoolerError(ContractError):
-    """A pooler in transaction mode is in between, although the settings name none."""
-
-
-_KINDS: Mapping[str, type[ContractError]] = {
-    _TABLE_MISSING: TableMissingError,
-    _FIT_IDENTITY: ReplicaIdentityError,
-    POOLER: PoolerError,
-}
-"""Errors with a class of their own, by their fix."""
-
-
 class NoTlsError(ContractError):
     """The server at ``host`` and ``port`` does not offer TLS as PostgreSQL does."""
 
@@ -122,13 +108,20 @@ class NoTlsError(ContractError):
         super().__init__("PostgreSQL: it offers no TLS, although sslmode in SEA_MQ_DATABASE_URL demands it")
 
 
+_KINDS: Mapping[str, type[ContractError]] = {
+    _TABLE_MISSING: TableMissingError,
+    _FIT_IDENTITY: ReplicaIdentityError,
+    POOLER: PoolerError,
+}
+"""Errors with a class of their own, by what is to be done."""
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise the domain's errors instead of the driver's.
 
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
-        ContractError: PostgreSQL lacks something that the worker needs; the text names it and the fix.
+    StoreUnavailableError: PostgreSQL cannot serve now. ContractError: it lacks something that the worker
+    needs; the text names it and the fix. RowsRefusedError: some row is refused.
     """
     try:
         yield
@@ -153,7 +146,9 @@ def _from_server(error: asyncpg.PostgresError) -> WorkerError:
     # Messages of class 22 quote the invalid value.
     said = type(error).__name__ if state.startswith("22") or not error.args else error.args[0]
     text = f"{said} (SQLSTATE {state})"
-    by_trigger = state.startswith(_OWN_MISTAKES) and _is_of_a_foreign_function(error)
+    # A function failed that is none of the schema's, as of a trigger of the service.
+    is_foreign = bool(error.context) and not _OWN_FUNCTION.search(error.context)
+    by_trigger = is_foreign and state.startswith(_OWN_MISTAKES)
     if not by_trigger and (fix := _fix(error, said, state)):
         if fix == _FIT_IDENTITY:  # its detail has no row
             text = f"{text}: {(detail or error.hint or '').rstrip('.')}"
@@ -184,11 +179,6 @@ def _fix(error: asyncpg.PostgresError, said: str, state: str) -> str:
     return _STOP_BY_FUNCTION.get(error.server_source_function or "", by_state)
 
 
-def _is_of_a_foreign_function(error: asyncpg.PostgresError) -> bool:
-    """Return whether a function failed that is none of the schema's, as of a trigger of the service."""
-    return bool(error.context) and not _OWN_FUNCTION.search(error.context)
-
-
 def _from_network(error: OSError) -> WorkerError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return ContractError(
@@ -205,9 +195,8 @@ def _from_network(error: OSError) -> WorkerError:
 def _from_driver(error: Exception) -> WorkerError:
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         if "root certificate" in str(error):
-            return ContractError(
-                "PostgreSQL: sslmode in SEA_MQ_DATABASE_URL needs the CA's file, sslrootcert, too"
-            )
+            text = "PostgreSQL: sslmode in SEA_MQ_DATABASE_URL needs the CA's file, sslrootcert, too"
+            return ContractError(text)
         return ContractError("the PostgreSQL DSN is not valid")
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return StoreUnavailableError("PostgreSQL is read-only: no primary is reachable")

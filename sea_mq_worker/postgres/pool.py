@@ -1,4 +1,9 @@
-"""Open connections with schema, time-outs and planner settings, and replace broken ones."""
+"""Connections to PostgreSQL: opened by a DSN, with the schema, time-outs and planner settings of a worker.
+
+``connect_pool`` opens what statements run on, ``connect`` one connection for what belongs to its session.
+The driver finds the host that serves, and speaks TLS. What it does not do is here: it notices no silent peer,
+reads no password from a file, and cannot tell what answers in a server's place.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +25,177 @@ from sea_mq_worker.postgres.errors import POOLER, NoTlsError, PoolerError, trans
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.runtime.addresses import postgres_address, postgres_files, split_password_file
 
-# --- Parameters for opening connections to PostgreSQL, and the translation of errors.
+SERVER_MIN = 14
+"""The oldest PostgreSQL that the statements are written for."""
+
+OPERATOR_HINTS: Mapping[str, str] = {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
+"""For operators' statements: the planner knows which filters are set, and does not read a whole backlog to
+list its latest rows, as it would before the first ANALYZE."""
+
+WORKER_HINTS: Mapping[str, str] = {
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_memoize": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+"""Prevent full reads and sorts of a small or never analysed table at every call, and a cache of rows that
+are read only once."""
+
+Join: TypeAlias = Callable[[asyncpg.Connection], Awaitable[None]]
+"""Adds a new connection to the worker's session."""
+
+_CONNECT_SECONDS = 10.0
+_CLIENT_GRACE_SECONDS = 2.0
+"""The client abandons a statement this much later than the server, which may be frozen or cut off."""
+_SLOW_SECONDS_MAX = 600
+"""Time-out of operators' statements that are expected to take long."""
+_SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+def session_settings(schema: str, application_name: str) -> dict[str, str]:
+    """Return the settings with which every session of the worker starts."""
+    return {
+        "search_path": f"{quoted_schema(schema)}, pg_temp",
+        "application_name": application_name[:63],
+        "jit": "off",
+        "idle_session_timeout": "0",
+        "default_transaction_isolation": "read committed",
+        "standard_conforming_strings": "on",
+        "quote_all_identifiers": "off",
+        # The server ends sessions of workers that vanished, and with them their locks.
+        "tcp_keepalives_idle": "30",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "30000",
+    }
+
+
+def quoted_schema(schema: str) -> str:
+    """Return ``schema`` quoted for SQL; refuse what is no plain name, and might contain SQL."""
+    if not _SCHEMA.fullmatch(schema):
+        raise ContractError(
+            "the schema's name must be letters, digits and underscores, at most 63, and not begin with pg_"
+        )
+    return f'"{schema}"'
+
+
+async def connect_pool(
+    dsn: str,
+    *,
+    schema: str,
+    size_max: int,
+    application_name: str,
+    statement_timeout_seconds: float,
+    connect_timeout_seconds: float,
+    hints: Mapping[str, str] = WORKER_HINTS,
+    pooler: bool = False,
+    join: Join | None = None,
+) -> asyncpg.Pool:
+    """Open a pool whose statements use ``schema``; it starts with one connection.
+
+    ``pooler``: a pooler in transaction mode is in between. ``join`` is called with each connection before its
+    first use. StoreUnavailableError: no primary can be reached. ContractError: the DSN, user, password,
+    database or schema name is wrong, TLS is refused, or the server is too old.
+    """
+    milliseconds = int(statement_timeout_seconds * 1000)
+    settings = session_settings(schema, application_name) | {
+        "statement_timeout": str(milliseconds),
+        "lock_timeout": str(milliseconds // 2),
+        "idle_in_transaction_session_timeout": str(milliseconds),
+        **hints,
+    }
+
+    async def welcome(connection: Any) -> None:
+        _notice_silence(connection)
+        check_server(connection)
+        # The driver raises for a time before year 1 or after 9999: one such row would spoil its whole result.
+        await connection.set_type_codec(
+            "timestamptz", schema="pg_catalog", encoder=_encode_time, decoder=_decode_time, format="tuple"
+        )
+        if join is not None:
+            await join(connection)
+
+    async def keep_as_is(_: asyncpg.Connection) -> None:
+        """Save the round trip of a reset: no statement of the worker changes its session."""
+
+    async with _opening(dsn) as address:
+        pool = await asyncpg.create_pool(
+            **address,
+            min_size=0,  # asyncpg would reopen more in the background, and log each failure
+            max_size=size_max,
+            timeout=connect_timeout_seconds,
+            command_timeout=statement_timeout_seconds + _CLIENT_GRACE_SECONDS,
+            target_session_attrs="read-write",
+            init=welcome,
+            reset=keep_as_is,
+            **(_through_pooler(settings) if pooler else {"server_settings": settings}),
+        )
+        try:
+            async with pool.acquire() as connection:
+                await _check_settings(connection, settings)
+        except BaseException:
+            pool.terminate()
+            raise
+    return pool
+
+
+async def connect(
+    dsn: str, settings: Mapping[str, str], *, statement_seconds: float | None = None
+) -> asyncpg.Connection:
+    """Open one connection to the primary, whose session starts with ``settings``."""
+    async with _opening(dsn) as address:
+        connection = await asyncpg.connect(
+            **address,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=statement_seconds,
+            server_settings=dict(settings),
+            target_session_attrs="read-write",
+        )
+        try:
+            _notice_silence(connection)
+            check_server(connection)
+            await _check_settings(connection, settings)
+        except BaseException:
+            connection.terminate()
+            raise
+    return connection
+
+
+def check_server(connection: Any) -> None:
+    """Require a supported server version, without a request."""
+    version = connection.get_server_version()
+    if version.major < SERVER_MIN:
+        found = f"PostgreSQL {version.major}.{version.micro}"
+        raise ContractError(f"{found} is too old for the worker; it needs {SERVER_MIN} or newer")
+
+
+def check_files(dsn: str) -> None:
+    """Require that the files of a DSN can be read; the driver's error would not name the file."""
+    for name in postgres_files(dsn):
+        try:
+            Path(name).open("rb").close()
+        except OSError as error:
+            kind = StoreUnavailableError if is_shortage(error) else ContractError
+            raise kind(f"PostgreSQL: cannot read {name}, which the DSN names: {error.strerror}") from None
+
+
+def read_password(path: str) -> str:
+    """Read a password; white space around it does not count."""
+    return Path(path).read_text(encoding="utf-8").strip()
+
+
+async def _check_settings(connection: Any, settings: Mapping[str, str]) -> None:
+    """Require that a session, or each transaction, starts with the given settings: a pooler may drop them."""
+    found = await connection.fetchval("SELECT current_setting('search_path')")
+    if found.replace('"', "") != settings["search_path"].replace('"', ""):
+        raise PoolerError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
+
+
+# --- From the DSN to the driver's arguments.
 
 _DEFAULT_PORT = 5432
 _SILENT_SECONDS = 10
@@ -32,7 +207,6 @@ _TCP = {
     "TCP_KEEPCNT": 3,
 }
 """Names of Python's socket module; names that the platform lacks are skipped."""
-
 _ASK_FOR_TLS = struct.pack("!ll", 8, 80877103)
 _NO_TLS = b"N"
 _ANSWER_SECONDS = 2.0
@@ -40,15 +214,12 @@ _ANSWER_BYTES = 24
 
 
 @contextlib.asynccontextmanager
-async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
+async def _opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
     """Yield the driver's arguments for a DSN, and raise the domain's errors instead of the driver's.
 
     Hosts are passed apart from the URL: the driver parses it by urllib, which refuses some lists of hosts.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot be reached or cannot serve now.
-        ContractError: the DSN, the user or the database is wrong, or the server is no PostgreSQL.
     """
+    check_files(dsn)
     try:
         with translated():
             url, password_file = split_password_file(dsn)
@@ -72,26 +243,6 @@ async def opening(dsn: str) -> AsyncIterator[dict[str, Any]]:
         ) from error
 
 
-def read_password(path: str) -> str:
-    """Read a password; white space around it does not count.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    return Path(path).read_text(encoding="utf-8").strip()
-
-
-def notice_silence(connection: Any) -> None:
-    """Let the system close a connection whose peer vanished silently."""
-    end = connection._transport.get_extra_info("socket")  # noqa: SLF001 - the driver has no option for it
-    if end is None or end.family == socket.AF_UNIX:
-        return
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _TCP.items():
-        if hasattr(socket, name):
-            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 async def _answer_to(host: str, port: int) -> bytes:
     """Send a TLS request as a client of PostgreSQL does; return the answer, or nothing."""
     with contextlib.suppress(OSError, TimeoutError):
@@ -105,33 +256,33 @@ async def _answer_to(host: str, port: int) -> bytes:
     return b""
 
 
+def _notice_silence(connection: Any) -> None:
+    """Let the system close a connection whose peer vanished silently."""
+    end = connection._transport.get_extra_info("socket")  # noqa: SLF001 - the driver has no option for it
+    if end is None or end.family == socket.AF_UNIX:
+        return
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP.items():
+        if hasattr(socket, name):
+            end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 # --- Sessions behind a pooler in transaction mode, such as PgBouncer: each transaction may come to another
 # one.
 #
 # So nothing is left in a session or expected there. What a session of the worker starts with goes with each
 # transaction instead, and a statement is prepared and run inside one: five round trips instead of one.
 
-_OF_THE_CONNECTION = frozenset({"application_name"})
-_NOT_OF_A_TRANSACTION = ("tcp_", "idle_session_", "default_transaction_")
+_NOT_OF_A_TRANSACTION = ("application_name", "tcp_", "idle_session_", "default_transaction_")
 
 
-def through_pooler(settings: Mapping[str, str]) -> Mapping[str, Any]:
+def _through_pooler(settings: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the arguments of a pool of connections whose transactions begin with ``settings``."""
-    own = {name: settings[name] for name in _OF_THE_CONNECTION}
     local = "; ".join(
         f"SET LOCAL {name} = {value}"
         for name, value in settings.items()
-        if name not in own and not name.startswith(_NOT_OF_A_TRANSACTION)
+        if not name.startswith(_NOT_OF_A_TRANSACTION)
     )
-    return {
-        "server_settings": own,
-        "statement_cache_size": 0,
-        "connection_class": _connection_class(local),
-    }
-
-
-def _connection_class(local: str) -> type[asyncpg.Connection]:
-    """Statements outside of a transaction get one of their own; every transaction begins with ``local``."""
 
     class LocalTransaction(Transaction):  # type: ignore[misc]
         async def start(self) -> None:
@@ -149,39 +300,14 @@ def _connection_class(local: str) -> type[asyncpg.Connection]:
             async with nullcontext() if self.is_in_transaction() else self.transaction():
                 return await super()._execute(*args, **options)
 
-    return PooledConnection
+    return {
+        "server_settings": {"application_name": settings["application_name"]},
+        "statement_cache_size": 0,
+        "connection_class": PooledConnection,
+    }
 
 
-Join: TypeAlias = Callable[[asyncpg.Connection], Awaitable[None]]
-"""Adds a new connection to the worker's session."""
-
-_SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
-
-OPERATOR_HINTS: Mapping[str, str] = {"plan_cache_mode": "force_custom_plan", "enable_bitmapscan": "off"}
-"""For operators' statements: the planner knows which filters are set, and does not read a whole backlog to
-list its latest rows, as it would before the first ANALYZE."""
-
-WORKER_HINTS: Mapping[str, str] = {
-    "jit": "off",
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-    "enable_sort": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "enable_memoize": "off",
-    "plan_cache_mode": "force_generic_plan",
-}
-"""Prevent full reads and sorts of a small or never analysed table at every call, and a cache of rows that
-are read only once."""
-
-SERVER_MIN = 14
-"""The oldest PostgreSQL that the statements are written for."""
-
-_CLIENT_GRACE_SECONDS = 2.0
-"""The client abandons a statement this much later than the server."""
-
-_SLOW_SECONDS_MAX = 600
-"""Time-out of operators' statements that are expected to take long."""
+# --- Times: PostgreSQL's calendar is longer than Python's, and has infinity.
 
 _FIRST, _LAST = (one.replace(tzinfo=UTC) for one in (datetime.min, datetime.max))  # noqa: DTZ901
 _MICROSECOND = timedelta(microseconds=1)
@@ -189,93 +315,6 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _FIRST_OFFSET, _LAST_OFFSET = ((one - _EPOCH) // _MICROSECOND for one in (_FIRST, _LAST))
 _INFINITY = 2**63 - 1
 """PostgreSQL's time without an end, in microseconds since its epoch."""
-
-_POOL_TCP = {
-    "tcp_keepalives_idle": "30",
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "30000",
-}
-"""The server ends sessions of workers that vanished, and with them their locks."""
-
-
-async def connect_pool(
-    dsn: str,
-    *,
-    schema: str,
-    size_max: int,
-    application_name: str,
-    statement_timeout_seconds: float,
-    connect_timeout_seconds: float,
-    hints: Mapping[str, str] = WORKER_HINTS,
-    pooler: bool = False,
-    join: Join | None = None,
-) -> asyncpg.Pool:
-    """Open a pool whose statements use ``schema``; it starts with one connection.
-
-    If the server does not end a statement within ``statement_timeout_seconds`` (it may be frozen or cut off),
-    the client abandons the statement a little later. ``pooler``: a pooler in transaction mode is in between.
-    ``join`` is called with each connection before its first use.
-
-    Raises:
-        StoreUnavailableError: no primary can be reached.
-        ContractError: the DSN, user, password, database or schema name is wrong, TLS is refused, or the
-            server is too old.
-    """
-    check_files(dsn)
-    settings = session_settings(schema, application_name) | _timeouts(statement_timeout_seconds) | dict(hints)
-    async with opening(dsn) as address:
-        pool = await asyncpg.create_pool(
-            **address,
-            min_size=0,  # asyncpg would reopen more in the background, and log each failure
-            max_size=size_max,
-            timeout=connect_timeout_seconds,
-            command_timeout=statement_timeout_seconds + _CLIENT_GRACE_SECONDS,
-            target_session_attrs="read-write",
-            init=partial(_welcome, join=join),
-            reset=_keep_as_is,
-            **(through_pooler(settings) if pooler else {"server_settings": settings}),
-        )
-        if pool is None:
-            raise AssertionError
-        try:
-            async with pool.acquire() as connection:
-                await check_settings(connection, settings)
-        except BaseException:
-            pool.terminate()
-            raise
-    return pool
-
-
-def _timeouts(seconds: float) -> dict[str, str]:
-    milliseconds = str(int(seconds * 1000))
-    return {
-        "statement_timeout": milliseconds,
-        "lock_timeout": str(int(seconds * 500)),
-        "idle_in_transaction_session_timeout": milliseconds,
-    }
-
-
-async def check_settings(connection: Any, settings: Mapping[str, str]) -> None:
-    """Require that a session, or each transaction, starts with the given settings.
-
-    Raises:
-        ContractError: a pooler drops them.
-    """
-    found = await connection.fetchval("SELECT current_setting('search_path')")
-    if found.replace('"', "") != settings["search_path"].replace('"', ""):
-        raise PoolerError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
-
-
-async def _welcome(connection: Any, *, join: Join | None) -> None:
-    notice_silence(connection)
-    await check_server(connection)
-    # The driver raises for a time before year 1 or after 9999: one such row would spoil its whole result.
-    await connection.set_type_codec(
-        "timestamptz", schema="pg_catalog", encoder=_encode_time, decoder=_decode_time, format="tuple"
-    )
-    if join is not None:
-        await join(connection)
 
 
 def _decode_time(offset: tuple[int]) -> datetime:
@@ -294,77 +333,23 @@ def _encode_time(moment: datetime) -> tuple[int]:
     return ((moment - _EPOCH) // _MICROSECOND,)
 
 
-async def check_server(connection: Any) -> None:
-    """Require a supported server version, without a request.
-
-    Raises:
-        ContractError: the server is too old; the text names its version and the oldest supported one.
-    """
-    version = connection.get_server_version()
-    if version.major < SERVER_MIN:
-        found = f"PostgreSQL {version.major}.{version.micro}"
-        raise ContractError(f"{found} is too old for the worker; it needs {SERVER_MIN} or newer")
-
-
-def check_files(dsn: str) -> None:
-    """Require that the files of a DSN can be read; the driver's error would not name the file.
-
-    Raises:
-        StoreUnavailableError: the machine can open no file now.
-        ContractError: a file cannot be read.
-    """
-    for name in postgres_files(dsn):
-        try:
-            Path(name).open("rb").close()
-        except OSError as error:
-            kind = StoreUnavailableError if is_shortage(error) else ContractError
-            raise kind(f"PostgreSQL: cannot read {name}, which the DSN names: {error.strerror}") from None
-
-
-def session_settings(schema: str, application_name: str) -> dict[str, str]:
-    """Return the settings with which every session of the worker starts.
-
-    Raises:
-        ContractError: ``schema`` is not a plain name.
-    """
-    return {
-        "search_path": f"{quoted_schema(schema)}, pg_temp",
-        "application_name": application_name[:63],
-        "jit": "off",
-        "idle_session_timeout": "0",
-        "default_transaction_isolation": "read committed",
-        "standard_conforming_strings": "on",
-        "quote_all_identifiers": "off",
-        **_POOL_TCP,
-    }
-
-
-def quoted_schema(schema: str) -> str:
-    """Return ``schema`` quoted for SQL.
-
-    Raises:
-        ContractError: ``schema`` is not a plain name, and might contain SQL.
-    """
-    if not _SCHEMA.fullmatch(schema):
-        raise ContractError(
-            "the schema's name must be letters, digits and underscores, at most 63, and not begin with pg_"
-        )
-    return f'"{schema}"'
+# --- Statements.
 
 
 async def fetch(pool: asyncpg.Pool, statement: str, *args: object, connection: Any = None) -> Sequence[Any]:
-    """Run one statement as its own transaction and return its rows.
+    """Run one statement as its own transaction and return its rows; raise what ``translated`` raises.
 
-    ``connection``: one that the caller has acquired from the pool; None: any.
-
-    Raises:
-        StoreUnavailableError: the statement may or may not have taken effect.
-        ContractError: see ``translated``.
+    ``connection``: one that the caller has acquired from the pool; None: any. StoreUnavailableError: the
+    statement may or may not have taken effect.
     """
     with translated():
         try:
             async with nullcontext(connection) if connection else pool.acquire() as acquired:
-                return await _rows(acquired, statement, args)
+                try:
+                    return list(await acquired.fetch(statement, *args))
+                except TimeoutError:
+                    acquired.terminate()  # or its release would wait just as long for the statement's end
+                    raise
         except (TimeoutError, asyncpg.ReadOnlySQLTransactionError):
             # The other connections are silent, too, or lead to a server that is no longer the primary.
             await pool.expire_connections()
@@ -380,14 +365,7 @@ async def fetch_with_long_timeout(pool: asyncpg.Pool, statement: str, *args: obj
 
 
 async def check_connection_limit(pool: asyncpg.Pool, *, least: int, most: int) -> str:
-    """Require that the login may have as many connections as a worker needs.
-
-    Returns:
-        A warning if it may have fewer than ``most``; empty otherwise.
-
-    Raises:
-        ContractError: it may have fewer than ``least``; the text names the limit.
-    """
+    """Require that the login may have ``least`` connections; return a warning if it may not have ``most``."""
     rows = await fetch(pool, load_queries("sessions")["connection_limit"])
     if not rows or rows[0]["most"] >= most:
         return ""
@@ -399,11 +377,7 @@ async def check_connection_limit(pool: asyncpg.Pool, *, least: int, most: int) -
 
 
 async def leave_former_primary(pool: asyncpg.Pool) -> None:
-    """Reconnect if the server has become read-only; a pool that only reads would never notice.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot serve now.
-    """
+    """Reconnect if the server has become read-only; a pool that only reads would never notice."""
     [row] = await fetch(pool, "SELECT current_setting('transaction_read_only') = 'on' AS is_read_only")
     if row["is_read_only"]:
         await pool.expire_connections()
@@ -412,15 +386,3 @@ async def leave_former_primary(pool: asyncpg.Pool) -> None:
 def to_storable_text(text: str) -> str:
     """Return a text that PostgreSQL can store: without NUL, and valid UTF-8."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
-
-
-async def _rows(connection: Any, statement: str, args: Sequence[object]) -> Sequence[Any]:
-    try:
-        return list(await connection.fetch(statement, *args))
-    except TimeoutError:
-        connection.terminate()  # or its release would wait just as long for the end of the statement
-        raise
-
-
-async def _keep_as_is(_: asyncpg.Connection) -> None:
-    """Save the round trip of a reset: no statement of the worker changes its session."""

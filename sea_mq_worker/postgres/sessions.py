@@ -1,22 +1,20 @@
-"""PostgresLaneTurn: one of several workers claims the events that have an ordering key.
+"""What belongs to a session of PostgreSQL: a connection that is kept, and by it the life of a worker.
 
-Claims of keyed events exclude each other. Workers that alternate claim by claim ask many times for their
-turn, and they write to the stream together, which makes the stream acknowledge each event by itself. So one
-worker keeps the lane by an advisory lock of its session, and the others stand by:
+Every connection of a worker holds the same advisory lock, shared: those of its pools, and one that is there
+for nothing else. A worker that is killed loses all its connections at once, and with the last of them the
+lock. Whoever gets that lock exclusively therefore knows three things: the worker has ended, none of its
+statements still runs, and while the lock is held exclusively no connection of it can do anything.
 
-    worker A                      advisory lock      worker B
-      |  take: own                  A
-      |  claim, claim, claim        A  <-----------  take: other; B waits a second
-      |  ends, or is killed       (free)
-                                    B  <-----------  take: own
-                                    B                claim, claim, claim
+    worker A                     lock of A            worker B
+      |  connect, lock           shared A A A           |  others: refused, A lives
+      |  one connection is lost  shared A A             |  others: refused, A lives
+      |  kill -9                 (free)                 |  others: free, A may be gone
+                                 (free)                 |  others: free again, A is gone
+                                 EXCLUSIVE B            |  take_over: A's leases end
 
-A lock proves no service, so the others judge the one that holds it. They claim without the lock, which is
-correct and costs more, while it is held
-
-- by a session that is no worker's;
-- by a worker that has run no statement for some seconds: it is frozen, or waits for the broker;
-- by a worker that leaves an event alone for as long, although any claim might take it.
+A free lock proves nothing on a server that never had it: after a restart or a promotion all locks are free.
+So a session counts only once its row is in ``sea_mq_sessions``, an unlogged table, which a crash or a
+promotion empties, and only while the server has not been started again since.
 """
 
 import asyncio
@@ -30,16 +28,15 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.errors import ContractError, StoreUnavailableError, UnavailableError, WorkerError
+from sea_mq_worker.errors import ContractError, StoreUnavailableError, UnavailableError
 from sea_mq_worker.ports import OtherSession
 from sea_mq_worker.postgres.errors import translated
-from sea_mq_worker.postgres.pool import fetch, notice_silence, opening, session_settings
+from sea_mq_worker.postgres.pool import connect, session_settings
 from sea_mq_worker.postgres.queries import load_queries
 
-# --- KeptConnection: one connection direct to the primary, opened again whenever it is lost.
+# --- One connection direct to the primary, opened again whenever it is lost.
 
 _STATEMENT_SECONDS = 5.0
-_CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 30.0
 _CHECK_SECONDS = 1.0
@@ -54,14 +51,11 @@ class KeptConnection:
     """Keeps a connection for what belongs to its session: LISTEN and locks.
 
     Attributes:
-        dsn: of the server.
-        settings: of the session.
         on_open: prepares each new connection, before it becomes ``current``.
         on_held: called when the connection is ``current``.
         on_lost: called when it is so no more, also by ``close``.
         on_failed: called with the error of each failed attempt.
         pause_seconds: delay before a lost connection is replaced; it doubles after each failure.
-        pause_max_seconds: longest delay.
         current: the connection; None while there is none.
         turn: held by whoever uses the connection.
     """
@@ -110,14 +104,13 @@ class KeptConnection:
             await asyncio.sleep(pause_seconds)
 
     async def _hold(self, first_attempt: asyncio.Event) -> None:
-        """Hold a connection until it is lost.
-
-        Raises:
-            StoreUnavailableError: PostgreSQL cannot be reached.
-            ContractError: this is no direct connection, or ``on_open`` is refused.
-        """
-        connection = await _connect_direct(self.dsn, self.settings)
+        """Hold a connection until it is lost; a proxy in between may give its session to others."""
+        connection = await connect(self.dsn, self.settings, statement_seconds=_STATEMENT_SECONDS)
         try:
+            if await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid():
+                raise ContractError(
+                    "LISTEN and locks need a direct connection, and this one leads through a proxy"
+                )
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             await self.on_open(connection)
@@ -129,7 +122,10 @@ class KeptConnection:
             if self.current is not None:
                 self.current = None
                 self.on_lost()
-            await _close_in_time(connection)
+            try:
+                await connection.close(timeout=_CLOSE_SECONDS)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection.terminate()  # it is lost already, or cut off
 
     async def _until_lost(self, connection: asyncpg.Connection, lost: asyncio.Event) -> None:
         """Beat: a connection that is cut off says nothing by itself, nor does one to a former primary."""
@@ -146,80 +142,25 @@ class KeptConnection:
                         return
 
 
-async def _connect_direct(dsn: str, settings: Mapping[str, str]) -> asyncpg.Connection:
-    """Open a connection whose session ends with it.
-
-    Raises:
-        StoreUnavailableError: no primary can be reached.
-        ContractError: a proxy is in between, which may give the session to others.
-    """
-    async with opening(dsn) as address:
-        connection = await asyncpg.connect(
-            **address,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=_STATEMENT_SECONDS,
-            server_settings=dict(settings),
-            target_session_attrs="read-write",
-        )
-    notice_silence(connection)
-    try:
-        pid = await connection.fetchval("SELECT pg_backend_pid()")
-    except BaseException:
-        await _close_in_time(connection)
-        raise
-    if pid != connection.get_server_pid():
-        await _close_in_time(connection)
-        raise ContractError("LISTEN and locks need a direct connection, and this one leads through a proxy")
-    return connection
-
-
-async def _close_in_time(connection: asyncpg.Connection) -> None:
-    """Close within bounds; a connection that is lost already, or cut off, is dropped."""
-    try:
-        await connection.close(timeout=_CLOSE_SECONDS)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        connection.terminate()
-
-
-# --- PostgresWorkerSession: a worker's life as PostgreSQL sees it, by an advisory lock.
-#
-# Every connection of the worker holds the same advisory lock, shared: those of its pools, and one that is
-# there for nothing else. A worker that is killed loses all its connections at once, and with the last of
-# them the lock. Whoever gets that lock exclusively therefore knows three things: the worker has ended, none
-# of its statements still runs, and while the lock is held exclusively no connection of it can do anything.
-#
-#     worker A                     lock of A            worker B
-#       |  connect, lock           shared A A A           |  others: refused, A lives
-#       |  one connection is lost  shared A A             |  others: refused, A lives
-#       |  kill -9                 (free)                 |  others: free, A may be gone
-#                                  (free)                 |  others: free again, A is gone
-#                                  EXCLUSIVE B            |  take_over: A's leases end
-#
-# A free lock proves nothing on a server that never had it: after a restart or a promotion all locks are
-# free. So a session counts only once its row is in ``sea_mq_sessions``, an unlogged table, which a crash or
-# a promotion empties, and only while the server has not been started again since.
+# --- The session of this worker, and those of others.
 
 _LOCK = "SELECT pg_advisory_lock_shared(7184, $1)"
 _CHANNEL = "SELECT 'sea_mq_sessions.' || hashtext(current_schema()::text)::text"
 _RECONNECT_SECONDS = 0.0
 """The first reconnection is immediate: others may conclude from a free lock that this worker has ended."""
 _RECONNECT_MAX_SECONDS = 5.0
-_NEVER = float("-inf")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PostgresWorkerSession:
-    """Holds the lock of this worker, and sees those of others; see ``ports.sessions.WorkerSessions``.
+    """Holds the lock of this worker, and sees those of others; see ``ports.WorkerSessions``.
 
     Attributes:
-        dsn: a direct connection to the server.
-        schema: of the tables.
         worker: name of the worker, for people.
         sides: sides whose leases end with the session.
         silent_seconds: the server ends a silent session no sooner; at least the longest lease, so that leases
             decide about a worker that is cut off.
         on_event: called with the key and the text of what operators should know.
-        clock: monotonic seconds.
         id: of the session; part of the tokens of its leases.
     """
 
@@ -236,11 +177,13 @@ class PostgresWorkerSession:
         self._key = int.from_bytes(bytes.fromhex(self.id), signed=True)
         self._refusal = ""
         self._sql = load_queries("sessions")
-        self._lost_at = _NEVER
+        self._lost_at = float("-inf")
         self._change = asyncio.Event()
+        silent = int(self.silent_seconds) + 1
         self._kept = KeptConnection(
             dsn=self.dsn,
-            settings=session_settings(self.schema, "sea_mq_worker session") | _keepalive(self.silent_seconds),
+            settings=session_settings(self.schema, "sea_mq_worker session")
+            | {"tcp_keepalives_idle": str(silent), "tcp_user_timeout": str(1000 * (silent + 30))},
             on_open=self._open,
             on_held=self._change.set,
             on_lost=self._lost,
@@ -303,7 +246,7 @@ class PostgresWorkerSession:
         if not self._kept.is_closed:
             self.on_event("session_lost", "a new one is opened; until then leases end by their time")
 
-    def _report_refusal(self, error: WorkerError) -> None:
+    def _report_refusal(self, error: UnavailableError | ContractError) -> None:
         """Report once why this worker can have no session; an outage is reported by those who work."""
         if isinstance(error, ContractError) and str(error) != self._refusal:
             self._refusal = str(error)
@@ -313,139 +256,3 @@ class PostgresWorkerSession:
         """Note the end of a pool's connection: it may have been the last one while the own one is lost."""
         if self._kept.current is None:
             self._lost_at = self.clock()
-
-
-def _keepalive(silent_seconds: float) -> dict[str, str]:
-    seconds = int(silent_seconds) + 1
-    return {"tcp_keepalives_idle": str(seconds), "tcp_user_timeout": str(1000 * (seconds + 30))}
-
-
-_IDLE_SECONDS = 5.0
-"""Longer than an idle lane waits between two claims."""
-_OUT_OF_TURN_SECONDS = 30.0
-"""How long a worker that leaves events alone is not waited for."""
-_ASK_SECONDS = 1.0
-"""Least time between two questions for the lock of a worker that claims without it."""
-
-
-class PostgresLaneTurn:
-    """Keeps the lane by one connection of the pool; see ``ports.lane_turn.LaneTurn``."""
-
-    def __init__(
-        self,
-        *,
-        pool: asyncpg.Pool,
-        hold_dead_keys: bool = False,
-        on_event: Callable[[str, str], None] = lambda _event, _text: None,
-        idle_seconds: float = _IDLE_SECONDS,
-    ) -> None:
-        """Run no statement yet.
-
-        Args:
-            pool: direct connections to the server, at least two: the lane keeps one.
-            hold_dead_keys: a DEAD event holds the later events of its key.
-            on_event: called with the key and the text of what operators should know.
-            idle_seconds: time without progress after which the holder of the lane no longer counts.
-        """
-        self._pool = pool
-        self._hold_dead_keys = hold_dead_keys
-        self.on_event = on_event
-        self._idle_seconds = idle_seconds
-        self._sql = load_queries("sessions")
-        self._connection: Any = None
-        self._left_alone: dict[int, float] = {}
-        self._reported = 0
-        self._out_of_turn_until = self._ask_at = _NEVER
-
-    async def take(self) -> bool:
-        """Take the lane, or keep it. After an error the answer is True: the claim meets the same error."""
-        if self._connection is not None and _is_open(self._connection):
-            return True
-        await self._forget()
-        if _now() < self._ask_at:
-            return True
-        try:
-            return await self._try_take()
-        except (StoreUnavailableError, ContractError):
-            return True
-
-    async def fetch(self, statement: str, *args: object) -> Sequence[Any]:
-        """Run a claim on the connection that keeps the lane: the server shows the time of its last one."""
-        try:
-            return await fetch(self._pool, statement, *args, connection=self._connection)
-        except StoreUnavailableError:
-            await self._forget()
-            raise
-
-    async def leave(self) -> None:
-        """Release the lock; if that fails, end the session and the lock with it."""
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with contextlib.suppress(StoreUnavailableError, ContractError):
-            try:
-                await fetch(self._pool, self._sql["leave_lane"], connection=connection)
-            except BaseException:
-                await self._end(connection)
-                raise
-            await self._pool.release(connection)
-
-    async def _forget(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await self._end(connection)
-
-    async def _try_take(self) -> bool:
-        with translated():
-            connection = await self._pool.acquire()
-        try:
-            given = self._idle_seconds, self._hold_dead_keys
-            [row] = await fetch(self._pool, self._sql["take_lane"], *given, connection=connection)
-        except BaseException:
-            await self._end(connection)  # nobody knows whether it has the lock
-            raise
-        if row["own"]:
-            self._connection = connection
-            self._left_alone, self._out_of_turn_until = {}, _NEVER
-            return True
-        await self._pool.release(connection)
-        return self._may_claim(row, _now())
-
-    def _may_claim(self, holder: Any, now: float) -> bool:
-        """Judge the session that has the lane."""
-        self._left_alone = {seq: self._left_alone.get(seq, now) for seq in holder["waiting"]}
-        stalled = any(now - since >= self._idle_seconds for since in self._left_alone.values())
-        if stalled:
-            self._out_of_turn_until = now + _OUT_OF_TURN_SECONDS
-        if stalled or (holder["is_active"] and not holder["is_worker"]):
-            self._report(holder["pid"], holder["name"])
-        served = holder["is_worker"] and holder["is_active"] and now >= self._out_of_turn_until
-        if not served:
-            self._ask_at = now + _ASK_SECONDS
-        return not served
-
-    def _report(self, pid: int, name: str) -> None:
-        if pid != self._reported:
-            self._reported = pid
-            self.on_event(
-                "lane_not_served",
-                f"session {pid} of PostgreSQL (application_name {name!r}) holds the lane of events with "
-                "ordering keys, advisory lock (7182, hashtext(schema)), and leaves events alone; this worker "
-                "claims without the lock",
-            )
-
-    async def _end(self, connection: Any) -> None:
-        if _is_open(connection):
-            connection.terminate()
-        await self._pool.release(connection)
-
-
-def _is_open(connection: Any) -> bool:
-    try:
-        return not connection.is_closed()
-    except asyncpg.InterfaceError:
-        return False  # it was lost, and the pool has taken it back
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -22,10 +22,10 @@ from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.outbox.search import StreamSearches
 from sea_mq_worker.outbox.wakeup import PostgresWakeup
 from sea_mq_worker.ports import JetStreamPublisher, LaneTurn, OutboxRepository, Wakeup
+from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.partitions import PostgresPartitions
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
-from sea_mq_worker.postgres.sessions import PostgresLaneTurn
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop
 from sea_mq_worker.runtime.waiting import PollingWakeup, StoppedError, sleep_or_stop

@@ -127,3 +127,6 @@ CREATE OR REPLACE TRIGGER operator_actions_grow BEFORE UPDATE ON operator_action
 
 COMMENT ON TRIGGER operator_actions_own ON operator_actions IS
     'Refuses to change the record of another login, except by the owner.';
+
+COMMENT ON TABLE handled_messages IS
+    'Messages whose effect the service has committed (sea_mq_worker.producer.once).';

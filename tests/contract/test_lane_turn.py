@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from sea_mq_worker.ports import LaneTurn
-from sea_mq_worker.postgres.sessions import PostgresLaneTurn
+from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
 from tests.support.rows import as_worker, opened
 from tests.support.servers import Database

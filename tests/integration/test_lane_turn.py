@@ -9,8 +9,8 @@ import pytest
 
 from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.ports import OutboxRepository
+from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.migrations import migrate
-from sea_mq_worker.postgres.sessions import PostgresLaneTurn
 from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event, as_worker, opened
 from tests.support.servers import Database

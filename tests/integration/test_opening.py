@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.postgres.pool import fetch, opening
+from sea_mq_worker.postgres.pool import connect, fetch
 from sea_mq_worker.runtime.addresses import with_password_file
 from sea_mq_worker.settings import Settings
 from tests.support.proxy import proxied
@@ -126,7 +126,6 @@ async def test_a_server_that_is_not_postgresql_is_reported_by_its_response(
     port = server.sockets[0].getsockname()[1]
     async with server:
         with pytest.raises(ContractError, match=f"answers at 127.0.0.1:{port} is no PostgreSQL") as refused:
-            async with opening(f"postgresql://u:s3cret@127.0.0.1:{port}/d?sslmode={mode}") as address:
-                await asyncpg.connect(**address)
+            await connect(f"postgresql://u:s3cret@127.0.0.1:{port}/d?sslmode={mode}", {})
     assert str(refused.value).isprintable()
     assert "s3cret" not in str(refused.value)

@@ -15,7 +15,7 @@ PURPOSES = {
     "7180": {"sql/migrations/0001_schema.sql"},
     "7181": {"sql/queries/pipeline_archive.sql"},
     "7182": {
-        "sea_mq_worker/postgres/sessions.py",
+        "sea_mq_worker/postgres/lane.py",
         "sea_mq_worker/doctor/database.py",
         "sql/queries/doctor.sql",
         "sql/queries/sessions.sql",
