@@ -7,11 +7,13 @@ Events carry ids, counts, sizes and reasons, never payloads or credentials.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from sea_mq_worker.ports import Events
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Fields: TypeAlias = Mapping[str, Any]
 Each: TypeAlias = Callable[[], Iterable[Fields]]
 """The field ``each`` of an event that is emitted once per batch: makes the fields of every single event."""
@@ -19,58 +21,47 @@ Each: TypeAlias = Callable[[], Iterable[Fields]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric.
-
-    Attributes:
-        unit: a UCUM unit or, in braces, the counted thing.
-        meaning: the counted or measured quantity; also the help text of the exposition.
-        conclusion: how an operator reads the value.
-        labels: none holds an id, an event type or free text. An event has fields of these names.
-        by: the event's field to count, or to observe: a number, numbers, or a text, which counts as 1 unless
-            it is empty. Without it each event counts as 1.
-    """
+    """One metric."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     unit: str
+    """A UCUM unit or, in braces, the counted thing."""
     meaning: str
+    """The counted or measured quantity; also the help text of the exposition."""
     conclusion: str
+    """How an operator reads the value."""
     labels: tuple[str, ...] = ()
+    """None holds an id, an event type or free text. An event has fields of these names."""
     by: str = ""
+    """The event's field to count, or to observe: a number, numbers, or a text, which counts as 1 unless it is
+    empty. Without it each event counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """One kind of event.
-
-    Attributes:
-        meaning: what happened, and the operator's next step.
-        fields: fields of the log line, beyond those of every line.
-        emitted: fields that ``emit`` takes; other than ``fields`` for an event that is emitted per batch.
-    """
+    """One kind of event."""
 
     key: str
     level: Level
     fields: tuple[str, ...]
+    """Fields of the log line, beyond those of every line."""
     meaning: str
+    """What happened, and the operator's next step."""
     metrics: tuple[Metric, ...]
     emitted: tuple[str, ...]
+    """Fields that ``emit`` takes; other than ``fields`` for an event that is emitted per batch."""
 
 
-def _counter(
-    name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "", by: str = ""
+def _metric(
+    kind: Kind, name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "", by: str = ""
 ) -> Metric:
-    return Metric(f"sea_mq_{name}", "counter", unit, meaning, conclusion, tuple(labels.split()), by)
+    return Metric(f"sea_mq_{name}", kind, unit, meaning, conclusion, tuple(labels.split()), by)
 
 
-def _gauge(name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "") -> Metric:
-    return Metric(f"sea_mq_{name}", "gauge", unit, meaning, conclusion, tuple(labels.split()))
-
-
-def _histogram(
-    name: str, unit: str, meaning: str, conclusion: str, *, labels: str = "", by: str = ""
-) -> Metric:
-    return Metric(f"sea_mq_{name}", "histogram", unit, meaning, conclusion, tuple(labels.split()), by)
+_counter = partial(_metric, "counter")
+_gauge = partial(_metric, "gauge")
+_histogram = partial(_metric, "histogram")
 
 
 def _event(

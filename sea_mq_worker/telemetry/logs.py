@@ -25,44 +25,6 @@ from typing import Any, Literal, TextIO
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.telemetry.events import EVENTS, Fields
 
-# --- Write lines without waiting for a slow or stopped reader.
-
-_PIECE_BYTES = select.PIPE_BUF
-"""Largest write that a ready pipe takes whole, in bytes."""
-
-
-class NonblockingWriter:
-    """Writes lines that the descriptor takes at once; a file always does.
-
-    A write to a full pipe, or to a halted terminal, would block the whole worker.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        """Write to the file descriptor of ``stream``.
-
-        Raises:
-            OSError: ``stream`` has no file descriptor.
-        """
-        self._descriptor = stream.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._descriptor, select.POLLOUT)
-        self._cut = False
-
-    def try_write(self, line: str) -> bool:
-        """Write a line and its end; False: it was not written, or not as a whole.
-
-        Raises:
-            OSError: there is no reader, or no space.
-        """
-        data = f"{line}\n".encode(errors="backslashreplace")
-        if self._cut:
-            data = b"\n" + data
-        while data and self._poll.poll(0):
-            data = data[os.write(self._descriptor, data[:_PIECE_BYTES]) :]
-            self._cut = bool(data)
-        return not data
-
-
 LOGGER = "sea_mq_worker"
 LIBRARIES = ("asyncio", "asyncpg", "httpcore2", "httpx2", "nats", "opentelemetry", "uvicorn")
 Format = Literal["json", "text"]
@@ -75,6 +37,8 @@ _LINES_MAX_FINAL = 20
 """Cap for events that need an operator's action, event by event."""
 _FINAL = frozenset({"event_died", "message_dead_lettered"})
 _CHARS_MAX = 2000
+_PIECE_BYTES = select.PIPE_BUF
+"""Largest write that a ready pipe takes whole, in bytes."""
 
 
 def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A002
@@ -84,38 +48,53 @@ def configure(*, level: str, format: Format, stream: TextIO) -> None:  # noqa: A
     """
     root = logging.getLogger()
     for handler in root.handlers:
-        if isinstance(handler, _WorkerStreamHandler):
+        if isinstance(handler, _WorkerHandler):
             root.removeHandler(handler)
-    writer = _WorkerStreamHandler(stream)
-    writer.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
-    root.addHandler(writer)
+    root.addHandler(_WorkerHandler(stream, format))
     logging.getLogger(LOGGER).setLevel(level.upper())
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
 
 
-class _WorkerStreamHandler(logging.StreamHandler[TextIO]):
-    """Never waits for the reader of the log; counts the lines that could not be written at once."""
+class _WorkerHandler(logging.StreamHandler[TextIO]):
+    """Writes what the stream's descriptor takes at once, and counts the lines that it does not; a file does.
 
-    def __init__(self, stream: TextIO) -> None:
+    A write to a full pipe, or to a halted terminal, would block the whole worker.
+    """
+
+    def __init__(self, stream: TextIO, form: Format) -> None:
         super().__init__(stream)
-        self._writer: NonblockingWriter | None = None
+        self.setFormatter(LineFormatter(form))
         self._lost = 0
-        with contextlib.suppress(OSError):
-            self._writer = NonblockingWriter(stream)
+        self._cut = False
+        self._descriptor = -1
+        self._poll = select.poll()
+        with contextlib.suppress(OSError):  # it has none
+            self._descriptor = stream.fileno()
+            self._poll.register(self._descriptor, select.POLLOUT)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._writer is None:
+        if self._descriptor < 0:
             super().emit(record)
             return
         try:
-            if self._lost and self._writer.try_write(self.format(_lines_lost(self._lost))):
+            if self._lost and self._try_write(_lines_lost(self._lost)):
                 self._lost = 0
-            if self._lost or not self._writer.try_write(self.format(record)):
+            if self._lost or not self._try_write(record):
                 self._lost += 1
         except Exception:  # noqa: BLE001  (no line is worth the work of its caller)
             self._lost += 1
+
+    def _try_write(self, record: logging.LogRecord) -> bool:
+        """Write a record's line; False: it was not written, or not as a whole."""
+        data = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        if self._cut:
+            data = b"\n" + data
+        while data and self._poll.poll(0):
+            data = data[os.write(self._descriptor, data[:_PIECE_BYTES]) :]
+            self._cut = bool(data)
+        return not data
 
 
 def _lines_lost(count: int) -> logging.LogRecord:
@@ -124,46 +103,42 @@ def _lines_lost(count: int) -> logging.LogRecord:
     return logging.makeLogRecord({"name": LOGGER, **level, **extra})
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line, in ASCII: ts, level, event, logger, then message and fields."""
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line of ``json`` in ASCII, or as ``text`` with an exception's frames below."""
+
+    def __init__(self, form: Format) -> None:
+        super().__init__()
+        self._is_json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
+        at = _timestamp(datetime.fromtimestamp(record.created, UTC))
+        event, fields = getattr(record, "event", "logged"), getattr(record, "fields", {})
+        message = record.getMessage()[:_CHARS_MAX] if record.msg else ""
+        error = record.exc_info[1] if record.exc_info else None
+        exception = list(_exception_lines(error)) if error else []
+        if not self._is_json:
+            kind = f"{record.levelname:<7}", "" if event == "logged" else event
+            words = [at, *kind, _escaped(message), *_assignments(fields)]
+            return "\n    ".join([" ".join(filter(None, words)), *map(_escaped, exception)])
         line: dict[str, object] = {
-            "ts": _timestamp(datetime.fromtimestamp(record.created, UTC)),
+            "ts": at,
             "level": record.levelname.lower(),
-            "event": getattr(record, "event", "logged"),
+            "event": event,
             "logger": record.name,
         }
-        if record.msg:
-            line["message"] = _bounded(record.getMessage())
-        line |= {name: _bounded(value) for name, value in _fields(record).items() if name not in line}
-        if record.exc_info and record.exc_info[1]:
-            line["exception"] = "\n".join(_exception_lines(record.exc_info[1]))
+        if message:
+            line["message"] = message
+        line |= {name: _bounded(value) for name, value in fields.items() if name not in line}
+        if exception:
+            line["exception"] = "\n".join(exception)
         return json.dumps(line, default=str)
-
-
-class TextFormatter(logging.Formatter):
-    """Time, level, event, then name=value; an exception's frames follow on separate lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        parts = [_timestamp(datetime.fromtimestamp(record.created, UTC)), f"{record.levelname:<7}"]
-        if event := getattr(record, "event", ""):
-            parts.append(event)
-        if record.msg:
-            parts.append(_escaped(record.getMessage()))
-        parts += _assignments(_fields(record))
-        lines = [" ".join(parts)]
-        if record.exc_info and record.exc_info[1]:
-            lines += [f"    {_escaped(line)}" for line in _exception_lines(record.exc_info[1])]
-        return "\n".join(lines)
 
 
 class LogListener:
     """Turns events into records; events below the logger's level cost almost nothing.
 
-    Args:
-        clock: monotonic seconds.
-        in_text: also put the event and its fields into the record's message, for formatters of others.
+    ``clock`` gives monotonic seconds; ``in_text`` puts the event and its fields into the record's message,
+    too, for formatters of others.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, in_text: bool = False) -> None:
@@ -173,49 +148,37 @@ class LogListener:
         self._kinds: dict[str, _Kind] = {}
 
     def emit(self, key: str, /, **fields: Any) -> None:
-        if self._logger.isEnabledFor(_LEVELS[key]):
-            for each in fields["each"]() if "each" in fields else (fields,):
-                self._write(key, each)
-
-    def _write(self, key: str, fields: Fields) -> None:
         level = _LEVELS[key]
-        values = {name: fields[name] for name in EVENTS[key].fields}
-        if level >= logging.WARNING:
-            suppressed_count = self._suppressed_count(key, fields)
-            if suppressed_count < 0:
-                return
-            if suppressed_count > 0:
-                values["suppressed"] = suppressed_count
-        text = " ".join([key, *_assignments(values)]) if self._in_text else ""
-        self._logger.log(level, text, extra={"event": key, "fields": values})
-
-    def _suppressed_count(self, key: str, fields: Fields) -> int:
-        """Return the number of lines suppressed since the last one of this kind; -1: suppress this line."""
-        kind = self._kinds.setdefault(f"{key} {fields.get('circuit', '')}", _Kind())
-        return kind.count_line(self._clock(), _LINES_MAX_FINAL if key in _FINAL else _LINES_MAX)
+        if not self._logger.isEnabledFor(level):
+            return
+        for each in fields["each"]() if "each" in fields else (fields,):
+            values = {name: each[name] for name in EVENTS[key].fields}
+            if level >= logging.WARNING:
+                kind = self._kinds.setdefault(f"{key} {each.get('circuit', '')}", _Kind())
+                if not kind.count_line(self._clock(), _LINES_MAX_FINAL if key in _FINAL else _LINES_MAX):
+                    continue
+                if kind.suppressed:
+                    values["suppressed"], kind.suppressed = kind.suppressed, 0
+            text = " ".join([key, *_assignments(values)]) if self._in_text else ""
+            self._logger.log(level, text, extra={"event": key, "fields": values})
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines of one kind in the current window."""
+    """Lines of one kind in the current window, and those suppressed since the last line."""
 
     begun: float = float("-inf")
     lines: int = 0
     suppressed: int = 0
 
-    def count_line(self, now: float, lines_max: int) -> int:
+    def count_line(self, now: float, lines_max: int) -> bool:
+        """Return whether the line may be written."""
         if now - self.begun >= _WINDOW_SECONDS:
             self.begun, self.lines = now, 0
-        if self.lines >= lines_max:
-            self.suppressed += 1
-            return -1
-        self.lines += 1
-        before, self.suppressed = self.suppressed, 0
-        return before
-
-
-def _fields(record: logging.LogRecord) -> Fields:
-    return getattr(record, "fields", {})
+        is_written = self.lines < lines_max
+        self.lines += is_written
+        self.suppressed += not is_written
+        return is_written
 
 
 def _timestamp(at: datetime) -> str:
@@ -229,9 +192,7 @@ def _assignments(values: Fields) -> list[str]:
 def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
-    if isinstance(value, datetime):
-        value = _timestamp(value)
-    text = _escaped(str(value))
+    text = _escaped(str(_bounded(value)))
     return f'"{text}"' if " " in text or not text else text
 
 

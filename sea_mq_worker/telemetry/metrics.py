@@ -1,6 +1,5 @@
 """Metrics of events and samples, for Prometheus, OTLP and the page, made from the table of events."""
 
-import re
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ _VALUES_MAX = 64
 """Cap on values of a label, above the number of consumers, circuits and reasons of any worker."""
 _RATE_SECONDS = 10
 _RENDER_SECONDS = 1.0
-_COUNTER = re.compile(r"sea_mq_(?:outbox_|inbox_)?(\w+)_total")
 Side: TypeAlias = Literal["outbox", "inbox"]
 
 
@@ -47,38 +45,33 @@ class _Durations(Histogram):
 class Rate:
     """Events per second over the last ten whole seconds, in a ring of one bucket per second."""
 
-    __slots__ = ("_buckets", "_clock", "_second")
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._second = int(clock())
         self._buckets = [0] * (_RATE_SECONDS + 1)
 
-    def add(self, count: int = 1) -> None:
-        second = int(self._clock())
-        if second != self._second:
-            self._advance(second)
-        self._buckets[second % len(self._buckets)] += count
+    def add(self, count: int) -> None:
+        self._buckets[self._now() % len(self._buckets)] += count
 
     def per_second(self) -> float:
-        second = int(self._clock())
-        self._advance(second)
+        second = self._now()
         whole = sum(self._buckets) - self._buckets[second % len(self._buckets)]
-        return whole / _RATE_SECONDS
+        return round(whole / _RATE_SECONDS, 1)
 
-    def _advance(self, second: int) -> None:
-        """Clear the buckets of the seconds that began since the last call."""
-        size = len(self._buckets)
-        for passed in range(self._second + 1, min(second, self._second + size) + 1):
-            self._buckets[passed % size] = 0
-        self._second = second
+    def _now(self) -> int:
+        """Return the current second; clear the buckets of those that began since the last call."""
+        second, size = int(self._clock()), len(self._buckets)
+        if second != self._second:
+            for passed in range(self._second + 1, min(second, self._second + size) + 1):
+                self._buckets[passed % size] = 0
+            self._second = second
+        return second
 
 
 class Metrics(Collector):
     """Counts events; ``render`` serves scrapes, ``totals`` and ``rates`` serve the page.
 
-    Args:
-        clock: monotonic seconds.
+    ``clock`` gives monotonic seconds.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,7 +89,13 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(self)
-        self._begin_at_zero()
+        # Prometheus sees no increase of a series that begins at 1.
+        self._set("inbox_slow_types", value=0)
+        for side in get_args(Side):
+            self._of("sea_mq_leases_lost_total", side)
+            self._of("sea_mq_leases_taken_over_total", side)
+        for event in NOTICES:
+            self._of("sea_mq_notices_total", event)
 
     def emit(self, key: str, /, **fields: Any) -> None:
         if key == "circuit_opened" and fields["circuit"] in self._open_circuits:
@@ -162,25 +161,16 @@ class Metrics(Collector):
 
     def rates(self) -> Mapping[str, float]:
         """Return the published and processed rates of the last seconds, per second."""
-        return {name: round(rate.per_second(), 1) for name, rate in self._rates.items()}
+        return {name: rate.per_second() for name, rate in self._rates.items()}
 
     def totals(self) -> Mapping[str, float]:
-        """Return the nonzero totals since the start, over all labels."""
-        sums = {
-            counter[1]: sum(s.value for s in next(iter(instrument.collect())).samples if s.name == name)
-            for name, instrument in self._instruments.items()
-            if (counter := _COUNTER.fullmatch(name))
-        }
-        return {name: total for name, total in sums.items() if total}
-
-    def _begin_at_zero(self) -> None:
-        """Create known series at 0: Prometheus sees no increase of a series that begins at 1."""
-        self._set("inbox_slow_types", value=0)
-        for side in get_args(Side):
-            self._of("sea_mq_leases_lost_total", side)
-            self._of("sea_mq_leases_taken_over_total", side)
-        for event in NOTICES:
-            self._of("sea_mq_notices_total", event)
+        """Return the nonzero totals since the start, by short names such as ``published``."""
+        found = {}
+        for metric, family in zip(METRICS, self.collect(), strict=True):
+            if metric.kind == "counter" and (total := sum(sample.value for sample in family.samples)):
+                name = metric.name.removeprefix("sea_mq_").removesuffix("_total")
+                found[name.removeprefix("outbox_").removeprefix("inbox_")] = total
+        return found
 
     def _count(self, metric: Metric, fields: Mapping[str, Any]) -> None:
         instrument = self._of(metric.name, *(str(fields[name]) for name in metric.labels))
@@ -201,11 +191,9 @@ class Metrics(Collector):
         bounded = []
         for place, value in enumerate(labels):
             known = self._known.setdefault((name, place), set())
-            if value in known or len(known) < _VALUES_MAX:
+            if len(known) < _VALUES_MAX:
                 known.add(value)
-                bounded.append(value)
-            else:
-                bounded.append("other")
+            bounded.append(value if value in known else "other")
         instrument = self._instruments[name]
         series = instrument.labels(*bounded) if bounded else instrument
         if "other" not in bounded:
@@ -214,12 +202,7 @@ class Metrics(Collector):
 
 
 def _instrument(metric: Metric) -> Counter | Gauge | _Durations:
-    match metric.kind:
-        case "counter":
-            return Counter(metric.name, metric.meaning, metric.labels, registry=None)
-        case "gauge":
-            return Gauge(metric.name, metric.meaning, metric.labels, registry=None)
-        case "histogram":
-            return _Durations(
-                metric.name, metric.meaning, metric.labels, registry=None, buckets=BOUNDS_SECONDS
-            )
+    if metric.kind == "histogram":
+        return _Durations(metric.name, metric.meaning, metric.labels, registry=None, buckets=BOUNDS_SECONDS)
+    kind = Counter if metric.kind == "counter" else Gauge
+    return kind(metric.name, metric.meaning, metric.labels, registry=None)
