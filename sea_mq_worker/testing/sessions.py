@@ -41,7 +41,7 @@ class SessionTable:
 
 
 class InMemorySessions:
-    """A ``SessionTable`` as one worker sees it; see ``ports.sessions.WorkerSessions``."""
+    """A ``SessionTable`` as one worker sees it; see ``ports.WorkerSessions``."""
 
     def __init__(self, *, table: SessionTable, session: str, worker: str, sides: Sequence[str]) -> None:
         """Begin a session."""
@@ -84,7 +84,7 @@ class InMemoryLane:
 
 
 class InMemoryLaneTurn:
-    """One worker's turn in an ``InMemoryLane``; see ``ports.lane_turn.LaneTurn``."""
+    """One worker's turn in an ``InMemoryLane``; see ``ports.LaneTurn``."""
 
     def __init__(self, lane: InMemoryLane) -> None:
         self._lane = lane
@@ -112,7 +112,7 @@ class InMemoryPartitions:
     days: set[date] | None = field(default_factory=set)
 
     async def make(self, *, days_ahead: int) -> Sequence[str]:
-        """Make the missing ones; see ``ports.partitions.Partitions``."""
+        """Make the missing ones; see ``ports.Partitions``."""
         if self.days is None:
             return []
         wanted = [self.today() + timedelta(days=ahead) for ahead in range(days_ahead + 1)]
