@@ -37,64 +37,33 @@ from sea_mq_worker.nats.errors import (
     plain,
 )
 
-_WORD = r"([^ \t\r\n]+)"
-_BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
+# --- nats-py, repaired.
+
 _JWT = re.compile(rb"-+BEGIN NATS USER JWT-+\s+(\S+)\s")
 _SEED = re.compile(rb"-+BEGIN USER NKEY SEED-+\s+(\S+)\s")
-
+_WORD = r"([^ \t\r\n]+)"
+_BEGINNING = rf"{_WORD}[ \t]+{_WORD}[ \t]+({_WORD}[ \t]+)?"
 _KNOWN_NAME_BYTES_MAX = 64
 
 
-def _header_name(raw: bytes) -> str:
-    """Decode a header's name; empty if it is not a valid one."""
-    name = raw.strip().decode("ascii", "replace")
-    return name if name.isascii() and name.split() == [name] else ""
+def sign_in(file: Path, nonce: str, *, with_jwt: bool) -> tuple[str, bytes, bytes]:
+    """Sign with the credentials in a file (JWT and seed, or an nkey's seed alone), as they are now.
 
-
-_known_header_name = lru_cache(maxsize=256)(_header_name)
-"""For short names, of which the messages of a stream have the same few; long ones would fill the memory."""
-
-
-class FileCredentials:
-    """Signs logins with credentials from a file that is read at each login, so new ones need no restart.
-
-    nats-py reads a credentials file at each login, too, but hangs on a file without a JWT, crashes on a
-    partly written one, and keeps sending a seed file's first public key.
-
-    Args:
-        path: a credentials file (JWT and seed), or an nkey's seed alone.
-        with_jwt: whether the file is a credentials file.
-
-    Attributes:
-        jwt: the JWT at the latest signature; empty for an nkey.
-        public_key: the public key at the latest signature.
+    Return the public key, the JWT and the signature. nats-py reads the file at each login, too, but hangs on
+    a file without a JWT, crashes on a partly written one, and keeps sending a seed file's first public key.
+    It raises OSError for a file that cannot be read, nats.errors.Error for one without usable credentials.
     """
-
-    def __init__(self, path: str, *, with_jwt: bool) -> None:
-        self.jwt = b""
-        self.public_key = ""
-        self._path = Path(path)
-        self._with_jwt = with_jwt
-
-    def sign(self, nonce: str) -> bytes:
-        """Read the file and sign.
-
-        Raises:
-            OSError: the file cannot be read.
-            nats.errors.Error: the file holds no usable credentials.
-        """
-        content = self._path.read_bytes()
-        jwt, seed = _JWT.search(content), _SEED.search(content)
-        try:
-            pair = nkeys.from_seed(bytearray(seed[1] if self._with_jwt and seed else content.strip()))
-            self.public_key = pair.public_key.decode()
-            signature = base64.b64encode(pair.sign(nonce.encode()))
-        except (nkeys.NkeysError, ValueError, TypeError):
-            raise nats.errors.Error(f"nats: there is no usable nkey seed in {self._path}") from None
-        if self._with_jwt and not jwt:
-            raise nats.errors.Error(f"nats: there is no user JWT in {self._path}")
-        self.jwt = jwt[1] if jwt else b""
-        return signature
+    content = file.read_bytes()
+    jwt, seed = _JWT.search(content), _SEED.search(content)
+    try:
+        pair = nkeys.from_seed(bytearray(seed[1] if with_jwt and seed else content.strip()))
+        public_key = pair.public_key.decode()
+        signature = base64.b64encode(pair.sign(nonce.encode()))
+    except (nkeys.NkeysError, ValueError, TypeError):
+        raise nats.errors.Error(f"nats: there is no usable nkey seed in {file}") from None
+    if with_jwt and not jwt:
+        raise nats.errors.Error(f"nats: there is no user JWT in {file}")
+    return public_key, jwt[1] if jwt else b"", signature
 
 
 def _with_globals(method: Any, **names: object) -> Any:
@@ -115,6 +84,16 @@ class _Parser(Parser):
         MSG_RE=re.compile(rf"\AMSG[ \t]+{_BEGINNING}(\d+)\r\n".encode()),
         HMSG_RE=re.compile(rf"\AHMSG[ \t]+{_BEGINNING}(\d+)[ \t]+(\d+)\r\n".encode()),
     )
+
+
+def _header_name(raw: bytes) -> str:
+    """Decode a header's name; empty if it is not a valid one."""
+    name = raw.strip().decode("ascii", "replace")
+    return name if name.isascii() and name.split() == [name] else ""
+
+
+_known_header_name = lru_cache(maxsize=256)(_header_name)
+"""For short names, of which the messages of a stream have the same few; long ones would fill the memory."""
 
 
 class ResilientClient(Client):
@@ -163,17 +142,18 @@ class ResilientClient(Client):
             await self._process_op_err(ConnectionResetError("the socket is closed"))
 
     def _setup_nkeys_connect(self) -> None:
-        path, with_jwt = self._user_credentials or self._nkeys_seed, self._user_credentials is not None
-        login = FileCredentials(str(path), with_jwt=with_jwt)
-        login.sign("")  # report unusable credentials now, before a server requests them
+        """Read the file at each login, so new credentials need no restart."""
+        file, with_jwt = Path(str(self._user_credentials or self._nkeys_seed)), bool(self._user_credentials)
+        jwt = b""
 
         def sign(nonce: str) -> bytes:
-            signature = login.sign(nonce)
-            self._public_nkey = login.public_key
+            nonlocal jwt
+            self._public_nkey, jwt, signature = sign_in(file, nonce, with_jwt=with_jwt)
             return signature
 
+        sign("")  # report unusable credentials now, before a server requests them
         self._signature_cb = sign
-        self._user_jwt_cb = (lambda: bytearray(login.jwt)) if with_jwt else None
+        self._user_jwt_cb = (lambda: bytearray(jwt)) if with_jwt else None
 
     def _connect_command(self) -> bytes:
         """Refuse to log in, or to send anything, in plain text where TLS is demanded."""
@@ -259,6 +239,8 @@ class ResilientClient(Client):
         return super()._build_message(sid, subject.decode(errors="replace").encode(), reply, data, headers)
 
 
+# --- The connection.
+
 PENDING_BYTES_MAX = 8 * 1024 * 1024
 """Bytes that nats-py buffers before a publish waits for the socket; the publishers stay below it."""
 
@@ -278,40 +260,70 @@ Listener: TypeAlias = Callable[[str, str], None]
 
 
 class NatsConnection:
-    """One nats-py client, shared by publishers and consumers.
+    """One nats-py client, shared by publishers and consumers; ``connect`` opens it."""
 
-    Attributes:
-        client: for publish and subscribe.
-        domain: of the JetStream to use; empty for the connected server's own.
-        refused: has an error once the first connect was refused as often as there are servers.
-        replies_denied: the server forwards no reply to this connection, so no request has an answer. It has
-            dropped the subscriptions and takes others once the user may subscribe again, which it does not
-            report. So the connection is renewed, again and again.
-        last_error: the latest one that nats-py reported.
-    """
-
-    def __init__(
-        self,
-        on_event: Listener,
-        *,
-        domain: str = "",
-        ignore_discovered: bool = False,
-    ) -> None:
+    def __init__(self, on_event: Listener, *, domain: str = "", ignore_discovered: bool = False) -> None:
         self.domain = domain
+        """Of the JetStream to use; empty for the connected server's own."""
         self.client = ResilientClient()
-        self.refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self.last_error: Exception = TimeoutError("no answer")
+        self.replies_denied = False
+        """The server forwards no reply to this connection, so no request has an answer. It has dropped the
+        subscriptions and takes others once the user may subscribe again, which it does not report. So the
+        connection is renewed, again and again."""
+        self._last_error: Exception = TimeoutError("no answer")
+        self._refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._refusals = 0
+        self._refused_at: float | None = None
+        self._denials = 0
+        self._pending_requests: dict[asyncio.Future[str], str] = {}
         self._ignore_discovered = ignore_discovered
         self._round: list[str] = []
         self._rounds = 0
         self._tried_at: dict[str, float] = {}
         self._listeners: list[Listener] = [on_event]
-        self.replies_denied = False
-        self._denials = 0
-        self._pending_requests: dict[asyncio.Future[str], str] = {}
-        self._refused_at: float | None = None
-        self._refusals = 0
         self._closing = False
+
+    async def open(self, timeout_seconds: float, **options: Any) -> None:
+        """Connect for the first time, with options of nats-py.
+
+        The time is limited here: with unlimited reconnects nats-py never ends the first connect. It ends as
+        well once the connect was refused as often as there are servers.
+        """
+        if options["tls_handshake_first"]:
+            self._last_error = TimeoutError(f"no answer; {NO_HANDSHAKE_FIRST}")
+        attempt: asyncio.Future[Any] = asyncio.ensure_future(
+            self.client.connect(
+                connect_timeout=cast("int", min(timeout_seconds, _HANDSHAKE_SECONDS_MAX)),
+                max_outstanding_pings=_PINGS_UNANSWERED_MAX,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=_RECONNECT_WAIT_SECONDS,
+                pending_size=PENDING_BYTES_MAX,
+                flush_timeout=timeout_seconds,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                reconnect_to_server_handler=self.next_server,
+                **options,
+            )
+        )
+        either: set[asyncio.Future[Any]] = {attempt, self._refused}
+        try:
+            await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not attempt.done():
+                raise self._refused.result() if self._refused.done() else self._last_error
+            attempt.result()
+        finally:
+            while (
+                not attempt.done()
+            ):  # a time limit inside that ends at the same moment swallows a cancellation
+                attempt.cancel()
+                await asyncio.wait({attempt}, timeout=_CLOSE_SECONDS_MAX)
+            _ignore_error(attempt)
+        if (uri := self.client.connected_url) is not None:
+            self._tried_at[uri.netloc] = asyncio.get_running_loop().time()  # so it is not tried again at once
+        if self.server_version < _SERVER_MIN:
+            found, wanted = (".".join(map(str, version)) for version in (self.server_version, _SERVER_MIN))
+            raise ContractError(f"nats-server {found} is too old for the worker; it needs {wanted} or newer")
 
     @property
     def is_connected(self) -> bool:
@@ -323,8 +335,8 @@ class NatsConnection:
         """Why the connection is down, with the fix if the server refuses it; empty while it is up."""
         if self.is_connected:
             return self._denial if self.replies_denied else ""
-        reason = plain(self.last_error)
-        if is_refusal(self.last_error):
+        reason = plain(self._last_error)
+        if is_refusal(self._last_error):
             return f"the server refuses the worker ({reason}): correct its credentials, or the server's"
         return f"the connection is down ({reason})"
 
@@ -351,7 +363,6 @@ class NatsConnection:
         return "" if self.domain else self.client.server_domain
 
     def api_subject(self, subject: str) -> str:
-        """Return the full subject of a request to the JetStream API."""
         return f"$JS.{self.domain}.API.{subject}" if self.domain else f"$JS.API.{subject}"
 
     def listen(self, listener: Listener) -> None:
@@ -359,11 +370,9 @@ class NatsConnection:
         self._listeners.append(listener)
 
     async def request(self, subject: str, body: bytes, *, timeout_seconds: float) -> bytes:
-        """Send a request and return the body of its reply; a permission error is raised at once.
+        """Send a request and return the body of its reply; raise nats-py's errors.
 
-        Raises:
-            ContractError: the worker has no permission to send the request, or to receive replies.
-            nats.errors.Error: as nats-py.
+        Raise ContractError at once without the permission to send the request, or to receive replies.
         """
         self.check_replies_allowed()
         answer = asyncio.ensure_future(self.client.request(subject, body, timeout=timeout_seconds))
@@ -386,11 +395,7 @@ class NatsConnection:
         raise PublishDeniedError(f"the user has no permission to publish to {where}; grant it")
 
     def check_replies_allowed(self) -> None:
-        """Raise if the server denies the subscriptions that receive replies.
-
-        Raises:
-            ContractError: it does.
-        """
+        """Raise ContractError if the server denies the subscriptions that receive replies."""
         if self.replies_denied:
             raise ContractError(self._denial)
 
@@ -418,22 +423,21 @@ class NatsConnection:
             self.client.abort()
 
     def emit(self, event: str, text: str) -> None:
-        """Call every listener with an event."""
         for listener in self._listeners:
             with contextlib.suppress(Exception):
                 listener(event, text)
 
-    async def on_error(self, error: Exception) -> None:
-        if error is self.last_error:
+    async def _on_error(self, error: Exception) -> None:
+        if error is self._last_error:
             return None  # nats-py reports some errors twice
-        self.last_error = error
+        self._last_error = error
         if not is_refusal(error):
             self._refused_at = None
         elif self._refused_at is None:
             self._refused_at = asyncio.get_running_loop().time()
         self._refusals += is_refusal(error)
-        if self._refusals >= len(self.client.servers) and not self.refused.done():
-            self.refused.set_result(error)
+        if self._refusals >= len(self.client.servers) and not self._refused.done():
+            self._refused.set_result(error)
         denied = _DENIED.search(str(error))
         if not denied:
             return self.emit("error", plain(error))
@@ -466,18 +470,13 @@ class NatsConnection:
         self._tried_at[name] = now
         return known[name], _RECONNECT_WAIT_SECONDS if was_tried else 0.0
 
-    def note_attempt(self) -> None:
-        """Note that the connected server was just tried: it is not tried again at once."""
-        if (uri := self.client.connected_url) is not None:
-            self._tried_at[uri.netloc] = asyncio.get_running_loop().time()
-
-    async def on_disconnected(self) -> None:
+    async def _on_disconnected(self) -> None:
         self._round = []
         self.replies_denied = False  # a reconnect tells it anew, before it is complete
         if not self._closing:
-            self.emit("disconnected", plain(self.last_error))
+            self.emit("disconnected", plain(self._last_error))
 
-    async def on_reconnected(self) -> None:
+    async def _on_reconnected(self) -> None:
         self._refused_at = None
         if not self.replies_denied:
             self._denials = 0
@@ -497,7 +496,7 @@ class NatsConnection:
 
 
 def _request_key(subject: str) -> str:
-    """Return the request without its prefix: an account may map another account's API to its own prefix."""
+    """Drop the prefix of a request: an account may map another account's API to its own prefix."""
     return subject.lower().partition(".api.")[2] or subject.lower()
 
 
@@ -534,21 +533,16 @@ async def connect(
     JetStream; ``ignore_discovered`` keeps to ``urls``, whatever servers the cluster names; a dead peer is
     noticed after about three ping intervals.
 
-    Raises:
-        BrokerUnavailableError: no server answers.
-        ContractError: all servers that answer refuse the credentials or the TLS handshake, or the server is
-            too old, or a file cannot be read.
+    Raise BrokerUnavailableError if no server answers. Raise ContractError if all that answer refuse the
+    credentials or the TLS handshake, if the server is too old, or if a file cannot be read.
     """
     servers = [urls] if isinstance(urls, str) else list(urls)
     where = ", ".join(url.rpartition("@")[2] for url in servers)
     if any("@" in url for url in servers):
         raise ContractError(f"{where}: credentials do not belong into the URL; set user, password or token")
     connection = NatsConnection(on_event, domain=domain, ignore_discovered=ignore_discovered)
-    if handshake_first:
-        connection.last_error = TimeoutError(f"no answer; {NO_HANDSHAKE_FIRST}")
     try:
-        await _first_connect(
-            connection,
+        await connection.open(
             connect_timeout_seconds,
             servers=servers,
             name=name,
@@ -571,45 +565,6 @@ async def connect(
     return connection
 
 
-def _check_version(connection: NatsConnection) -> None:
-    found = connection.server_version
-    if found < _SERVER_MIN:
-        texts = [".".join(map(str, version)) for version in (found, _SERVER_MIN)]
-        raise ContractError(f"nats-server {texts[0]} is too old for the worker; it needs {texts[1]} or newer")
-
-
-async def _first_connect(connection: NatsConnection, timeout_seconds: float, **options: Any) -> None:
-    """Limit the first connect: with unlimited reconnects nats-py never ends it."""
-    attempt: asyncio.Future[Any] = asyncio.ensure_future(
-        connection.client.connect(
-            connect_timeout=cast("int", min(timeout_seconds, _HANDSHAKE_SECONDS_MAX)),
-            max_outstanding_pings=_PINGS_UNANSWERED_MAX,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=_RECONNECT_WAIT_SECONDS,
-            pending_size=PENDING_BYTES_MAX,
-            flush_timeout=timeout_seconds,
-            error_cb=connection.on_error,
-            disconnected_cb=connection.on_disconnected,
-            reconnected_cb=connection.on_reconnected,
-            reconnect_to_server_handler=connection.next_server,
-            **options,
-        )
-    )
-    either: set[asyncio.Future[Any]] = {attempt, connection.refused}
-    try:
-        await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not attempt.done():
-            raise connection.refused.result() if connection.refused.done() else connection.last_error
-        attempt.result()
-        connection.note_attempt()
-        _check_version(connection)
-    finally:
-        while not attempt.done():  # a time limit inside that ends at the same moment swallows a cancellation
-            attempt.cancel()
-            await asyncio.wait({attempt}, timeout=_CLOSE_SECONDS_MAX)
-        _ignore_error(attempt)
-
-
 async def api(
     connection: NatsConnection,
     subject: str,
@@ -619,10 +574,8 @@ async def api(
 ) -> dict[str, Any]:
     """Send a request to the JetStream API and return the reply.
 
-    Raises:
-        BrokerUnavailableError: no reply, no leader, or a transient error.
-        ApiRefusedError: a lasting error; ``code`` is 404 if the stream, consumer or message does not exist.
-        ContractError: the worker has no permission to send the request.
+    Raise BrokerUnavailableError without a reply or leader and for a transient error, ApiRefusedError for a
+    lasting one, and ContractError without the permission to send the request.
     """
     full = connection.api_subject(subject)
     if not connection.is_connected:

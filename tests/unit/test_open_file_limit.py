@@ -13,7 +13,7 @@ from sea_mq_worker.errors import (
     StoreUnavailableError,
     UnavailableError,
 )
-from sea_mq_worker.nats.connection import FileCredentials
+from sea_mq_worker.nats.connection import sign_in
 from sea_mq_worker.nats.errors import connect_failed, is_refusal
 from sea_mq_worker.operators.definitions import definitions
 from sea_mq_worker.postgres.pool import check_files
@@ -28,11 +28,11 @@ def test_statements_need_no_descriptor() -> None:
 
 
 def test_credentials_that_cannot_be_opened_now_are_no_refusal(tmp_path: Path) -> None:
-    login = FileCredentials(str(tmp_path / "own.creds"), with_jwt=True)
+    file = tmp_path / "own.creds"
     with pytest.raises(FileNotFoundError) as missing:
-        login.sign("")
+        sign_in(file, "", with_jwt=True)
     with no_descriptors_to_spare(), pytest.raises(OSError, match="Too many open files") as short:
-        login.sign("")
+        sign_in(file, "", with_jwt=True)
     assert is_refusal(missing.value)
     assert not is_refusal(short.value)
 
