@@ -1,4 +1,4 @@
-"""Classifies errors of nats-py and of the JetStream API by the worker's reaction."""
+"""Errors of nats-py and of the JetStream API, translated into the classes by which the worker reacts."""
 
 import json
 import ssl
@@ -9,30 +9,6 @@ import nats.errors
 
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerError, is_shortage
 
-
-def parse(data: bytes) -> dict[str, Any]:
-    """Parse a reply; return an empty object unless it is a JSON object whose error is an object."""
-    try:
-        parsed = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(parsed, dict):
-        return {}
-    if parsed.get("error") and not isinstance(parsed["error"], dict):
-        return {}
-    return parsed
-
-
-def number(answer: Mapping[str, Any], name: str) -> int:
-    """Return a count or code from a reply; 0 if it is not a number."""
-    value = answer.get(name)
-    return max(0, value) if is_number(value) else 0
-
-
-def is_number(value: object) -> TypeGuard[int]:
-    return type(value) is int
-
-
 STREAMS_APPLY = "`python -m sea_mq_worker streams apply`"
 
 _REFUSALS = ("authorization", "authentication", "user jwt", "account", "nkey", "certificate", "no tls")
@@ -42,8 +18,6 @@ _TLS_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 """Errors of a connection that broke or closed during TLS: an outage, and no refusal."""
 _LASTING = frozenset({10012, 10047, 10052, 10057, 10074})
 """Lasting errors with code 500: a bad or forbidding configuration, too little storage, too many replicas."""
-
-
 _NO_INFO = "expecting INFO"
 _HANDSHAKE_FIRST = "a server with handshake_first needs SEA_MQ_NATS_TLS_HANDSHAKE_FIRST=true"
 NO_HANDSHAKE_FIRST = "unset SEA_MQ_NATS_TLS_HANDSHAKE_FIRST unless the server has handshake_first"
@@ -52,16 +26,13 @@ _NO_TLS_YET = "WRONG_VERSION_NUMBER"
 
 
 class ApiRefusedError(ContractError):
-    """The JetStream API replied with a lasting error: a retry does not help.
-
-    Attributes:
-        code: as in HTTP: 400 for a bad request, 404 for a missing object.
-        err_code: JetStream's own number, exact where ``code`` is not.
-    """
+    """The JetStream API replied with a lasting error: a retry does not help."""
 
     def __init__(self, subject: str, error: Mapping[str, Any]) -> None:
         self.code = number(error, "code")
+        """As in HTTP: 400 for a bad request, 404 for a missing object."""
         self.err_code = number(error, "err_code")
+        """JetStream's own number, exact where ``code`` is not."""
         super().__init__(f"{subject}: {error.get('description', 'refused')} ({self.code}/{self.err_code})")
 
 
@@ -73,9 +44,7 @@ def is_refusal(error: BaseException) -> bool:
     """Return whether the server refuses the worker, so that a retry does not help."""
     if isinstance(error, _TLS_CUT):
         return False
-    if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError):
-        return True
-    if _cannot_read(error):
+    if isinstance(error, ssl.SSLError | nats.errors.AuthorizationError) or _cannot_read(error):
         return True
     text = str(error).lower()
     return (
@@ -120,3 +89,26 @@ def api_failed(subject: str, error: Mapping[str, Any]) -> WorkerError:
     if refused.err_code not in _LASTING and (refused.code == 429 or refused.code >= 500):  # noqa: PLR2004
         return BrokerUnavailableError(str(refused))
     return refused
+
+
+# --- Replies, whose form anybody could have made.
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Parse a reply; return an empty object unless it is a JSON object whose error is an object."""
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    is_reply = isinstance(parsed, dict) and isinstance(parsed.get("error") or {}, dict)
+    return parsed if is_reply else {}
+
+
+def number(answer: Mapping[str, Any], name: str) -> int:
+    """Return a count or code from a reply; 0 if it is not a number."""
+    value = answer.get(name)
+    return max(0, value) if is_number(value) else 0
+
+
+def is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int

@@ -1,12 +1,13 @@
-"""Headers of a published event: message id, CloudEvents 1.0 in binary mode, trace context, the row's own.
+"""Headers of an event in one table, and their form on the wire.
 
-The row's own headers are delivered as they are (Open Outbox, headers). A header that cannot be delivered
-unaltered, or that the server would take for the worker's, is refused.
+An event has a message id, CloudEvents 1.0 in binary mode, a trace context, and the row's own headers, which
+are delivered as they are (Open Outbox, headers). A header that cannot be delivered unaltered, or that the
+server would take for the worker's, is refused.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property, lru_cache
@@ -88,7 +89,6 @@ def encode(message: OutboundMessage, max_payload: int) -> EncodedMessage | str:
 
 
 def too_large(size: int, max_payload: int) -> str:
-    """Return the error of a message that exceeds the server's max_payload."""
     return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
 
 
@@ -96,11 +96,6 @@ def validation_error(message: OutboundMessage, max_payload: int) -> str:
     """Return why a message can never be sent unaltered; empty: it can be sent."""
     ready = encode(message, max_payload)
     return ready if isinstance(ready, str) else ""
-
-
-def header_block(lines: Sequence[str]) -> bytes:
-    """Encode valid header lines as a header block."""
-    return "\r\n".join(["NATS/1.0", *lines, "\r\n"]).encode()
 
 
 def header_lines(headers: Mapping[str, str]) -> list[str]:
@@ -117,7 +112,7 @@ def _encoded(headers: Mapping[str, str]) -> bytes | str:
         problems = ((name, header_problem(name, value)) for name, value in headers.items())
         return next(f"header {name[:64]!r} {problem}" for name, problem in problems if problem)
     try:
-        return header_block(header_lines(headers))
+        return "\r\n".join(["NATS/1.0", *header_lines(headers), "\r\n"]).encode()
     except UnicodeEncodeError:
         return "a header has a character that UTF-8 cannot encode"
 
@@ -183,49 +178,31 @@ class EventHeader(NamedTuple):
 AGGREGATE = "aggregate_type/aggregate_id"
 """Two columns in one value."""
 
+# fmt: off
 EVENT_HEADERS = (
     EventHeader(MSG_ID, "ID of the event, a UUID", "id", required=True),
     EventHeader("ce-id", "ID of the event, a UUID", "id", required=True),
-    EventHeader(
-        "ce-source", "CloudEvents source", made=lambda kind: kind.source, of_type=True, required=True
-    ),
-    EventHeader("ce-specversion", "1.0", made=lambda _kind: "1.0", of_type=True, required=True),
-    EventHeader(
-        "ce-type",
-        "type of the event",
-        made=lambda kind: percent_encoded(kind.event_type),
-        of_type=True,
-        required=True,
-    ),
+    EventHeader("ce-source", "CloudEvents source",
+                made=lambda kind: kind.source, of_type=True, required=True),
+    EventHeader("ce-specversion", "1.0",
+                made=lambda _kind: "1.0", of_type=True, required=True),
+    EventHeader("ce-type", "type of the event",
+                made=lambda kind: percent_encoded(kind.event_type), of_type=True, required=True),
     EventHeader("ce-subject", "aggregate type and ID, as type/ID", AGGREGATE, made=percent_encoded),
     EventHeader("ce-time", "time of the event (RFC 3339)", "occurred_at", made=rfc3339, required=True),
-    EventHeader(
-        "ce-eventversion",
-        "version of the event's schema",
-        made=lambda kind: str(kind.event_version),
-        of_type=True,
-    ),
+    EventHeader("ce-eventversion", "version of the event's schema",
+                made=lambda kind: str(kind.event_version), of_type=True),
     EventHeader("ce-correlationid", "ID of the business process", "correlation_id", field="correlation_id"),
-    EventHeader(
-        "ce-causationid", "ID of the message that caused the event", "causation_id", field="causation_id"
-    ),
-    EventHeader(
-        "ce-partitionkey",
-        "routing hint",
-        "partition_key",
-        made=percent_encoded,
-    ),
-    EventHeader(
-        "ce-datacontenttype",
-        "application/json",
-        made=lambda _kind: "application/json",
-        of_type=True,
-        own=True,
-    ),
+    EventHeader("ce-causationid", "ID of the message that caused the event", "causation_id",
+                field="causation_id"),
+    EventHeader("ce-partitionkey", "routing hint", "partition_key", made=percent_encoded),
+    EventHeader("ce-datacontenttype", "application/json",
+                made=lambda _kind: "application/json", of_type=True, own=True),
     EventHeader("ce-dataschema", "URI of the payload's schema", own=True),
     EventHeader("traceparent", "W3C trace context", own=True),
     EventHeader("tracestate", "W3C trace context", own=True),
 )
+# fmt: on
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _IDENTITY_HEADERS = ("ce-type", "ce-subject")
@@ -243,11 +220,7 @@ class NatsMsgId(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "NatsMsgId":
-        """Read ``Nats-Msg-Id``, or else ``ce-id``; the names of ``headers`` are in lower case.
-
-        Raises:
-            InvalidMessageError: neither is there, or it is not a UUID.
-        """
+        """Read ``Nats-Msg-Id`` or ``ce-id`` by names in lower case; raise InvalidMessageError for none."""
         found = headers.get(MSG_ID.lower()) or headers.get("ce-id")
         if not found:
             raise InvalidMessageError("INVALID_MESSAGE_ID", "neither Nats-Msg-Id nor ce-id is there")
@@ -265,14 +238,11 @@ class CorrelationContext(NamedTuple):
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "CorrelationContext":
         """Read the headers, whose names are in lower case; what is not a UUID counts as missing."""
-        return cls(**{field: _uuid_or_none(headers.get(name)) for field, name in _CORRELATION})
+        found = {field: headers.get(name, "").lower() for field, name in _CORRELATION}
+        return cls(**{field: text if _UUID.fullmatch(text) else None for field, text in found.items()})
 
 
 _CORRELATION = tuple((header.field, header.name) for header in EVENT_HEADERS if header.field)
-
-
-def _uuid_or_none(text: str | None) -> str | None:
-    return text.lower() if text and _UUID.fullmatch(text.lower()) else None
 
 
 def is_same_message(
@@ -321,7 +291,7 @@ def trace_context(metadata: str) -> dict[str, str]:
 
 
 def valid_trace_context(carrier: Mapping[str, object]) -> dict[str, str]:
-    """Return only the well-formed trace headers of ``carrier``; others are untrusted text."""
+    """Return the well-formed trace headers of ``carrier``; others are untrusted text."""
     parent = carrier.get("traceparent")
     if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
         return {}

@@ -2,7 +2,8 @@
 
 ``config`` keeps the raw configuration, for comparisons with definition files and for options that a single
 caller checks; every other module reads typed fields. Each request raises BrokerUnavailableError if the server
-did not answer, and ContractError if the worker has no permission for it.
+did not answer, and ContractError if the worker has no permission for it. ``find_`` returns None for what does
+not exist; the others raise ContractError then, and name the fix.
 """
 
 import time
@@ -26,56 +27,50 @@ PULL_SECONDS_MIN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInfo:
-    """A stream, from STREAM.INFO.
-
-    Attributes:
-        created: creation time as the server writes it; a different text means a different stream.
-        now: the server's clock when it answered.
-        clock_offset_seconds: the server's clock minus this machine's.
-        copies: the stream gets messages of other streams, which can have any subject.
-        volatile: the stream acknowledges before it stores; a crash of the server loses such messages.
-        unusable_reason: why the stream takes no publishes; empty if it takes them.
-        transforms_subjects: messages are stored under other subjects than they were published to.
-        replaces: a new message of a subject can drop an older one.
-        first_seq: ``last_seq + 1`` while the stream is empty.
-        first_time: when the first message was stored; None while the stream is empty.
-        last_seq: the highest sequence ever given, even if its message was removed.
-        last_time: when the last message was stored; None before the first message.
-        offline: names of replicas that do not answer.
-    """
+    """A stream, from STREAM.INFO."""
 
     name: str
     created: str
+    """As the server writes it; a different text means a different stream."""
     now: datetime
+    """The server's clock when it answered."""
     clock_offset_seconds: float
+    """The server's clock minus this machine's."""
     config: Mapping[str, Any]
     subjects: tuple[str, ...]
     copies: bool
+    """It gets messages of other streams, which can have any subject."""
     replicas: int
     duplicate_window_seconds: float
     max_age_seconds: float
     allow_atomic: bool
     allow_direct: bool
     volatile: bool
+    """It acknowledges before it stores; a crash of the server loses such messages."""
     unusable_reason: str
+    """Why it takes no publishes; empty if it takes them."""
     transforms_subjects: bool
+    """Messages are stored under other subjects than they were published to."""
     replaces: bool
+    """A new message of a subject can drop an older one."""
     messages: int
     size_bytes: int
     first_seq: int
+    """``last_seq + 1`` while the stream is empty."""
     first_time: datetime | None
+    """When the first message was stored; None while the stream is empty."""
     last_seq: int
-    last_time: datetime | None
+    """The highest sequence ever given, even if its message was removed."""
     cluster: str
     leader: str
     offline: tuple[str, ...]
+    """Names of replicas that do not answer."""
 
     @classmethod
     def from_json(cls, name: str, answer: Mapping[str, Any], *, local_time: float) -> "StreamInfo":
         """Parse an answer; ``local_time`` is this machine's clock at the request, in seconds of the epoch.
 
-        Raises:
-            KeyError, TypeError, ValueError: the answer lacks a field, or has a wrong one.
+        KeyError, TypeError or ValueError tells that the answer lacks a field, or has a wrong one.
         """
         config, state, cluster = answer["config"], answer["state"], answer.get("cluster") or {}
         messages, last_seq = int(state["messages"]), int(state["last_seq"])
@@ -102,7 +97,6 @@ class StreamInfo:
             first_seq=int(state["first_seq"]) if messages else last_seq + 1,
             first_time=datetime.fromisoformat(state["first_ts"]) if messages else None,
             last_seq=last_seq,
-            last_time=datetime.fromisoformat(state["last_ts"]) if last_seq else None,
             cluster=cluster.get("name", ""),
             leader=cluster.get("leader", ""),
             offline=tuple(peer["name"] for peer in cluster.get("replicas") or () if peer.get("offline")),
@@ -130,67 +124,55 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerInfo:
-    """A consumer, from CONSUMER.INFO or CONSUMER.LIST.
-
-    Attributes:
-        created: creation time as the server writes it; a different text means a different consumer.
-        now: the server's clock when it answered.
-        filters: subjects that the consumer wants; empty if it wants all of the stream.
-        unfit: fields by which the worker cannot consume, with their values; empty if it can.
-        ack_wait_seconds: until an unacknowledged message is delivered again for the first time.
-        max_deliver: -1 for no limit.
-        max_ack_pending: at most -1 for no limit.
-        max_batch: most messages of a pull request; 0 for no limit, like the following.
-        max_expires_seconds: longest pull request.
-        max_bytes: most bytes of a pull request that names any.
-        delivered_seq: stream sequence up to which the consumer has delivered.
-        delivered_count: deliveries, repeats included.
-        ack_floor: stream sequence up to which every message is acknowledged.
-        pending: messages still to deliver for the first time.
-        ack_pending: delivered and unacknowledged messages.
-        redelivered: those of ``ack_pending`` that were delivered more than once.
-        waiting: open pull requests.
-        paused_seconds: time left of a pause; 0 if the consumer is not paused.
-        pause_until: end of the pause, as the server writes it.
-        delivered_at: time of the latest delivery, or of the creation before the first delivery.
-        ack_floor_at: time when ``ack_floor`` last rose, or of the creation before it first rose.
-        leader: name of the server that leads it; empty without a cluster.
-    """
+    """A consumer, from CONSUMER.INFO or CONSUMER.LIST; 0 stands for no limit of pull requests."""
 
     stream: str
     name: str
     created: str
+    """As the server writes it; a different text means a different consumer."""
     now: datetime
+    """The server's clock when it answered."""
     config: Mapping[str, Any]
     filters: tuple[str, ...]
+    """Subjects that it wants; empty if it wants all of the stream."""
     unfit: str
+    """Fields by which the worker cannot consume, with their values; empty if it can."""
     ack_wait_seconds: float
+    """Until an unacknowledged message is delivered again for the first time."""
     max_deliver: int
+    """-1 for no limit, like ``max_ack_pending``."""
     max_ack_pending: int
     max_batch: int
     max_expires_seconds: float
     max_bytes: int
     delivered_seq: int
+    """Stream sequence up to which it has delivered."""
     delivered_count: int
+    """Deliveries, repeats included."""
     ack_floor: int
+    """Stream sequence up to which every message is acknowledged."""
     pending: int
+    """Messages still to deliver for the first time."""
     ack_pending: int
     redelivered: int
+    """Those of ``ack_pending`` that were delivered more than once."""
     waiting: int
+    """Open pull requests."""
     is_paused: bool
     paused_seconds: float
+    """Time left of a pause."""
     pause_until: str
+    """As the server writes it."""
     delivered_at: datetime
+    """Time of the latest delivery, or of the creation before the first delivery."""
     ack_floor_at: datetime
+    """Time when ``ack_floor`` last rose, or of the creation before it first rose."""
     leader: str
+    """Name of the server that leads it; empty without a cluster."""
 
     @classmethod
     def from_json(cls, stream: str, answer: Mapping[str, Any]) -> "ConsumerInfo":
-        """Parse an answer, or an entry of a list.
-
-        Raises:
-            KeyError, TypeError, ValueError: the answer lacks a field, or has a wrong one.
-        """
+        """Parse an answer, or an entry of a list; raise as for a stream."""
         config, delivered, floor = answer["config"], answer["delivered"], answer["ack_floor"]
         created, one = str(answer["created"]), config.get("filter_subject")
         ack_wait = (config.get("backoff") or [config.get("ack_wait", 0)])[0]
@@ -232,7 +214,6 @@ class ConsumerInfo:
 async def find_stream(
     connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0
 ) -> StreamInfo | None:
-    """Request a stream's information; None if the stream does not exist."""
     subject, began = f"STREAM.INFO.{name}", time.time()
     answer = await _found(connection, subject, timeout_seconds=timeout_seconds)
     local_time = (began + time.time()) / 2
@@ -243,7 +224,6 @@ async def find_stream(
 
 
 async def stream_info(connection: NatsConnection, name: str, *, timeout_seconds: float = 5.0) -> StreamInfo:
-    """Request a stream's information; raise ContractError if the stream does not exist."""
     found = await find_stream(connection, name, timeout_seconds=timeout_seconds)
     if found is None:
         raise missing_stream(connection, name)
@@ -251,7 +231,6 @@ async def stream_info(connection: NatsConnection, name: str, *, timeout_seconds:
 
 
 def missing_stream(connection: NatsConnection, name: str) -> ContractError:
-    """Return the error for a stream that does not exist."""
     if domain := connection.undeclared_domain:
         return ContractError(
             f"stream {name} does not exist in the JetStream domain {domain} of the connected server: "
@@ -264,7 +243,6 @@ def missing_stream(connection: NatsConnection, name: str) -> ContractError:
 
 
 async def find_consumer(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo | None:
-    """Request a consumer's information; None if the consumer or its stream does not exist."""
     subject = f"CONSUMER.INFO.{stream}.{name}"
     answer = await _found(connection, subject)
     if answer is None:
@@ -274,7 +252,6 @@ async def find_consumer(connection: NatsConnection, stream: str, name: str) -> C
 
 
 async def consumer_info(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo:
-    """Request a consumer's information; raise ContractError if the consumer does not exist."""
     found = await find_consumer(connection, stream, name)
     if found is None:
         raise ContractError(

@@ -1,7 +1,9 @@
-"""Closed unions: outcomes of a publish, an event, a handler call and a received message.
+"""Messages to a stream and from it, what became of a publish, and the search for earlier copies.
 
-Every ``match`` on one ends with ``assert_never``, so a new outcome is a type error until each loop decides on
-it. The outcomes of nearly every event are tuples, created in half the time of a frozen dataclass.
+Each side of the broker has one form: ``OutboundMessage`` is what a publisher takes, ``InboundMessage`` what
+a consumer or a read of the stream gives. The unions are closed: every ``match`` on one ends with
+``assert_never``, so a new outcome is a type error until each loop decides on it. What nearly every event
+needs is a tuple, created in half the time of a frozen dataclass.
 """
 
 import math
@@ -10,14 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
-# --- Messages to the stream and messages from it.
-
 _HEADER_BYTES = 100
 """Bytes of a header in memory besides its text."""
 
 
 class OutboundMessage(NamedTuple):
-    """A message to publish, ready for the wire; a tuple for the same reason as an event."""
+    """A message to publish."""
 
     id: str
     """``Nats-Msg-Id``: the stream drops a repeat of it inside the deduplication window."""
@@ -33,10 +33,7 @@ class OutboundMessage(NamedTuple):
 
 
 class InboundMessage(NamedTuple):
-    """One delivery of a durable consumer; a tuple, because creating it costs half as much.
-
-    Two deliveries of a message are equal in everything but ``deliveries`` and ``reply``.
-    """
+    """A stored message; deliveries of it are equal in everything but ``deliveries`` and ``reply``."""
 
     stream: str
     seq: int
@@ -50,14 +47,17 @@ class InboundMessage(NamedTuple):
     deliveries: int
     """Number of deliveries by the server; only a hint, because a restart of the server can lower it."""
     reply: str
-    """Subject for acknowledgements of this delivery."""
+    """Subject for acknowledgements of this delivery; empty: it was read, and not delivered."""
 
     @property
     def size(self) -> int:
-        """Return the bytes that body and headers take in memory: 64 KB of short headers become a megabyte."""
+        """The bytes that body and headers take in memory: 64 KB of short headers become a megabyte."""
         headers = self.headers
         texts = sum(map(len, headers)) + sum(map(len, headers.values()))
         return len(self.payload) + texts + _HEADER_BYTES * len(headers)
+
+
+# --- What became of a publish.
 
 
 class Stored(NamedTuple):
@@ -109,7 +109,7 @@ class Unsent:
 PublishOutcome: TypeAlias = Stored | Rejected | FailedTransiently | Unknown | Unsent
 
 
-# --- Search for messages in a stream: the wanted messages, and the progress of a search.
+# --- Search for copies that may be outside the stream's deduplication window.
 
 
 class SearchProgress(NamedTuple):
@@ -153,25 +153,17 @@ class SearchedId(NamedTuple):
 
 SearchResult: TypeAlias = Stored | SearchProgress
 
-
-# --- Stream searches for repeats that may be outside the stream's deduplication window.
-#
-# The window is ``duplicate_window`` in the stream's definition in ``streams/``.
-# ``bootstrap/worker/outbound`` and ``doctor/cross_checks`` check it against the settings.
-
 _SLACK_SECONDS = 60.0
 """Time before the first attempt at which a search starts, against clock differences."""
-
 _SAFETY_FACTOR = 0.8
 
 
 def may_be_outside_window(seconds_ago: float, *, window_seconds: float, sending_seconds: float = 0.0) -> bool:
     """Return whether the stream may have forgotten an id by the time it is published again.
 
-    Args:
-        seconds_ago: since the first attempt; 0 where this is the first, below 0 where it is unknown.
-        window_seconds: the stream's deduplication window; 0 where it is unknown.
-        sending_seconds: longest time until the repeat reaches the stream.
+    ``seconds_ago`` counts since the first attempt: 0 where this is the first, below 0 where it is unknown.
+    ``window_seconds`` is the deduplication window, 0 where it is unknown; ``sending_seconds`` the longest
+    time until the repeat reaches the stream.
     """
     is_old = seconds_ago + sending_seconds > window_seconds * _SAFETY_FACTOR
     return seconds_ago < 0 or (is_old and seconds_ago > 0)

@@ -1,4 +1,4 @@
-"""Messages as the server delivers them, and as they are read from their stream."""
+"""Messages as the server gives them: delivered by a consumer, or read from their stream."""
 
 import asyncio
 import base64
@@ -14,6 +14,11 @@ from sea_mq_worker.nats.errors import ApiRefusedError
 from sea_mq_worker.nats.info import ConsumerInfo
 from sea_mq_worker.nats.message import InboundMessage
 
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""Cap on the bytes of messages that one call reads."""
+_READS_MAX = 10
+"""Cap on concurrent reads; fewer are made while the consumer's filter matches few messages."""
+_NO_MESSAGE = 10037
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHORT_TOKENS = 9
 
@@ -48,35 +53,28 @@ def delivery(msg: Msg) -> InboundMessage:
 def stored(
     message: Mapping[str, Any], *, stream: str, consumer: str, deliveries: int, reply: str = ""
 ) -> InboundMessage:
-    """Decode a stored message from STREAM.MSG.GET as if it had been delivered."""
+    """Decode a stored message from STREAM.MSG.GET as if it had been delivered.
+
+    Of headers of one name the last counts, as nats-py reads those of a delivery.
+    """
+    block = base64.b64decode(message.get("hdrs", ""))
+    parted = (line.partition(b":") for line in block.split(b"\r\n")[1:])
+    headers = {
+        name.strip().decode("ascii", "replace"): value.strip().decode("utf-8", "replace")
+        for name, colon, value in parted
+        if colon
+    }
     return InboundMessage(
         stream=stream,
         seq=message["seq"],
         consumer=consumer,
         subject=message["subject"],
         payload=base64.b64decode(message.get("data", "")),
-        headers=_headers(base64.b64decode(message.get("hdrs", ""))),
+        headers=headers,
         stored_at=datetime.fromisoformat(message["time"]),
         deliveries=deliveries,
         reply=reply,
     )
-
-
-def _headers(block: bytes) -> dict[str, str]:
-    """Parse a header block as nats-py does for a delivery: the last value of a repeated name counts."""
-    parted = (line.partition(b":") for line in block.split(b"\r\n")[1:])
-    return {
-        name.strip().decode("ascii", "replace"): value.strip().decode("utf-8", "replace")
-        for name, colon, value in parted
-        if colon
-    }
-
-
-READ_BYTES_MAX = 4 * 1024 * 1024
-"""Cap on the bytes of messages that one call reads."""
-_READS_MAX = 10
-"""Cap on concurrent reads; fewer are made while the consumer's filter matches few messages."""
-_NO_MESSAGE = 10037
 
 
 def size_of(messages: Iterable[InboundMessage | None]) -> int:
@@ -123,11 +121,8 @@ async def read_back(
 ) -> InboundMessage | None:
     """Read one message as if it had been delivered; None if the stream does not have it.
 
-    ``next_of``: read the first message of these subjects at or after the sequence.
-
-    Raises:
-        BrokerUnavailableError: the server did not answer.
-        ContractError: there is no such stream, or reading it is forbidden.
+    ``next_of``: read the first message of these subjects at or after the sequence. Raise
+    BrokerUnavailableError without an answer, and ContractError without the stream or the right to read it.
     """
     subject, which = f"STREAM.MSG.GET.{stream}", {"seq": seq} | ({"next_by_subj": next_of} if next_of else {})
     try:

@@ -27,17 +27,15 @@ class EventSubject:
 
 
 def is_context(text: str) -> bool:
-    """Return whether ``text`` can be a bounded context: one lower-case token."""
     return _CONTEXT.fullmatch(text) is not None
 
 
 def stream_prefix(context: str) -> str:
-    """Return the begin of the names of a context's streams: upper case, underscores for hyphens."""
+    """Return how the names of a context's streams begin."""
     return context.upper().replace("-", "_")
 
 
 def events_stream(context: str) -> str:
-    """Return the stream that holds a context's events."""
     return f"{stream_prefix(context)}_EVENTS"
 
 
@@ -48,11 +46,7 @@ def durable_consumer(context: str, upstream: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1024)
 def event_subject(context: str, event_type: str, event_version: int) -> str:
-    """Build the subject of an event.
-
-    Raises:
-        InvalidEventError: type and version give no valid subject.
-    """
+    """Build the subject of an event; raise InvalidEventError for type and version that give none."""
     problem = _token_problem(event_type)
     if problem:
         raise InvalidEventError(f"INVALID_OUTBOX: event_type {problem}")
@@ -66,11 +60,7 @@ def event_subject(context: str, event_type: str, event_version: int) -> str:
 
 @lru_cache(maxsize=256)  # the messages of a stream have few different subjects
 def parse_subject(subject: str) -> EventSubject:
-    """Parse a subject.
-
-    Raises:
-        InvalidMessageError: BAD_SUBJECT, the subject does not follow the grammar.
-    """
+    """Parse a subject; raise InvalidMessageError (BAD_SUBJECT) where it does not follow the grammar."""
     if _UNREADABLE in subject:
         raise InvalidMessageError("BAD_SUBJECT", "the subject is not UTF-8, or holds U+FFFD")
     tokens = subject.split(".")
