@@ -67,7 +67,10 @@ FIXED: Mapping[str, str] = {
     "outbox_batch_bytes_max": "8 MiB",
     "outbox_linger_seconds": "5 ms",
     "outbox_age_max_seconds": "7 days",
+    "outbox_notify": "true without a pooler",
+    "outbox_partition_days": "7",
     "handler_batch_bytes_max": "1 MiB",
+    "inbox_in_flight_max": "four times SEA_MQ_HANDLER_CONCURRENCY, or less by the consumer's max_ack_pending",
 }
 """Settings of 1.0 that the worker no longer reads, and the value that it uses instead."""
 
@@ -250,8 +253,6 @@ class Settings(BaseModel):
     """Time limit to publish a claim."""
     outbox_poll_seconds: DelaySeconds = 2.0
     """Maximum wait between claims of an idle worker."""
-    outbox_notify: bool = True
-    """Wake up by LISTEN; has no effect with a pooler."""
     outbox_backoff_seconds: DelaySeconds = 0.5
     """Upper bound of the first retry's delay."""
     outbox_backoff_max_seconds: DelaySeconds = 300.0
@@ -260,9 +261,6 @@ class Settings(BaseModel):
     """Number of failed attempts after which an event is DEAD."""
     outbox_dead_key: Literal["continue", "hold"] = "continue"
     """Events of a key behind a DEAD one: `continue` publishes them, `hold` keeps them back."""
-
-    outbox_partition_days: Annotated[int, Field(ge=1, le=365)] = 7
-    """Number of days ahead to create partitions for, if the outbox has any."""
 
     consumers: tuple[ConsumerSettings, ...] = (
         ConsumerSettings(stream="VIBESPRO_EVENTS", durable="sea__from_vibespro"),
@@ -300,11 +298,6 @@ class Settings(BaseModel):
     """Number of consecutive messages without an effect after which an event type is slow."""
     handler_slow_failures_per_second: Annotated[float, Field(ge=0.01, le=1000)] = 1.0
     """Number of failures per second that count for a slow event type; further ones use up no attempt."""
-    inbox_in_flight_max: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Maximum number of in-flight messages, per consumer; the consumer's max_ack_pending limits them, too
-    (default: four times `SEA_MQ_HANDLER_CONCURRENCY`; with a batch URL at least twice
-    `SEA_MQ_HANDLER_BATCH_MAX`).
-    """
     inbox_bytes_max: Bytes = 32 * 2**20
     """Maximum size of all in-flight messages, with their headers, over all consumers."""
     inbox_lease_seconds: TimeoutSeconds = 60.0
@@ -344,9 +337,9 @@ class Settings(BaseModel):
 
     @property
     def in_flight_max(self) -> int:
-        """The bound of in-flight messages per consumer, with its default filled in."""
+        """The bound of in-flight messages per consumer; its max_ack_pending limits them, too."""
         batches = _BATCHES_IN_FLIGHT * self.handler_batch_max if self.handler_batch_url else 0
-        return self.inbox_in_flight_max or max(batches, _IN_FLIGHT_PER_CALL * self.handler_concurrency)
+        return max(batches, _IN_FLIGHT_PER_CALL * self.handler_concurrency)
 
     @property
     def connections_max(self) -> int:
@@ -442,9 +435,6 @@ def _bounds(s: Settings) -> Iterator[_Contradiction]:
     for key, bound in _BOUNDS:
         if getattr(s, key) > getattr(s, bound):
             yield key, f"must not be above {bound}, which is {_number(getattr(s, bound))}"
-    if s.in_flight_max < s.handler_concurrency:
-        text = f"must not be below handler_concurrency, which is {s.handler_concurrency}"
-        yield "inbox_in_flight_max", text
     if not s.outbox_enabled and not s.consumers:
         text = "is empty and outbox_enabled is false, so the worker has nothing to do; set one of them"
         yield "consumers", text

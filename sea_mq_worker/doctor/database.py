@@ -25,6 +25,7 @@ from sea_mq_worker.postgres.migrations import (
     check_version,
     expected_objects,
 )
+from sea_mq_worker.postgres.partitions import PARTITIONS_AHEAD_DAYS
 from sea_mq_worker.postgres.pool import fetch, quoted_schema
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
@@ -471,7 +472,7 @@ def _outbox_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
         )  # fmt: skip
     for row in facts["partitions"]:
         days = row["ahead_seconds"] / _DAY_SECONDS
-        if days < s.outbox_partition_days / 2:
+        if days < PARTITIONS_AHEAD_DAYS / 2:
             yield warning(
                 "partitions_short", "outbox", f"partitions exist for {days:.1f} days ahead",
                 why="a day's events go to the default partition and block that day's",

@@ -17,6 +17,9 @@ from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.resources import resource_folder
 
+PARTITIONS_AHEAD_DAYS = 7
+"""Days for which the worker makes partitions in advance."""
+
 _SQL = load_queries("partitions")
 
 LEAVES = _SQL["leaves"]

@@ -23,7 +23,7 @@ from sea_mq_worker.outbox.search import StreamSearches
 from sea_mq_worker.outbox.wakeup import PostgresWakeup
 from sea_mq_worker.ports import JetStreamPublisher, LaneTurn, OutboxRepository, Wakeup
 from sea_mq_worker.postgres.lane import PostgresLaneTurn
-from sea_mq_worker.postgres.partitions import PostgresPartitions
+from sea_mq_worker.postgres.partitions import PARTITIONS_AHEAD_DAYS, PostgresPartitions
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
@@ -183,7 +183,7 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     reaper = LeaseReaper(outbox=unordered, events=base.events)
     reap_seconds = min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX)
     reaping = PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=reap_seconds)
-    maker = PartitionMaker(partitions=partitions, events=base.events, days_ahead=s.outbox_partition_days)
+    maker = PartitionMaker(partitions=partitions, events=base.events, days_ahead=PARTITIONS_AHEAD_DAYS)
     making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
     return {
         "outbox unordered": lane(unordered, keyed=False).run,
@@ -347,7 +347,7 @@ def _turn(base: WorkerContext, pool: asyncpg.Pool) -> PostgresLaneTurn | None:
 async def _wakeup(base: WorkerContext) -> Callable[[bool], Wakeup]:
     """Return the wake-up of each lane; the argument is whether it has ordering keys."""
     s = base.settings
-    if s.database_pooler or not s.outbox_notify:
+    if s.database_pooler:
         return lambda _keyed: PollingWakeup()
     wakeup = PostgresWakeup(dsn=s.database_url.get_secret_value(), schema=s.database_schema)
     base.stack.push_async_callback(wakeup.close)

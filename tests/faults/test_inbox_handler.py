@@ -233,9 +233,8 @@ async def test_a_handler_that_is_down_costs_no_message_anything(site_with: SiteW
     """It is down for sixty times the first delay and for three times ack_wait."""
     port = free_port()
     async with site_with(
-        consumer={"ack_wait": 3 * SECOND // 2},
+        consumer={"ack_wait": 3 * SECOND // 2, "max_ack_pending": 10},
         handler_concurrency=10,
-        inbox_in_flight_max=10,
         handler_timeout_seconds=0.9,
         inbox_backoff_seconds=0.05,
         inbox_attempts_max=3,

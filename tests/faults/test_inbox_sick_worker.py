@@ -27,7 +27,9 @@ from tests.support.waiting import eventually
 from tests.support.worker import WorkerProcess
 
 _LOG = logging.getLogger(__name__)
-CALLS, IN_HAND = 5, 20
+CALLS = 5
+IN_HAND = 4 * CALLS
+"""As many as a worker takes for its calls."""
 _OK = 200
 WITHIN = 20.0
 """Lease, ack_wait, a waiting pull and the longest wait for a probe: 3, 3, 5 and 5 s."""
@@ -245,7 +247,7 @@ async def is_back(worker: WorkerProcess) -> bool:
 @asynccontextmanager
 async def stage_of(site_with: SiteWith, **given: Any) -> AsyncIterator[Stage]:
     async with (
-        site_with(handler_concurrency=CALLS, inbox_in_flight_max=IN_HAND, **given) as at,
+        site_with(handler_concurrency=CALLS, **given) as at,
         handler_server() as handler,
     ):
         stage = Stage(at=at, handler=handler, released=asyncio.Event())

@@ -64,7 +64,6 @@ class World(LoopWorld):
             inbox_attempts_max=ATTEMPTS_MAX,
             inbox_backoff_seconds=0.5,
             inbox_backoff_max_seconds=300.0,
-            inbox_in_flight_max=CONCURRENCY,
             inbox_lease_seconds=LEASE,
         )
         self.upstream = InMemoryStream(name=STREAM, clock=self.clock)
@@ -74,7 +73,7 @@ class World(LoopWorld):
             stream=self.upstream,
             name=DURABLE,
             clock=self.clock,
-            **({"ack_wait_seconds": ACK_WAIT} | of_the_consumer),
+            **({"ack_wait_seconds": ACK_WAIT, "max_ack_pending": CONCURRENCY} | of_the_consumer),
         )
         fake = InMemoryExhaustedMessages(consumer=self.consumer, clock=self.clock)
         self.exhausted: Any = Interrupted(fake, BrokerUnavailableError("no leader"))

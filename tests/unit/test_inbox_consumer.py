@@ -316,8 +316,7 @@ async def test_an_effect_is_recorded_when_the_database_is_back_and_acknowledged_
 
 @in_virtual_time
 async def test_in_flight_messages_wait_for_one_of_fewer_calls_and_a_stop_gives_them_back() -> None:
-    world = World()
-    world.change_settings(inbox_in_flight_max=3 * CONCURRENCY)
+    world = World(max_ack_pending=3 * CONCURRENCY)
     ids = [world.send() for _ in range(3 * CONCURRENCY)]
     world.handler.script = always(Respond(slow_seconds=10.0))
     async with world.consuming():

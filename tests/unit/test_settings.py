@@ -26,20 +26,20 @@ def test_without_any_there_are_the_defaults() -> None:
 
 
 def test_the_environment_wins_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text("context = 'crm'\ngrace_seconds = 5\noutbox_notify = false\n")
+    file.write_text("context = 'crm'\ngrace_seconds = 5\ntracing = true\n")
     monkeypatch.setenv("SEA_MQ_GRACE_SECONDS", "7")
     found = load_settings()
-    assert (found.context, found.grace_seconds, found.outbox_notify) == ("crm", 7.0, False)
+    assert (found.context, found.grace_seconds, found.tracing) == ("crm", 7.0, True)
 
 
 def test_a_line_end_that_a_value_was_stored_with_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEA_MQ_DATABASE_URL", "postgresql://worker:word@db/orders\n")
-    monkeypatch.setenv("SEA_MQ_OUTBOX_NOTIFY", "false\r")
+    monkeypatch.setenv("SEA_MQ_TRACING", "true\r")
     monkeypatch.setenv("SEA_MQ_LOG_LEVEL", "error\r")
     monkeypatch.setenv("SEA_MQ_CONTEXT", "crm\r")
     found = load_settings()
     assert found.database_url.get_secret_value() == "postgresql://worker:word@db/orders"
-    assert (found.outbox_notify, found.log_level, found.context) == (False, "error", "crm")
+    assert (found.tracing, found.log_level, found.context) == (True, "error", "crm")
 
 
 def test_a_file_of_windows_is_read(file: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_folder_is_no_file(file: Path) -> None:
     ("key", "value", "why"),
     [
         ("CONTXT", "crm", "there is no such setting; did you mean SEA_MQ_CONTEXT?"),
-        ("OUTBOX_NOTIFY", "maybe", "expected true or false"),
+        ("TRACING", "maybe", "expected true or false"),
         ("GRACE_SECONDS", "ten", "expected a number"),
         ("GRACE_SECONDS", "0", "expected at least 0.1"),
         ("ADMIN_PORT", "x", "expected a whole number"),
@@ -104,7 +104,6 @@ def test_a_folder_is_no_file(file: Path) -> None:
             "http://handler/handle-batch",
             "requires handler_url, which receives the messages that are sent by themselves",
         ),
-        ("INBOX_IN_FLIGHT_MAX", "49", "must not be below handler_concurrency, which is 50"),
         ("OUTBOX_BACKOFF_SECONDS", "301", "must not be above outbox_backoff_max_seconds, which is 300"),
         ("INBOX_BACKOFF_SECONDS", "601", "must not be above inbox_backoff_max_seconds, which is 600"),
         (
