@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
 from sea_mq_worker.admin.api import OperatorApi
+from sea_mq_worker.admin.status import DEPTH_MAX
 from sea_mq_worker.cli import app
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.operators.tables import BY_INDEX, depth, overview
-from sea_mq_worker.wiring.watch import DEPTH_MAX
 
 Question: TypeAlias = Callable[[], Awaitable[object]]
 

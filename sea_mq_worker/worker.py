@@ -17,29 +17,27 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from sea_mq_worker.admin.activity import ActivityLog
 from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.admin.http import TokenAuth
-from sea_mq_worker.admin.records import Counters, WorkerInfo
 from sea_mq_worker.admin.server import AdminServer, Routes
-from sea_mq_worker.admin.status import StatusCollector
+from sea_mq_worker.admin.status import DEPTH_MAX, Status, open_upkeep
 from sea_mq_worker.connections import SecretFile, exposures
 from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.operators.definitions import AWAITED, EXISTENCE, check_topology
-from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
+from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Readiness, supervise
 from sea_mq_worker.runtime.waiting import StoppedError, bounded_stack, cancel_on_stop, report_ready
 from sea_mq_worker.settings import Settings, SettingsError, check_settings, load_settings
 from sea_mq_worker.telemetry.events import Listeners
 from sea_mq_worker.telemetry.logs import LogListener, configure
-from sea_mq_worker.telemetry.metrics import Metrics
+from sea_mq_worker.telemetry.metrics import Metrics, Side
 from sea_mq_worker.wiring.context import WorkerContext, with_session
 from sea_mq_worker.wiring.inbound import inbound_loops
 from sea_mq_worker.wiring.outbound import Backlog, outbound_loops, stopped_early
-from sea_mq_worker.wiring.watch import DEPTH_MAX, consumer_sampling, sampling
 
 # --- Start the worker: the admin server, then both sides, then the supervisor.
 
 _VERSION = importlib.metadata.version("sea-mq-worker")
+_PROBE_MAX_SECONDS = 5.0
 _BESIDE_OTHERS: Mapping[str, Any] = MappingProxyType({"consumers": (), "worker_name": "", "admin_port": 0})
 """Settings of a worker that only publishes a backlog, beside workers of the same settings."""
 
@@ -73,21 +71,22 @@ async def run_worker(
         )
     if host is None:
         configure(level=settings.log_level, format=settings.log_format, stream=sys.stderr)
-    metrics, activity = Metrics(), ActivityLog()
+    name, metrics, readiness = settings.worker_name or _own_name(), Metrics(), Readiness()
+    status = _status(settings, name, metrics, readiness)
     async with bounded_stack() as stack:
         base = WorkerContext(
             settings=settings,
-            name=settings.worker_name or _own_name(),
-            events=Listeners([LogListener(in_text=host is not None), metrics, activity]),
+            name=name,
+            events=Listeners([LogListener(in_text=host is not None), metrics, status]),
             metrics=metrics,
             stop=stop,
             stack=stack,
+            readiness=readiness,
         )
         for key, text in exposures(settings):
             base.events.emit(key, text=text)
         base.readiness.check("start", lambda: "" if base.started.is_set() else "the worker is starting")
         base.readiness.check("stop", lambda: "the worker is stopping" if stop.is_set() else "")
-        status = _status(base, activity)
         if host is not None:
             host(base)
         else:
@@ -97,9 +96,7 @@ async def run_worker(
         return await _run(base, status, until_empty=until_empty, owns_process=host is None)
 
 
-async def _run(
-    base: WorkerContext, status: StatusCollector, *, until_empty: bool, owns_process: bool
-) -> ExitCode:
+async def _run(base: WorkerContext, status: Status, *, until_empty: bool, owns_process: bool) -> ExitCode:
     try:
         loops, backlog = await cancel_on_stop(base.stop, _start(base, status, until_empty=until_empty))
     except StoppedError:
@@ -125,7 +122,7 @@ async def _run(
 
 
 async def _start(
-    base: WorkerContext, status: StatusCollector, *, until_empty: bool
+    base: WorkerContext, status: Status, *, until_empty: bool
 ) -> tuple[Mapping[str, Loop], Backlog | None]:
     base = await with_session(base)
     backlog = await Backlog.open(base) if until_empty else None
@@ -134,8 +131,11 @@ async def _start(
     return loops, backlog
 
 
-async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog | None) -> dict[str, Loop]:
-    pool, loops = await sampling(base, status)
+async def _loops(base: WorkerContext, status: Status, backlog: Backlog | None) -> dict[str, Loop]:
+    pool = await base.connect(lambda: open_upkeep(base.settings, base.events), "PostgreSQL")
+    base.stack.push_async_callback(pool.close)
+    breaker = base.breaker("upkeep database", cap_seconds=_PROBE_MAX_SECONDS)
+    loops: dict[str, Loop] = {"depth": partial(status.watch_tables, pool=pool, breaker=breaker)}
     if base.settings.otlp_metrics:
         loops["metrics export"] = _metrics_export(base)
     if limit := base.settings.broken_seconds_max:
@@ -146,7 +146,10 @@ async def _loops(base: WorkerContext, status: StatusCollector, backlog: Backlog 
         loops["backlog"] = backlog.run
     if base.settings.consumers:
         connection, consumers, inbound = await inbound_loops(base)
-        loops |= inbound | consumer_sampling(base, status, connection, consumers, pool)
+        loops |= inbound
+        loops["consumer states"] = partial(
+            status.watch_consumers, consumers=consumers, connection=connection, pool=pool, events=base.events
+        )
     if base.takeover is not None:
         loops["takeover"] = base.takeover.run
     return loops
@@ -188,26 +191,20 @@ async def _warn_of_differences(base: WorkerContext) -> None:
         base.events.emit("streams_differ", text=text)
 
 
-def _status(base: WorkerContext, activity: ActivityLog) -> StatusCollector:
-    s = base.settings
-    sides = [side for side, works in (("outbox", s.outbox_enabled), ("inbox", s.consumers)) if works]
-    return StatusCollector(
-        info=WorkerInfo(
-            worker=base.name,
-            context=s.context,
-            version=_VERSION,
-            offers="all" if s.admin_token_file else "numbers",
-            depth_max=DEPTH_MAX,
-        ),
-        sides=sides,
-        counters=lambda: Counters(totals=base.metrics.totals(), per_second=base.metrics.rates()),
-        reasons=base.readiness.reasons,
-        warnings=base.readiness.warnings,
-        activity=activity,
-    )
+def _status(s: Settings, name: str, metrics: Metrics, readiness: Readiness) -> Status:
+    info = {
+        "worker": name,
+        "context": s.context,
+        "version": _VERSION,
+        "offers": "all" if s.admin_token_file else "numbers",
+        "depth_max": DEPTH_MAX,
+    }
+    works: dict[Side, object] = {"outbox": s.outbox_enabled, "inbox": s.consumers}
+    sides = [side for side in works if works[side]]
+    return Status(info, sides=sides, metrics=metrics, reasons=readiness.reasons, warnings=readiness.warnings)
 
 
-async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
+async def _serve_admin(base: WorkerContext, status: Status) -> None:
     """Answer probes from the first moment on."""
     s = base.settings
     admin = AdminServer(
@@ -218,7 +215,6 @@ async def _serve_admin(base: WorkerContext, status: StatusCollector) -> None:
             warnings=base.readiness.warnings,
             metrics=base.metrics.render,
             status=status.status,
-            history=status.history,
             access=TokenAuth(SecretFile(s.admin_token_file, key="admin_token_file")),
             operator_api=OperatorApi(s),
         ),

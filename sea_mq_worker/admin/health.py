@@ -3,24 +3,31 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
+from typing import Literal, TypeAlias
 
-from sea_mq_worker.admin.records import Cause, ConsumerSample, HealthSummary, Level, Sample
 from sea_mq_worker.inbox.missed import RecordedMissed
+from sea_mq_worker.operators.records import ConsumerState
+
+Level: TypeAlias = Literal["good", "idle", "warn", "bad"]
+"""Urgency; the page shows each level in its own colour."""
 
 BEHIND_SECONDS = 60.0
 """Age in seconds from which the oldest waiting event or message means that a side is behind."""
-TREND_SECONDS = 300
-"""Age in seconds of ``Side.before``."""
 STALE_SECONDS = 60.0
 """Age in seconds from which a sample is outdated."""
+TREND_SECONDS = 300
+"""Age in seconds of ``Side.before``."""
+
 _DOCTOR = "python -m sea_mq_worker doctor"
-_LISTS = {
-    "outbox": "python -m sea_mq_worker outbox list --state DEAD",
-    "inbox": "python -m sea_mq_worker dlq list",
+_DEAD = {
+    "outbox": ("dead event", "python -m sea_mq_worker outbox list --state DEAD"),
+    "inbox": ("dead letter", "python -m sea_mq_worker dlq list"),
 }
 _FIRST_EVENT = """\
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
 VALUES (gen_random_uuid(), 'order', '1', 'order.paid', '{}');"""
+_CAUSES_FIRST = ("database", "nats", "stream", "consumer", "handler")
+"""Words in the names of parts: the outage of an earlier one causes trouble of a later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +35,23 @@ class Side:
     """State of one side.
 
     Attributes:
-        undelivered: messages still in the streams; the sample's depth excludes them.
-        undelivered_seconds: age of the oldest of them.
-        before: depth and undelivered messages five minutes ago; None: unknown.
+        waiting: events or messages that are due, including ``undelivered``.
+        undelivered: messages that wait in the streams.
+        oldest_seconds: age of the oldest of ``waiting``.
+        sample_age_seconds: age of the numbers.
+        before: ``waiting`` five minutes ago; None: unknown.
+        done: number of events or messages that this worker has finished.
     """
 
     name: str
-    sample: Sample
-    sample_age_seconds: float = 0.0
+    waiting: int = 0
     undelivered: int = 0
-    undelivered_seconds: float = 0.0
+    oldest_seconds: float = 0.0
+    dead: int = 0
+    scheduled: int = 0
+    sample_age_seconds: float = 0.0
     before: float | None = None
-    done: int = 0
+    done: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,140 +60,201 @@ class Situation:
 
     Attributes:
         reasons: why the worker is not ready, by part.
-        since: from when.
         warnings: the event types that the handler fails while it works for others, with the reason.
-        slow_types: event types that the handler fails.
+        since: from when, in seconds since 1970, for both.
+        paused_consumers: those with messages to deliver.
         missed: messages that will never be delivered, until an operator acknowledges them.
+        waiting_for: the server that the start waits for, in words.
     """
 
-    reasons: Mapping[str, str]
-    since: Mapping[str, float]
-    sides: Sequence[Side]
+    sides: Sequence[Side] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     warnings: Mapping[str, str] = field(default_factory=dict)
-    paused_consumers: Sequence[ConsumerSample] = ()
+    since: Mapping[str, float] = field(default_factory=dict)
+    paused_consumers: Sequence[ConsumerState] = ()
     slow_types: Sequence[str] = ()
     missed: Sequence[RecordedMissed] = ()
     waiting_for: str = ""
 
 
-def summarize(situation: Situation) -> HealthSummary:
-    """Return the summary of the first rule that applies; the most urgent rule is first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason for not being ready; ``since`` is in seconds since 1970."""
+
+    part: str
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSummary:
+    """``state`` is a word or two, ``text`` a sentence, ``next_steps`` are commands; ``since``: from 1970."""
+
+    level: Level
+    state: str
+    text: str
+    causes: Sequence[Cause] = ()
+    next_steps: Sequence[str] = ()
+    since: float = 0.0
+
+
+def health_summary(now: Situation) -> HealthSummary:
+    """Return the summary of the first rule that holds; the most urgent rule is first."""
     rules = (_stopping, _starting, _paused, _lost, _slow, _held, _stale, _behind, _dead, _empty)
-    return next((summary for rule in rules if (summary := rule(situation))), _working(situation))
+    return next((found for rule in rules if (found := rule(now))), _working(now))
 
 
-def _working(situation: Situation) -> HealthSummary:
-    waiting = sum(side.undelivered for side in situation.sides)
-    busy = waiting or any(side.sample.depth for side in situation.sides)
-    text = "Nothing is late." if busy else "Nothing waits."
-    if waiting:
-        text = f"No received message is late; the streams have {waiting:,} more to deliver."
-    return HealthSummary(level=Level.GOOD, state="Working", text=text)
-
-
-def _stopping(situation: Situation) -> HealthSummary | None:
-    if "stop" not in situation.reasons:
+def _stopping(now: Situation) -> HealthSummary | None:
+    if "stop" not in now.reasons:
         return None
-    return HealthSummary(level=Level.WARN, state="Stopping", text="The worker finishes work in flight.")
+    return HealthSummary(level="warn", state="Stopping", text="The worker finishes work in flight.")
 
 
-def _starting(situation: Situation) -> HealthSummary | None:
-    if "start" not in situation.reasons:
+def _starting(now: Situation) -> HealthSummary | None:
+    if "start" not in now.reasons:
         return None
     return HealthSummary(
-        level=Level.BAD if situation.waiting_for else Level.IDLE,
+        level="bad" if now.waiting_for else "idle",
         state="Starting",
-        text=situation.waiting_for or "The worker connects to its servers.",
-        causes=(Cause(part="start", reason=situation.reasons["start"], since=situation.since["start"]),),
-        next_steps=(_DOCTOR,) if situation.waiting_for else (),
+        text=now.waiting_for or "The worker connects to its servers.",
+        causes=(Cause(part="start", reason=now.reasons["start"], since=now.since["start"]),),
+        next_steps=(_DOCTOR,) if now.waiting_for else (),
     )
 
 
-def _slow(situation: Situation) -> HealthSummary | None:
-    """The handler fails some event types and accepts others."""
-    if not situation.warnings:
+def _paused(now: Situation) -> HealthSummary | None:
+    if not now.reasons:
         return None
-    causes = [
-        Cause(part=part, reason=reason, since=situation.since[part])
-        for part, reason in situation.warnings.items()
-    ]
-    first = causes[0]
-    more = f" Further failing types: {len(causes) - 1}." if len(causes) > 1 else ""
-    text = f"{_capital(first.part)} fails: {_first_sentence(first.reason)}.{more} Other types continue."
-    steps = _slow_steps(situation.slow_types)
-    return HealthSummary(level=Level.WARN, state="Slow", text=text, causes=causes, next_steps=steps)
+    causes = sorted(_causes(now.reasons, now.since), key=_rank)
+    part, reason = causes[0].part, causes[0].reason.removeprefix("PostgreSQL: ")
+    if "database" in part:
+        subject = "Waiting for PostgreSQL"
+    elif part.startswith("nats "):
+        subject = "NATS does not serve"
+    elif part == "handler":
+        subject = "The handler takes no messages"
+    elif part.startswith("exhausted"):
+        subject = "Exhausted messages cannot be read"
+    else:
+        subject = f"{_capital(part)} does not serve"
+    steps = [_DOCTOR]
+    if part == "handler" and now.slow_types:
+        steps += _after_the_fix(now.slow_types)
+    elif part.startswith(("stream", "consumer", "exhausted")):
+        steps.append("python -m sea_mq_worker streams check")
+    text = f"{subject}: {_first_sentence(reason)}"
+    return HealthSummary(level="bad", state="Paused", text=text, causes=causes, next_steps=steps)
 
 
-def _slow_steps(event_types: Sequence[str]) -> list[str]:
-    """Return the steps after the handler is fixed; senders choose the names of types."""
-    redrive = "python -m sea_mq_worker dlq redrive --type {} --reason fixed"
-    again = [redrive.format(quote(event_type)) for event_type in event_types]
-    return ["python -m sea_mq_worker inbox resume --reason fixed", *again]
-
-
-def _paused(situation: Situation) -> HealthSummary | None:
-    if not situation.reasons:
+def _lost(now: Situation) -> HealthSummary | None:
+    if not now.missed:
         return None
-    causes = [
-        Cause(part=part, reason=reason, since=situation.since[part])
-        for part, reason in sorted(situation.reasons.items(), key=lambda each: _rank(each[0]))
-    ]
-    first = causes[0]
-    return HealthSummary(
-        level=Level.BAD,
-        state="Paused",
-        text=f"{_subject(first.part)}: {_first_sentence(first.reason.removeprefix('PostgreSQL: '))}",
-        causes=causes,
-        next_steps=(_DOCTOR, *_steps(first.part, situation.slow_types)),
-    )
-
-
-def _lost(situation: Situation) -> HealthSummary | None:
-    if not situation.missed:
-        return None
-    text = "; ".join(
+    what = "; ".join(
         f"consumer {each.durable} of {each.stream} never got {each.count:,} messages, the last "
         f"{_duration(each.seconds)} ago between {each.first_seq} and {each.last_seq}"
-        for each in situation.missed
+        for each in now.missed
     )
-    cause = "The limits of the stream or a purge removed them: have their sender replay them"
-    return HealthSummary(
-        level=Level.BAD,
-        state="Lost",
-        text=f"{text[:1].upper()}{text[1:]}. {cause}; doctor prints how to acknowledge it.",
-        next_steps=(_DOCTOR,),
-    )
+    why = "The limits of the stream or a purge removed them: have their sender replay them"
+    text = f"{_capital(what)}. {why}; doctor prints how to acknowledge it."
+    return HealthSummary(level="bad", state="Lost", text=text, next_steps=(_DOCTOR,))
 
 
-def _held(situation: Situation) -> HealthSummary | None:
-    """A paused consumer delivers nothing, so no message is late and no circuit is open."""
-    if not situation.paused_consumers:
+def _slow(now: Situation) -> HealthSummary | None:
+    """The handler fails some event types and accepts others."""
+    if not now.warnings:
         return None
-    text = "; ".join(
+    first, *others = causes = _causes(now.warnings, now.since)
+    more = f" Further failing types: {len(others)}." if others else ""
+    text = f"{_capital(first.part)} fails: {_first_sentence(first.reason)}.{more} Other types continue."
+    steps = _after_the_fix(now.slow_types)
+    return HealthSummary(level="warn", state="Slow", text=text, causes=causes, next_steps=steps)
+
+
+def _held(now: Situation) -> HealthSummary | None:
+    """A paused consumer delivers nothing, so no message is late and no circuit is open."""
+    if not now.paused_consumers:
+        return None
+    what = "; ".join(
         f"consumer {each.durable} of {each.stream} is paused for {_duration(each.paused_seconds)} more, "
-        f"and {each.pending or 0:,} messages wait"
-        for each in situation.paused_consumers
+        f"and {each.pending:,} messages wait"
+        for each in now.paused_consumers
     )
-    steps = [f"nats consumer resume {each.stream} {each.durable}" for each in situation.paused_consumers]
-    return HealthSummary(level=Level.WARN, state="Held", text=f"{_capital(text)}.", next_steps=steps)
+    steps = [f"nats consumer resume {each.stream} {each.durable}" for each in now.paused_consumers]
+    return HealthSummary(level="warn", state="Held", text=f"{_capital(what)}.", next_steps=steps)
 
 
-def _rank(part: str) -> tuple[int, str]:
-    """Rank database and broker first: their outage causes others."""
-    order = ("database", "nats", "stream", "consumer", "handler")
-    return next((rank for rank, word in enumerate(order) if word in part), len(order)), part
+def _stale(now: Situation) -> HealthSummary | None:
+    ages = {
+        side.name: side.sample_age_seconds for side in now.sides if side.sample_age_seconds > STALE_SECONDS
+    }
+    if not ages:
+        return None
+    age = _duration(max(ages.values()))
+    text = f"The worker could not count the {' and '.join(ages)} for {age}: the numbers are outdated."
+    return HealthSummary(level="warn", state="Not sure", text=text, next_steps=(_DOCTOR,))
 
 
-def _subject(part: str) -> str:
-    if "database" in part:
-        return "Waiting for PostgreSQL"
-    if part.startswith("nats "):
-        return "NATS does not serve"
-    if part == "handler":
-        return "The handler takes no messages"
-    if part.startswith("exhausted"):
-        return "Exhausted messages cannot be read"
-    return f"{_capital(part)} does not serve"
+def _behind(now: Situation) -> HealthSummary | None:
+    late = [side for side in now.sides if side.oldest_seconds > BEHIND_SECONDS]
+    if not late:
+        return None
+    what = "; ".join(
+        f"{side.name}: the oldest of {side.waiting:,} waits for "
+        f"{_duration(side.oldest_seconds)}{_trend(side)}"
+        for side in late
+    )
+    return HealthSummary(level="warn", state="Behind", text=f"{_capital(what)}.", next_steps=(_DOCTOR,))
+
+
+def _trend(side: Side) -> str:
+    if side.before is None or side.before == side.waiting:
+        return ""
+    if side.waiting > side.before:
+        return ", increasing"
+    left = side.waiting / (side.before - side.waiting) * TREND_SECONDS
+    return f", decreasing: none is left in about {_duration(left)}"
+
+
+def _dead(now: Situation) -> HealthSummary | None:
+    dead = {side.name: side.dead for side in now.sides if side.dead}
+    if not dead:
+        return None
+    counts = " and ".join(f"{n:,} {_DEAD[side][0]}{'s' * (n != 1)}" for side, n in dead.items())
+    steps = [_DEAD[side][1] for side in dead]
+    text = f"{counts}: no retry without an operator."
+    return HealthSummary(level="warn", state="Working", text=text, next_steps=steps)
+
+
+def _empty(now: Situation) -> HealthSummary | None:
+    if any(side.done or side.waiting or side.scheduled for side in now.sides):
+        return None
+    text = "No event or message yet. Insert an event, and it appears here."
+    return HealthSummary(level="idle", state="Ready", text=text, next_steps=(_FIRST_EVENT,))
+
+
+def _working(now: Situation) -> HealthSummary:
+    undelivered = sum(side.undelivered for side in now.sides)
+    if undelivered:
+        text = f"No received message is late; the streams have {undelivered:,} more to deliver."
+    else:
+        text = "Nothing is late." if any(side.waiting for side in now.sides) else "Nothing waits."
+    return HealthSummary(level="good", state="Working", text=text)
+
+
+def _causes(reasons: Mapping[str, str], since: Mapping[str, float]) -> list[Cause]:
+    return [Cause(part=part, reason=reason, since=since[part]) for part, reason in reasons.items()]
+
+
+def _rank(cause: Cause) -> tuple[int, str]:
+    found = (rank for rank, word in enumerate(_CAUSES_FIRST) if word in cause.part)
+    return next(found, len(_CAUSES_FIRST)), cause.part
+
+
+def _after_the_fix(slow_types: Sequence[str]) -> list[str]:
+    """Return the steps after the handler is fixed; senders choose the names of types."""
+    redrive = "python -m sea_mq_worker dlq redrive --type {} --reason fixed"
+    resume = "python -m sea_mq_worker inbox resume --reason fixed"
+    return [resume, *(redrive.format(quote(event_type)) for event_type in slow_types)]
 
 
 def _capital(text: str) -> str:
@@ -192,81 +265,8 @@ def _first_sentence(text: str) -> str:
     return text.partition(". ")[0]
 
 
-def _steps(part: str, slow_types: Sequence[str]) -> Sequence[str]:
-    if part == "handler" and slow_types:
-        return _slow_steps(slow_types)
-    if part.startswith(("stream", "consumer", "exhausted")):
-        return ("python -m sea_mq_worker streams check",)
-    return ()
-
-
-def _stale(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if side.sample_age_seconds > STALE_SECONDS]
-    if not sides:
-        return None
-    named = " and ".join(side.name for side in sides)
-    oldest = max(side.sample_age_seconds for side in sides)
-    return HealthSummary(
-        level=Level.WARN,
-        state="Not sure",
-        text=f"The worker could not count the {named} for {_duration(oldest)}: the numbers are outdated.",
-        next_steps=(_DOCTOR,),
-    )
-
-
-def _behind(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if _oldest_seconds(side) > BEHIND_SECONDS]
-    if not sides:
-        return None
-    text = "; ".join(
-        f"{side.name}: the oldest of {side.sample.depth + side.undelivered:,} waits for "
-        f"{_duration(_oldest_seconds(side))}{_trend(side)}"
-        for side in sides
-    )
-    return HealthSummary(level=Level.WARN, state="Behind", text=f"{_capital(text)}.", next_steps=(_DOCTOR,))
-
-
-def _oldest_seconds(side: Side) -> float:
-    return max(side.sample.oldest_seconds, side.undelivered_seconds)
-
-
-def _trend(side: Side) -> str:
-    now = side.sample.depth + side.undelivered
-    if side.before is None or side.before == now:
-        return ""
-    if now > side.before:
-        return ", increasing"
-    return f", decreasing: none is left in about {_duration(now / (side.before - now) * TREND_SECONDS)}"
-
-
-def _dead(situation: Situation) -> HealthSummary | None:
-    sides = [side for side in situation.sides if side.sample.dead]
-    if not sides:
-        return None
-    nouns = {"outbox": ("dead event", "dead events"), "inbox": ("dead letter", "dead letters")}
-    counts = " and ".join(f"{side.sample.dead:,} {nouns[side.name][side.sample.dead != 1]}" for side in sides)
-    return HealthSummary(
-        level=Level.WARN,
-        state="Working",
-        text=f"{counts}: no retry without an operator.",
-        next_steps=tuple(_LISTS[side.name] for side in sides),
-    )
-
-
-def _empty(situation: Situation) -> HealthSummary | None:
-    sides = situation.sides
-    if any(s.done or s.sample.depth or s.sample.scheduled or s.undelivered for s in sides):
-        return None
-    return HealthSummary(
-        level=Level.IDLE,
-        state="Ready",
-        text="No event or message yet. Insert an event, and it appears here.",
-        next_steps=(_FIRST_EVENT,),
-    )
-
-
 def _duration(seconds: float) -> str:
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:.{int(seconds < 10 * size)}f} {unit}"
     return f"{seconds:.0f} s"

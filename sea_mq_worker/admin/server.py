@@ -57,7 +57,6 @@ class Routes:
         warnings: troubles, by name, in spite of which the worker is ready.
         metrics: the exposition.
         status: the data of ``/status``.
-        history: the data of ``/history``, the last hour.
         access: authorizes all but health.
         operator_api: queries and changes with the token; None: there are none.
     """
@@ -65,7 +64,6 @@ class Routes:
     ready: Callable[[], Reasons]
     metrics: Callable[[], bytes]
     status: Callable[[], object]
-    history: Callable[[], object]
     access: TokenAuth
     operator_api: OperatorApi | None
     warnings: Callable[[], Reasons] = dict
@@ -91,8 +89,6 @@ class Routes:
                 return refused or AdminResponse(HTTPStatus.OK, self.metrics(), _METRICS_TYPE)
             case "/status":
                 return refused or json_response(self.status())
-            case "/history":
-                return refused or json_response(self.history())
             case _:
                 return AdminResponse(HTTPStatus.NOT_FOUND)
 

@@ -1,250 +1,347 @@
-"""Build the page's status from recorded facts and the latest samples, the tables' with their age."""
+"""Status: what the worker knows about itself without asking a server, for ``/status`` and the page.
 
+It listens to the worker's events, samples tables and consumers every 15 seconds, and so answers at once,
+even while a database or a broker hangs. It stores error texts, because they name the cause, but no id and
+no payload.
+"""
+
+import asyncio
+import contextlib
 import time
-from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from sea_mq_worker.admin.activity import ActivityLog
-from sea_mq_worker.admin.health import TREND_SECONDS, Side, Situation, summarize
-from sea_mq_worker.admin.records import (
-    ConsumerSample,
-    Counters,
-    HealthSummary,
-    Sample,
-    SideStatus,
-    Status,
-    WorkerInfo,
+import asyncpg
+
+from sea_mq_worker.admin.health import TREND_SECONDS, HealthSummary, Side, Situation, health_summary
+from sea_mq_worker.connections import open_pool
+from sea_mq_worker.errors import WorkerError
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.inbox.missed import RecordedMissed, recorded_missed
+from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.operators.records import ConsumerState, Depth, Overview
+from sea_mq_worker.operators.streams import consumer_state
+from sea_mq_worker.operators.tables import BY_INDEX, depth, overview, without_read_ahead
+from sea_mq_worker.ports import Events
+from sea_mq_worker.postgres.migrations import (
+    altered_migrations,
+    check_rows_visible,
+    check_version,
+    claim_schema,
 )
-from sea_mq_worker.inbox.missed import RecordedMissed
-from sea_mq_worker.operators.records import Overview
+from sea_mq_worker.postgres.pool import check_connection_limit, leave_former_primary
+from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
+from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop, sleep_or_stop
+from sea_mq_worker.settings import Settings
+from sea_mq_worker.telemetry.events import NOTICES
+from sea_mq_worker.telemetry.metrics import Metrics
+from sea_mq_worker.telemetry.metrics import Side as SideName
 
-# --- History of the last hour, in a fixed amount of memory.
+SAMPLE_SECONDS = 15
+DEPTH_MAX = 100_000
+"""Cap on the rows that a sample counts."""
+_TREND_SAMPLES = TREND_SECONDS // SAMPLE_SECONDS + 1
+_OVERVIEW_EVERY = 4
+"""Number of samples per overview, which is costly; a change of the dead counts brings it sooner."""
+_PURPOSE = "upkeep"
+_NOT_COUNTED = Depth(count=0, oldest_at=None, waiting=0, waiting_seconds=0.0, scheduled=0, dead=0)
+_FLOWS: Mapping[SideName, str] = {"outbox": "published", "inbox": "processed"}
+_ERRORS = {
+    "event_postponed": ("outbox", "retried", "error"),
+    "event_died": ("outbox", "DEAD", "error"),
+    "message_retried": ("inbox", "retried", "error"),
+    "message_given_back": ("inbox", "given back", "error"),
+    "message_dead_lettered": ("inbox", "dead letter", "reason"),
+}
+"""Events that the page lists as errors: side, effect, and the field with the text."""
+_ERRORS_MAX = 64
+_SHOWN_MAX = 8
+_TEXT_MAX = 300
 
-STEP_SECONDS = 15
-_SAMPLES = 240
-_NOTHING = float("nan")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryData:
-    """Samples by name, the oldest first; ``at`` is the time of the last in seconds since 1970."""
-
-    at: float
-    step_seconds: int
-    series: Mapping[str, Sequence[float | None]]
-
-
-class History:
-    """A ring of samples for each name.
+class Status:
+    """State of the worker; one object for the worker's life.
 
     Args:
-        names: names of the series.
-        clock: seconds since 1970.
-    """
-
-    def __init__(self, *names: str, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._rings = {name: array("d", [_NOTHING] * _SAMPLES) for name in names}
-        self._count = 0
-        self._at = 0.0
-
-    def add(self, sample: Mapping[str, float | None]) -> None:
-        """Add one sample; an unknown number leaves a gap."""
-        place = self._count % _SAMPLES
-        for name, ring in self._rings.items():
-            value = sample.get(name)
-            ring[place] = _NOTHING if value is None else value
-        self._count += 1
-        self._at = self._clock()
-
-    def before(self, name: str, *, samples: int) -> float | None:
-        """Return the number that a series had ``samples`` before the last one; None: unknown."""
-        if self._count <= samples:
-            return None
-        return _known(self._rings[name][(self._count - 1 - samples) % _SAMPLES])
-
-    def data(self) -> HistoryData:
-        kept = min(self._count, _SAMPLES)
-        places = [(self._count - kept + number) % _SAMPLES for number in range(kept)]
-        series = {name: [_known(ring[place]) for place in places] for name, ring in self._rings.items()}
-        return HistoryData(at=self._at, step_seconds=STEP_SECONDS, series=series)
-
-
-def _known(value: float) -> float | None:
-    return None if value != value else round(value, 3)  # noqa: PLR0124  (only NaN differs from itself)
-
-
-_TREND_SAMPLES = TREND_SECONDS // STEP_SECONDS
-_ERRORS_SHOWN = 8
-_SLOW_TYPES_SHOWN = 8
-_FLOWS = {"outbox": "published", "inbox": "processed"}
-_SERIES = ("depth", "oldest", "rate")
-_NO_SAMPLE = Sample(depth=0, oldest_seconds=0.0, dead=0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dated:
-    """A sample and its time in monotonic seconds, which no change of the clock affects."""
-
-    value: Sample
-    at: float
-
-
-@dataclass(kw_only=True)
-class StatusCollector:
-    """Collects samples, and returns the status and its history.
-
-    Attributes:
+        info: constant fields of the JSON.
         sides: the sides that this worker serves.
+        metrics: gets the samples, and has the counts since the start.
         reasons: why the worker is not ready, by part.
         warnings: troubles, by name, in spite of which it is ready.
         now: seconds since 1970.
-        clock: monotonic seconds.
+        clock: monotonic seconds, which no change of the clock affects.
     """
 
-    info: WorkerInfo
-    sides: Sequence[str]
-    counters: Callable[[], Counters]
-    reasons: Callable[[], Mapping[str, str]]
-    warnings: Callable[[], Mapping[str, str]] = dict
-    now: Callable[[], float] = time.time
-    clock: Callable[[], float] = time.monotonic
-    activity: ActivityLog = field(default_factory=ActivityLog)
-
-    def __post_init__(self) -> None:
-        names = (f"{side}_{series}" for side in self.sides for series in _SERIES)
-        self._history = History(*names, clock=self.now)
-        self._samples: dict[str, _Dated] = {}
-        self._consumers: dict[str, ConsumerSample] = {}
+    def __init__(
+        self,
+        info: Mapping[str, object],
+        *,
+        sides: Sequence[SideName],
+        metrics: Metrics,
+        reasons: Callable[[], Mapping[str, str]],
+        warnings: Callable[[], Mapping[str, str]] = dict,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._info, self._sides, self._metrics = info, sides, metrics
+        self._reasons, self._warnings = reasons, warnings
+        self._now, self._clock = now, clock
+        self._started = clock()
+        self._tables: dict[str, tuple[Depth, float]] = {}
+        self._waited = {side: deque[tuple[int, float]](maxlen=_TREND_SAMPLES) for side in _FLOWS}
+        self._consumers: dict[tuple[str, str], tuple[ConsumerState | None, str]] = {}
         self._overview: Overview | None = None
         self._missed: Sequence[RecordedMissed] = ()
-        self._started = self.clock()
+        self._errors: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._slow_types: set[str] = set()
+        self._waiting_for = ""
+        self._opened: dict[str, float] = {}
+        self._since = {"start": now()}
         self._state = ("", self._started)
-        self._reasons_since = {"start": self.now()}
-        self._done: dict[str, float] = {}
 
-    def set_sample(self, side: str, sample: Sample) -> None:
-        self._samples[side] = _Dated(sample, self.clock())
+    # --- What the worker reports.
 
-    def set_overview(self, overview: Overview) -> None:
-        """Record the reasons of dead events and letters, and the number of workers."""
-        self._overview = overview
+    def emit(self, key: str, /, **fields: Any) -> None:
+        """Take note of an event; see ``ports.Events``."""
+        if found := _ERRORS.get(key):
+            side, effect, field = found
+            group = side, effect, _cut(fields[field])
+            count, _ = self._errors.pop(group, (0, 0.0))
+            self._errors[group] = (count + 1, self._now())
+            if len(self._errors) > _ERRORS_MAX:
+                del self._errors[next(iter(self._errors))]
+        elif key == "circuit_opened":
+            self._opened.setdefault(fields["circuit"], self._now())  # it may have failed again
+        elif key == "circuit_closed":
+            self._opened.pop(fields["circuit"], None)
+        elif key == "type_slowed":
+            self._slow_types.add(fields["event_type"])
+        elif key == "type_resumed":
+            self._slow_types.discard(fields["event_type"])
+        elif key == "waiting":
+            self._waiting_for = _cut(fields["text"])
+        elif "text" in fields and key not in NOTICES:
+            self._waiting_for = ""  # the start goes on
 
-    def set_missed(self, missed: Sequence[RecordedMissed]) -> None:
-        """Record the messages that will never be delivered."""
-        self._missed = missed
+    # --- What is sampled.
 
-    def set_consumer(self, sample: ConsumerSample) -> None:
-        """Record the state of a consumer; an error keeps the numbers before it."""
-        key = f"{sample.stream}/{sample.durable}"
-        known = self._consumers.get(key)
-        self._consumers[key] = replace(known, error=sample.error) if sample.error and known else sample
+    def set_depth(self, side: SideName, found: Depth) -> None:
+        """Record a sample of one side's table."""
+        self._metrics.set_depth(
+            side,
+            waiting=found.waiting,
+            waiting_seconds=found.waiting_seconds,
+            dead=found.dead,
+            scheduled=found.scheduled,
+        )
+        self._tables[side] = found, self._clock()
+        self._waited[side].append((found.waiting + self._undelivered(side), self._clock()))
 
-    def tick(self) -> None:
-        """Add one sample to the history once there is any; call this every ``STEP_SECONDS``."""
-        if not self._samples:
-            return
-        totals = self.counters().totals
-        numbers: dict[str, float | None] = {}
-        for side in self.sides:
-            sample = self._fresh(side)
-            done = float(totals.get(_FLOWS[side], 0))
-            numbers[f"{side}_depth"] = sample.depth + self._undelivered(side) if sample else None
-            numbers[f"{side}_oldest"] = sample.oldest_seconds if sample else None
-            numbers[f"{side}_rate"] = (done - self._done[side]) / STEP_SECONDS if side in self._done else None
-            self._done[side] = done
-        self._history.add(numbers)
-        self._health()
-
-    def history(self) -> HistoryData:
-        return self._history.data()
-
-    def status(self) -> Status:
-        counters = self.counters()
-        return Status(
-            **asdict(self.info),
-            totals=counters.totals,
-            health=self._health(),
-            now=self.now(),
-            started=self._wall_time(self._started),
-            sides={side: self._side(side, counters) for side in self.sides},
-            consumers=list(self._consumers.values()),
-            overview=self._overview,
-            slow_types=self._slow_types(),
-            errors=self.activity.error_groups()[:_ERRORS_SHOWN],
-            activity=self.activity.recent_events(),
+    def set_consumer(self, state: ConsumerState) -> None:
+        """Record the state of a consumer."""
+        self._consumers[state.stream, state.durable] = state, ""
+        self._metrics.set_consumer(
+            state.durable, state.pending, state.ack_pending, state.oldest_seconds or 0.0
         )
 
-    def _slow_types(self) -> Sequence[str]:
-        return sorted(self.activity.slow_types)[:_SLOW_TYPES_SHOWN]
+    def set_consumer_error(self, stream: str, durable: str, error: str) -> None:
+        """Record why a consumer's state is unknown; the numbers before it stay."""
+        known, _ = self._consumers.get((stream, durable), (None, ""))
+        self._consumers[stream, durable] = known, error
 
-    def _side(self, side: str, counters: Counters) -> SideStatus:
-        dated = self._samples.get(side)
-        return SideStatus(
-            sample=dated.value if dated else None,
-            undelivered=self._undelivered(side),
-            at=self._wall_time(dated.at) if dated else None,
-            per_second=counters.per_second.get(_FLOWS[side], 0.0),
-            latency=self.activity.latencies[side].percentiles(),
-        )
+    async def watch_tables(self, stop: asyncio.Event, *, pool: asyncpg.Pool, breaker: CircuitBreaker) -> None:
+        """Sample the tables every 15 seconds; check that this worker may go on with them."""
+        rounds, dead = 0, (0, 0)
 
-    def _fresh(self, side: str) -> Sample | None:
-        dated = self._samples.get(side)
-        return dated.value if dated and self.clock() - dated.at < 2 * STEP_SECONDS else None
+        async def sample() -> None:
+            nonlocal rounds, dead
+            await leave_former_primary(pool)
+            outbox = await depth(pool, "outbox", limit=DEPTH_MAX)
+            inbox = await depth(pool, "inbox", limit=DEPTH_MAX)
+            self.set_depth("outbox", outbox)
+            self.set_depth("inbox", inbox)
+            self._missed = await recorded_missed(pool)
+            before, dead = dead, (outbox.dead, inbox.dead)
+            if rounds % _OVERVIEW_EVERY == 0 or dead != before:
+                await check_rows_visible(pool)
+                self._overview = await overview(pool, sessions=f"sea_mq_worker {_PURPOSE}")
+            rounds += 1
+            await check_version(pool)  # a migration may be too new for this worker
 
-    def _undelivered(self, side: str) -> int:
-        """Return the number of messages that the consumers had not delivered at the last sample."""
-        if side != "inbox":
-            return 0
-        return sum(consumer.pending or 0 for consumer in self._consumers.values())
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await call_when_available(sample, breaker=breaker, stop=stop)
+                self._health()  # dates a state from its beginning, also if nobody looks at the page
+                await sleep_or_stop(stop, seconds=SAMPLE_SECONDS)
 
-    def _undelivered_seconds(self, side: str) -> float:
-        if side != "inbox":
-            return 0.0
-        return max((consumer.oldest_seconds or 0.0 for consumer in self._consumers.values()), default=0.0)
+    async def watch_consumers(
+        self,
+        stop: asyncio.Event,
+        *,
+        consumers: Sequence[NatsJetStreamConsumer],
+        connection: NatsConnection,
+        pool: asyncpg.Pool,
+        events: Events,
+    ) -> None:
+        """Sample the durables every 15 seconds; pause those that became unfit, and report changed filters."""
+        filters: dict[str, Sequence[str]] = {}
+
+        async def sample() -> None:
+            for consumer in consumers:
+                try:
+                    info = await consumer.look()
+                    state = await consumer_state(connection, info)
+                    state = await without_read_ahead(pool, state, limit=DEPTH_MAX)
+                except WorkerError as error:
+                    self.set_consumer_error(consumer.stream, consumer.name, str(error))
+                    continue
+                self.set_consumer(state)
+                name = f"consumer {consumer.name} of stream {consumer.stream}"
+                before = filters.get(name, info.filters)
+                filters[name] = info.filters
+                if info.filters != before:
+                    taken, took = (", ".join(each) or "all subjects" for each in (info.filters, before))
+                    text = f"{name} takes {taken}, before {took}: it passes messages of other subjects for"
+                    text += " good; `python -m sea_mq_worker pipeline reconcile` finds them"
+                    events.emit("consumer_filter_changed", text=text)
+
+        with contextlib.suppress(StoppedError):
+            while not stop.is_set():
+                await cancel_on_stop(stop, sample())
+                await sleep_or_stop(stop, seconds=SAMPLE_SECONDS)
+
+    # --- What the page reads.
+
+    def status(self) -> Mapping[str, object]:
+        """Return the JSON of ``/status``; times are in seconds since 1970."""
+        totals = self._metrics.totals()
+        consumers = []
+        for (stream, durable), (state, error) in self._consumers.items():
+            fields = asdict(state) if state else {"stream": stream, "durable": durable}
+            unwanted = {"delivered_seq", "oldest_id"}
+            consumers.append(
+                {k: v for k, v in fields.items() if k not in unwanted} | {"error": error or None}
+            )
+        errors = sorted(self._errors.items(), key=lambda group: -group[1][0])
+        return {
+            **self._info,
+            "totals": totals,
+            "now": self._now(),
+            "started": self._wall_time(self._started),
+            "health": self._health(),
+            "sides": {side: self._shown(side) for side in self._sides},
+            "consumers": consumers,
+            "overview": self._overview,
+            "slow_types": self._slow(),
+            "errors": [
+                {"side": side, "effect": effect, "text": text, "count": count, "last": last}
+                for (side, effect, text), (count, last) in errors[:_SHOWN_MAX]
+            ],
+        }
+
+    def _shown(self, side: SideName) -> Mapping[str, object]:
+        shown: dict[str, object] = {
+            "sample": None,
+            "undelivered": self._undelivered(side),
+            "at": None,
+            "per_second": self._metrics.rates()[_FLOWS[side]],
+        }
+        if side in self._tables:
+            found, at = self._tables[side]
+            shown["at"] = self._wall_time(at)
+            shown["sample"] = {
+                "depth": found.waiting,
+                "oldest_seconds": found.waiting_seconds,
+                "dead": found.dead,
+                "scheduled": found.scheduled,
+            }
+        return shown
 
     def _health(self) -> HealthSummary:
         """Summarize the health, since its first cause or since its first appearance."""
-        health = summarize(self._situation())
-        state = f"{health.state} {health.level}"
+        reasons, warnings = self._reasons(), self._warnings()
+        self._since = {part: self._since.get(part, self._now()) for part in (*reasons, *warnings)}
+        totals = self._metrics.totals()
+        found = health_summary(
+            Situation(
+                sides=[self._side(side, totals.get(_FLOWS[side], 0)) for side in self._sides],
+                reasons=reasons,
+                warnings=warnings,
+                since=self._since | self._opened,
+                paused_consumers=[
+                    state
+                    for state, _ in self._consumers.values()
+                    if state and state.pending and state.paused_seconds
+                ],
+                slow_types=self._slow(),
+                missed=self._missed,
+                waiting_for=self._waiting_for,
+            )
+        )
+        state = f"{found.state} {found.level}"
         if state != self._state[0]:
-            self._state = (state, self.clock())
-        since = health.causes[0].since if health.causes else self._wall_time(self._state[1])
-        return replace(health, since=since)
-
-    def _situation(self) -> Situation:
-        totals, reasons, warnings = self.counters().totals, self.reasons(), self.warnings()
-        named = (*reasons, *warnings)
-        self._reasons_since = {part: self._reasons_since.get(part, self.now()) for part in named}
-        opened = {breaker: pause.since for breaker, pause in self.activity.paused.items()}
-        return Situation(
-            reasons=reasons,
-            warnings=warnings,
-            since=self._reasons_since | opened,
-            waiting_for=self.activity.waiting_for,
-            slow_types=self._slow_types(),
-            missed=self._missed,
-            sides=[self._side_facts(side, totals) for side in self.sides],
-            paused_consumers=[
-                consumer
-                for consumer in self._consumers.values()
-                if consumer.pending and consumer.paused_seconds
-            ],
+            self._state = state, self._clock()
+        return replace(
+            found, since=found.causes[0].since if found.causes else self._wall_time(self._state[1])
         )
 
-    def _side_facts(self, side: str, totals: Mapping[str, float]) -> Side:
-        dated = self._samples.get(side)
+    def _side(self, side: SideName, done: float) -> Side:
+        found, at = self._tables.get(side, (_NOT_COUNTED, self._clock()))
+        oldest = [found.waiting_seconds]
+        if side == "inbox":
+            oldest += [state.oldest_seconds or 0.0 for state, _ in self._consumers.values() if state]
+        before, then = self._waited[side][0] if self._waited[side] else (0, self._clock())
+        is_trend = abs(self._clock() - then - TREND_SECONDS) < 2 * SAMPLE_SECONDS
         return Side(
             name=side,
-            sample=dated.value if dated else _NO_SAMPLE,
-            sample_age_seconds=self.clock() - dated.at if dated else 0.0,
+            waiting=found.waiting + self._undelivered(side),
             undelivered=self._undelivered(side),
-            undelivered_seconds=self._undelivered_seconds(side),
-            before=self._history.before(f"{side}_depth", samples=_TREND_SAMPLES),
-            done=int(totals.get(_FLOWS[side], 0)),
+            oldest_seconds=max(oldest),
+            dead=found.dead,
+            scheduled=found.scheduled,
+            sample_age_seconds=self._clock() - at,
+            before=before if is_trend else None,
+            done=done,
         )
+
+    def _undelivered(self, side: SideName) -> int:
+        """Return the number of messages that the consumers had not delivered at the last sample."""
+        return sum(state.pending for state, _ in self._consumers.values() if state and side == "inbox")
+
+    def _slow(self) -> Sequence[str]:
+        return sorted(self._slow_types)[:_SHOWN_MAX]
 
     def _wall_time(self, at: float) -> float:
         """Convert a monotonic time to seconds since 1970, by the current clock."""
-        return round(self.now() - (self.clock() - at), 1)
+        return round(self._now() - (self._clock() - at), 1)
+
+
+async def open_upkeep(settings: Settings, events: Events) -> asyncpg.Pool:
+    """Connect the pool that samples, once the tables are those of this worker; close it at the end.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot serve now.
+        ContractError: the schema has another version or context, or hides rows; or the connections are few.
+    """
+    pool = await open_pool(settings, purpose=_PURPOSE, hints=BY_INDEX)
+    try:
+        await check_version(pool)
+        if not settings.database_pooler:  # its limits are other ones
+            least, most = settings.connections_min, settings.connections_max
+            if short := await check_connection_limit(pool, least=least, most=most):
+                events.emit("connections_short", text=short)
+        for script in await altered_migrations(pool):
+            text = f"{script.name} was applied with other content; run `python -m sea_mq_worker doctor`"
+            events.emit("migration_altered", text=text)
+        await claim_schema(pool, settings.context)
+        await check_rows_visible(pool)
+    except BaseException:
+        pool.terminate()
+        raise
+    return pool
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"

@@ -33,7 +33,6 @@ class Parts:
             ready=lambda: self.unready,
             metrics=self.metrics,
             status=self.status,
-            history=dict,
             access=TokenAuth(token),
             operator_api=operator_api,
         )
@@ -210,7 +209,7 @@ async def test_without_a_token_a_site_reads_nothing_by_a_name_that_it_leads_here
 @pytest.mark.fault("S10")
 async def test_with_a_token_numbers_are_for_its_bearer(guarded: AdminServer) -> None:
     assert "s3cret" not in repr(guarded)
-    for path in ("/metrics", "/status", "/history"):
+    for path in ("/metrics", "/status"):
         for refused in ({}, {"authorization": "Bearer s3cre"}, {"authorization": "Basic s3cret"}):
             reply = await get(guarded, path, **refused)
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")

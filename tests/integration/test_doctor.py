@@ -271,7 +271,7 @@ async def test_doctor_asks_every_address_that_the_workers_name_has(tmp_path: Pat
     async with contextlib.AsyncExitStack() as stack:
         for address in addresses:
             routes = Routes(
-                ready=partial(dict, handler=f"away from {address}"), metrics=bytes, status=dict, history=dict,
+                ready=partial(dict, handler=f"away from {address}"), metrics=bytes, status=dict,
                 access=TokenAuth(lambda: "s3cret"), operator_api=None,
             )  # fmt: skip
             server = AdminServer(host=address, port=port, routes=routes)

@@ -13,7 +13,7 @@ _REFERENCE, _PROOF = ROOT / "docs" / "reference", ROOT / "docs" / "proof"
 ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 CONFIGURATION = _REFERENCE / "configuration.md"
 CLI, CLI_SCHEMA = _REFERENCE / "cli.md", _REFERENCE / "cli.schema.json"
-PAGE, PAGE_SCHEMA = _REFERENCE / "page.md", _REFERENCE / "admin.schema.json"
+PAGE = _REFERENCE / "page.md"
 DOCTOR = _REFERENCE / "doctor.md"
 TELEMETRY = _REFERENCE / "telemetry.md"
 SCHEMA = _REFERENCE / "schema.md"
@@ -49,7 +49,6 @@ PAGES: Mapping[Path, Text] = {
     CLI: sections(commands=cli.table_of_commands),
     CLI_SCHEMA: whole(cli.schema),
     PAGE: sections(routes=admin.table_of_routes),
-    PAGE_SCHEMA: whole(admin.schema),
     DOCTOR: sections(findings=tables.table_of_findings),
     TELEMETRY: sections(
         metrics=tables.metrics,

@@ -26,7 +26,6 @@ function show(status) {
   showSides(status);
   showConsumers(status.consumers);
   showErrors(status.errors);
-  showActivity(status.activity);
   at("closed").hidden = status.offers === "all";
   offer(status);
   at("main").classList.remove("old");
@@ -71,11 +70,6 @@ function showErrors(errors) {
   once(at("errors").lastElementChild, errors, () => [
     table("Errors", ["Side", "Times", "Error", "Last"], errors.map((each) => [`${each.side}, ${each.effect}`, count(each.count), each.text, moment(each.last)])),
   ]);
-}
-
-function showActivity(activity) {
-  at("activity").hidden = !activity.length;
-  once(at("activity").lastElementChild, activity, () => activity.map((each) => element("li", { "data-level": each.level }, moment(each.at), ` ${each.text}`, each.times > 1 ? element("small", {}, ` ${count(each.times)} times`) : null)));
 }
 
 function offer(status) {

@@ -35,11 +35,6 @@ export function duration(seconds) {
   return `${Number((seconds / size).toFixed(seconds >= 10 * size ? 0 : 1))} ${unit}`;
 }
 
-/** Format a duration that is exact to a tenth. */
-export function rough(seconds) {
-  return duration(Number(seconds.toPrecision(2)));
-}
-
 export function whole(seconds) {
   return seconds < 60 ? `${Math.max(0, Math.round(seconds))} s` : duration(seconds);
 }

@@ -1,13 +1,12 @@
-// A card for each side: depth, oldest, rate, latencies, and totals since the start.
+// A card for each side: depth, oldest, rate, and totals since the start.
 
-import { count, duration, element, moment, once, rate, rough, write } from "./rendering.js";
+import { count, duration, element, moment, once, rate, write } from "./rendering.js";
 
 const SIDES = {
   outbox: {
     title: "Outbox",
     subtitle: "database → stream",
     flow: "Published / s",
-    took: "From commit to stream",
     dead: "dead event",
     counts: [
       ["published", "published"],
@@ -21,7 +20,6 @@ const SIDES = {
     title: "Inbox",
     subtitle: "stream → handler",
     flow: "Processed / s",
-    took: "From receipt to effect",
     dead: "dead letter",
     counts: [
       ["processed", "processed"],
@@ -49,7 +47,7 @@ function add(name) {
     oldest: tile("Oldest waits for"),
     rate: tile(labels.flow),
   };
-  const card = { tiles, took: element("p", { class: "took" }), undelivered: element("p", { hidden: true }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, labels };
+  const card = { tiles, undelivered: element("p", { hidden: true }), scheduled: element("p"), dead: element("p"), reasons: element("ul", { class: "reasons" }), counts: {}, labels };
   const list = element("dl");
   for (const [key, text] of labels.counts) {
     card.counts[key] = element("dd");
@@ -62,7 +60,6 @@ function add(name) {
     { class: "side", "aria-label": labels.title },
     element("div", { class: "head" }, title, card.counted),
     element("div", { class: "tiles" }, ...Object.values(tiles).map((each) => each.shown)),
-    card.took,
     element("div", { class: "dead" }, card.undelivered, card.scheduled, card.dead, card.reasons),
     element("h3", {}, "This worker, since its start"),
     list,
@@ -86,7 +83,6 @@ function show(card, side, status, name) {
   card.undelivered.hidden = !side.undelivered;
   write(card.tiles.oldest.value, sample ? (sample.depth ? duration(sample.oldest_seconds) : "none") : "–");
   write(card.tiles.rate.value, rate(side.per_second));
-  write(card.took, side.latency ? `${card.labels.took} ${percentiles(side.latency)}, in the last minute` : "Nothing in the last minute");
   for (const [key, shown] of Object.entries(card.counts)) {
     const total = status.totals[key] ?? 0;
     write(shown, count(total));
@@ -102,8 +98,4 @@ function show(card, side, status, name) {
 
 function stopped(number, capped, noun) {
   return number ? `${capped(number)} ${noun}${number === 1 ? "" : "s"}` : `No ${noun}s`;
-}
-
-function percentiles(latency) {
-  return ["p50", "p95", "p99"].map((name) => `${rough(latency[name])} (${name})`).join(", ");
 }

@@ -62,9 +62,7 @@ async def worker_not_ready(p: Patient) -> Mend:
     token.write_text("s3cret")
     token.chmod(0o600)
     access = TokenAuth(lambda: "s3cret")
-    routes = Routes(
-        ready=lambda: reasons, metrics=bytes, status=dict, history=dict, access=access, operator_api=None
-    )
+    routes = Routes(ready=lambda: reasons, metrics=bytes, status=dict, access=access, operator_api=None)
     server = AdminServer(host="127.0.0.1", port=0, routes=routes)
     await server.start()
     p.stack.push_async_callback(server.close)
@@ -106,7 +104,6 @@ async def worker_warns(p: Patient) -> Mend:
         warnings=lambda: warnings,
         metrics=bytes,
         status=dict,
-        history=dict,
         access=TokenAuth(str),
         operator_api=None,
     )
