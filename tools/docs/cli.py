@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -44,17 +44,12 @@ def table_of_commands() -> str:
 
 
 def schema() -> str:
-    """Return the JSON schema of every command's output."""
-    return schema_of("Output of sea-mq-worker with --json, by command", PRINTED)
-
-
-def schema_of(title: str, types: Mapping[str, Any]) -> str:
-    """Return one JSON schema for types by name, which share their definitions."""
-    adapters: list[Any] = [(name, "serialization", TypeAdapter(type_)) for name, type_ in types.items()]
+    """Return the JSON schema of every command's output; the types share their definitions."""
+    adapters: list[Any] = [(name, "serialization", TypeAdapter(type_)) for name, type_ in PRINTED.items()]
     found, definitions = TypeAdapter.json_schemas(adapters)
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": title,
+        "title": "Output of sea-mq-worker with --json, by command",
         "type": "object",
         "properties": {str(name): one for (name, _), one in found.items()},
         **definitions,
