@@ -40,6 +40,19 @@ async def refused(url: str, **given: Any) -> BaseException:
     return caught.value
 
 
+@asynccontextmanager
+async def reporting(url: str | list[str], **given: Any) -> AsyncIterator[tuple[NatsConnection, list[str]]]:
+    """Connect for the length of a block; give the names of its events, from the first one on."""
+    reported: list[str] = []
+    connection = await connect(
+        urls=url, name="test", on_event=lambda event, _text: reported.append(event), **given
+    )
+    try:
+        yield connection, reported
+    finally:
+        await connection.close()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedNats]:
     """A server that asks for a password and lets its second user do next to nothing."""
@@ -52,15 +65,11 @@ async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Emb
         yield server
 
 
-async def test_a_server_that_is_away_is_unavailable_within_the_timeout() -> None:
+async def test_a_server_that_is_away_or_silent_is_unavailable_within_the_timeout(nats_url: str) -> None:
     """P11: nats-py by itself would try for ever."""
     error = await refused(NOWHERE, connect_timeout_seconds=0.3)
-
     assert isinstance(error, BrokerUnavailableError)
     assert "127.0.0.1:1" in str(error)
-
-
-async def test_a_silent_server_is_unavailable_within_the_timeout(nats_url: str) -> None:
     async with proxied(nats_url) as (proxy, url):
         proxy.stall()
         assert isinstance(await refused(url, connect_timeout_seconds=0.5), BrokerUnavailableError)
@@ -123,32 +132,25 @@ async def test_a_login_that_is_too_slow_is_tried_again_and_breaks_no_contract(tm
             await eventually(lambda: connection.is_connected, what=f"it is back: {errors}")
 
 
-async def test_a_missing_key_file_is_named(guarded: EmbeddedNats, tmp_path: Path) -> None:
-    for given in ({"creds_file": str(tmp_path / "no.creds")}, {"nkey_seed_file": str(tmp_path / "no.nk")}):
-        error = await refused(guarded.url, **given)
-        assert isinstance(error, ContractError), given
-    assert "no.nk" in str(error)
-
-
-async def test_a_broken_key_file_breaks_the_contract(nats_url: str, tmp_path: Path) -> None:
-    seed = tmp_path / "seed.nk"
-    seed.write_text(SECRET)
-
-    assert isinstance(await refused(nats_url, nkey_seed_file=str(seed)), ContractError)
-
-
-async def test_credentials_in_the_url_are_not_taken(nats_url: str) -> None:
-    error = await refused(nats_url.replace("nats://", f"nats://user:{SECRET}@"))
-
-    assert isinstance(error, ContractError)
-
-
-async def test_no_secret_goes_to_a_server_without_tls_where_tls_is_demanded(guarded: EmbeddedNats) -> None:
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"creds_file": "{folder}/no.creds"}, "no.creds"),
+        ({"nkey_seed_file": "{folder}/no.nk"}, "no.nk"),
+        ({"nkey_seed_file": "{folder}/broken.nk"}, "no usable nkey seed"),
+        ({"user": "all", "password": SECRET, "tls": ssl.create_default_context()}, "TLS"),
+        ({"urls": f"nats://user:{SECRET}@127.0.0.1:1"}, "credentials do not belong into the URL"),
+    ],
+)
+async def test_what_cannot_log_in_safely_breaks_the_contract(
+    given: dict[str, Any], named: str, guarded: EmbeddedNats, tmp_path: Path
+) -> None:
     """S03: nats-py alone would fall back to plain text."""
-    error = await refused(guarded.url, user="all", password=SECRET, tls=ssl.create_default_context())
-
+    (tmp_path / "broken.nk").write_text(SECRET)
+    options = {name: v.format(folder=tmp_path) if "_file" in name else v for name, v in given.items()}
+    error = await refused(options.pop("urls", guarded.url), **options)
     assert isinstance(error, ContractError)
-    assert "TLS" in str(error)
+    assert named in str(error)
 
 
 async def test_one_server_of_several_may_refuse(guarded: EmbeddedNats, nats_url: str) -> None:
@@ -171,19 +173,24 @@ async def test_nothing_is_sent_to_a_server_that_offers_no_tls_any_more(tmp_path:
         assert not connection.is_connected
 
 
-async def test_the_connection_recovers_by_itself_and_reports_each_change(nats_url: str) -> None:
-    reported: list[str] = []
-    async with proxied(nats_url) as (proxy, url):
-        connection = await connect(
-            urls=url, name="test", on_event=lambda event, _text: reported.append(event)
-        )
+async def test_the_connection_recovers_by_itself_and_reports_each_change_but_its_close(nats_url: str) -> None:
+    async with proxied(nats_url) as (proxy, url), reporting(url) as (connection, reported):
+        later: list[str] = []
+        connection.listen(_raise)
+        connection.listen(lambda event, _text: later.append(event))
         proxy.refuse()
         await eventually(lambda: not connection.is_connected)
+        with pytest.raises(BrokerUnavailableError):
+            await asyncio.wait_for(api(connection, "INFO", timeout_seconds=60.0), 30.0)
         proxy.heal()
         await eventually(lambda: "reconnected" in reported)
         assert "account_info" in (await api(connection, "INFO"))["type"]
-        await connection.close()
     assert [event for event in reported if event != "error"] == ["connected", "disconnected", "reconnected"]
+    assert reported == ["connected", *later]
+
+
+def _raise(_event: str, _text: str) -> None:
+    raise RuntimeError
 
 
 @pytest.mark.fault("P13")
@@ -217,31 +224,18 @@ async def test_closing_during_a_reconnect_does_not_cancel_the_caller(nats_url: s
 
 @pytest.mark.fault("P12")
 @pytest.mark.parametrize(
-    "error",
+    ("error", "misled"),
     [
-        *(b"Maximum Payload Violation", b"Slow Consumer", b"Parser Error"),
-        *(b"User Authentication Revoked", b"User Authentication Expired", b"Authorization Violation"),
+        *((b"Maximum Payload Violation", b""), (b"Slow Consumer", b""), (b"Parser Error", b"")),
+        *((b"User Authentication Revoked", b""), (b"User Authentication Expired", b"")),
+        *((b"Authorization Violation", b""), (b"Slow Consumer", b"[]")),
     ],
 )
-async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes) -> None:
-    reported: list[str] = []
-    async with _speaking(error) as url:
-        connection = await connect(
-            urls=url, name="test", on_event=lambda event, _text: reported.append(event)
-        )
+async def test_a_server_that_throws_a_client_out_is_asked_again(error: bytes, misled: bytes) -> None:
+    """Also one whose next information cannot be understood."""
+    async with _speaking(error, misled=misled) as url, reporting(url) as (_, reported):
         await eventually(lambda: "reconnected" in reported)
-        await connection.close()
-
-
-async def test_a_server_that_cannot_be_understood_is_asked_again() -> None:
-    reported: list[str] = []
-    async with _speaking(b"Slow Consumer", misled=b"[]") as url:
-        connection = await connect(
-            urls=url, name="test", on_event=lambda event, _text: reported.append(event)
-        )
-        await eventually(lambda: "reconnected" in reported)
-        await connection.close()
-    assert reported.count("error") > 1
+        assert reported.count("error") > bool(misled)
 
 
 @asynccontextmanager
@@ -377,76 +371,51 @@ async def test_a_server_that_a_cluster_names_is_used_when_its_own_is_gone(
         assert await api(connection, "INFO")
 
 
-async def test_closing_on_purpose_is_no_loss(nats_url: str) -> None:
-    reported: list[str] = []
-    async with connected(nats_url) as connection:
-        connection.listen(lambda event, _text: reported.append(event))
-    await connection.close()
-    assert reported == []
+# --- What the JetStream API answers, by what to do next.
 
 
-async def test_a_listener_that_raises_disturbs_no_other(nats_url: str) -> None:
-    async with proxied(nats_url) as (proxy, url), connected(url) as connection:
-        connection.listen(_raise)
-        proxy.cut()
-        await eventually(lambda: not connection.is_connected)
-        await eventually(lambda: connection.is_connected)
-        assert await api(connection, "INFO")
+async def test_a_missing_stream_is_reported_by_its_code(connection: NatsConnection) -> None:
+    with pytest.raises(ApiRefusedError) as caught:
+        await api(connection, "STREAM.INFO.NOWHERE")
+    assert (caught.value.code, caught.value.err_code) == (404, 10059)
 
 
-def _raise(_event: str, _text: str) -> None:
-    raise RuntimeError
+async def test_a_forbidden_request_is_reported(guarded: EmbeddedNats) -> None:
+    """A denial comes as silence and, beside it, an error of its own."""
+    async with connected(guarded.url, user="few", password=SECRET) as connection:
+        with pytest.raises(ContractError, match="permission"):
+            await api(connection, "STREAM.INFO.ANY", timeout_seconds=0.3)
 
 
-class TestApi:
-    """What the JetStream API answers, by what to do next."""
+@pytest.mark.fault("P45")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"", b"not JSON", b"[" * 100_000, b"[]", b"{}", b'{"error": "text"}', b'{"message": {}}'),
+        b'{"message": {"seq": 1, "subject": "a", "time": "now"}}',
+    ],
+)
+async def test_an_answer_of_somebody_else_is_unavailability(
+    connection: NatsConnection, names: str, answer: bytes
+) -> None:
+    async def reply(message: Msg) -> None:
+        await message.respond(answer)
 
-    async def test_a_missing_stream_is_reported_by_its_code(self, connection: NatsConnection) -> None:
-        with pytest.raises(ApiRefusedError) as caught:
-            await api(connection, "STREAM.INFO.NOWHERE")
-        assert (caught.value.code, caught.value.err_code) == (404, 10059)
+    await connection.client.subscribe(f"$JS.API.STREAM.MSG.GET.{names}.own", cb=reply)
+    with pytest.raises(BrokerUnavailableError, match="the answer"):
+        await read_back(connection, f"{names}.own", "", 1)
 
-    async def test_a_forbidden_request_is_reported(self, guarded: EmbeddedNats) -> None:
-        """A denial comes as silence and, beside it, an error of its own."""
-        async with connected(guarded.url, user="few", password=SECRET) as connection:
-            with pytest.raises(ContractError, match="permission"):
-                await api(connection, "STREAM.INFO.ANY", timeout_seconds=0.3)
 
-    @pytest.mark.fault("P45")
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            *(b"", b"not JSON", b"[" * 100_000, b"[]", b"{}", b'{"error": "text"}', b'{"message": {}}'),
-            b'{"message": {"seq": 1, "subject": "a", "time": "now"}}',
-        ],
-    )
-    async def test_an_answer_of_somebody_else_is_unavailability(
-        self, connection: NatsConnection, names: str, answer: bytes
-    ) -> None:
-        async def reply(message: Msg) -> None:
-            await message.respond(answer)
+@pytest.mark.parametrize("state", ["{}", "[]", '{"messages": "many"}'])
+async def test_information_without_its_fields_is_unavailability(
+    connection: NatsConnection, names: str, state: str
+) -> None:
+    async def reply(message: Msg) -> None:
+        await message.respond(f'{{"config": {{}}, "state": {state}, "created": "now"}}'.encode())
 
-        await connection.client.subscribe(f"$JS.API.STREAM.MSG.GET.{names}.own", cb=reply)
-        with pytest.raises(BrokerUnavailableError, match="the answer"):
-            await read_back(connection, f"{names}.own", "", 1)
-
-    @pytest.mark.parametrize("state", ["{}", "[]", '{"messages": "many"}'])
-    async def test_information_without_its_fields_is_unavailability(
-        self, connection: NatsConnection, names: str, state: str
-    ) -> None:
-        async def reply(message: Msg) -> None:
-            await message.respond(f'{{"config": {{}}, "state": {state}, "created": "now"}}'.encode())
-
-        for subject in (f"STREAM.INFO.{names}.own", f"CONSUMER.INFO.{names}.own.own"):
-            await connection.client.subscribe(f"$JS.API.{subject}", cb=reply)
-        with pytest.raises(BrokerUnavailableError, match="the answer"):
-            await stream_info(connection, f"{names}.own")
-        with pytest.raises(BrokerUnavailableError, match="the answer"):
-            await consumer_info(connection, names, "own.own")
-
-    async def test_a_connection_that_is_down_is_unavailable_at_once(self, nats_url: str) -> None:
-        async with proxied(nats_url) as (proxy, url), connected(url) as connection:
-            proxy.refuse()
-            await eventually(lambda: not connection.is_connected)
-            with pytest.raises(BrokerUnavailableError):
-                await asyncio.wait_for(api(connection, "INFO", timeout_seconds=60.0), 30.0)
+    for subject in (f"STREAM.INFO.{names}.own", f"CONSUMER.INFO.{names}.own.own"):
+        await connection.client.subscribe(f"$JS.API.{subject}", cb=reply)
+    with pytest.raises(BrokerUnavailableError, match="the answer"):
+        await stream_info(connection, f"{names}.own")
+    with pytest.raises(BrokerUnavailableError, match="the answer"):
+        await consumer_info(connection, names, "own.own")

@@ -34,9 +34,9 @@ REQUEST = handler_request("m", subject="sea.event.t.v1", event_type="t")
 
 @dataclass
 class RecordingPublisher:
-    """A publisher that keeps what it is given and answers what it is told."""
+    """A publisher that keeps what it is given, and answers what it is told; told nothing, it raises."""
 
-    answers: list[PublishOutcome]
+    answers: Sequence[PublishOutcome] = ()
     sent: list[OutboundMessage] = field(default_factory=list)
     connected: bool = True
     keeps_order: bool = True
@@ -49,12 +49,14 @@ class RecordingPublisher:
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         self.sent.append(OutboundMessage(id="", subject=subject, payload=payload, headers=headers))
-        return self.answers.pop(0)
+        return self.answers[0]
 
     async def publish_batch(
         self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
     ) -> Sequence[PublishOutcome]:
         assert timeout_seconds == 1.0
+        if not self.answers:
+            raise ConnectionError
         self.in_order = in_order
         self.sent += messages
         return self.answers
@@ -159,27 +161,23 @@ async def test_a_context_that_cannot_be_read_is_none(traces: Traces) -> None:
     assert inner.sent[0].headers == {"traceparent": traceparent(span)}
 
 
-async def test_a_failed_call_marks_its_spans(traces: Traces) -> None:
-    await traces.handler(InMemoryHandler(lambda *_: Respond(status=500))).handle_request(REQUEST)
-    assert {span.status.status_code for span in traces.spans} == {StatusCode.ERROR}
-    reported = traces.of(SpanKind.CLIENT).attributes
-    assert reported is not None
-    assert (reported["sea_mq.outcome"], reported["error.type"]) == ("Retry", "Retry")
+@pytest.mark.parametrize(
+    ("status", "outcome", "seen"), [(500, "Retry", None), (422, "Poison", 422), (200, "Accepted", 200)]
+)
+async def test_a_call_has_its_outcome_and_a_failed_one_marks_its_spans(
+    traces: Traces, status: int, outcome: str, seen: int | None
+) -> None:
+    await traces.handler(InMemoryHandler(lambda *_: Respond(status=status))).handle_request(REQUEST)
+    failed = status != 200
+    wanted = StatusCode.ERROR if failed else StatusCode.UNSET
+    assert {span.status.status_code for span in traces.spans} == {wanted}
+    reported = traces.of(SpanKind.CLIENT).attributes or {}
+    assert reported["sea_mq.outcome"] == outcome
+    assert reported.get("error.type") == (outcome if failed else None)
+    assert reported.get("http.response.status_code") == seen
 
 
-async def test_a_rejected_message_has_its_status(traces: Traces) -> None:
-    await traces.handler(InMemoryHandler(lambda *_: Respond(status=422))).handle_request(REQUEST)
-    assert (traces.of(SpanKind.CLIENT).attributes or {})["http.response.status_code"] == 422
-
-
-class Broken(RecordingPublisher):
-    """Raises at every call, as a publisher and as a handler."""
-
-    async def publish_batch(
-        self, messages: Sequence[OutboundMessage], *, timeout_seconds: float, in_order: bool = False
-    ) -> Sequence[PublishOutcome]:
-        raise ConnectionError(len(messages), timeout_seconds, in_order)
-
+class Broken(InMemoryHandler):
     async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         raise ConnectionError(request.message_id)
 
@@ -187,14 +185,14 @@ class Broken(RecordingPublisher):
 async def test_a_call_that_raises_ends_its_spans(traces: Traces) -> None:
     message = OutboundMessage(id="i", subject="s", payload=b"1", headers={})
     with pytest.raises(ConnectionError):
-        await TracedPublisher(Broken([]), tracer=traces.tracer).publish_batch([message], timeout_seconds=1.0)
+        await traces.publisher(RecordingPublisher()).publish_batch([message], timeout_seconds=1.0)
     with pytest.raises(ConnectionError):
-        await TracedHandler(Broken([]), URL, tracer=traces.tracer).handle_request(REQUEST)
+        await traces.handler(Broken()).handle_request(REQUEST)
     assert [span.kind for span in traces.spans] == [SpanKind.PRODUCER, SpanKind.CLIENT, SpanKind.CONSUMER]
 
 
 async def test_everything_else_of_a_publisher_passes_through(traces: Traces) -> None:
-    publisher = traces.publisher(RecordingPublisher([]))
+    publisher = traces.publisher(RecordingPublisher())
     assert publisher.connected
     assert publisher.keeps_order
     assert publisher.duplicate_window_seconds == await publisher.read_duplicate_window() == 120.0
