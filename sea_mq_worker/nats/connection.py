@@ -313,9 +313,8 @@ class NatsConnection:
                 raise self._refused.result() if self._refused.done() else self._last_error
             attempt.result()
         finally:
-            while (
-                not attempt.done()
-            ):  # a time limit inside that ends at the same moment swallows a cancellation
+            # A time limit inside that ends at the same moment swallows a cancellation.
+            while not attempt.done():
                 attempt.cancel()
                 await asyncio.wait({attempt}, timeout=_CLOSE_SECONDS_MAX)
             _ignore_error(attempt)

@@ -26,7 +26,7 @@ from tests.pipeline.landing import Lake, copy_of, event, events_of, lake_at
 from tests.support.documents import commands
 from tests.support.jetstream import connected
 from tests.support.waiting import eventually
-from tests.unit.test_server_info import stream as stream_info
+from tests.unit.test_nats import stream as stream_info
 
 EVENTS = 30_000
 BATCH = 12_000  # more than one process lands without Spark

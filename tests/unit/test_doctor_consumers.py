@@ -6,7 +6,7 @@ import pytest
 
 from sea_mq_worker.doctor.broker import BrokerFacts, consumer_findings
 from sea_mq_worker.settings import ConsumerSettings, Settings
-from tests.unit.test_server_info import consumer, stream
+from tests.unit.test_nats import consumer, stream
 
 SECOND = 1_000_000_000
 SOUND = {"ack_policy": "explicit", "ack_wait": 90 * SECOND, "max_deliver": 16, "max_ack_pending": 50}
