@@ -21,10 +21,7 @@ from sea_mq_worker.cli.support import (
 from sea_mq_worker.operators.records import ConsumerState, Depth
 
 if TYPE_CHECKING:
-    from asyncpg import Pool
-
     from sea_mq_worker.postgres.migrations import MigrationPlan
-    from sea_mq_worker.postgres.partitions import Partition
     from sea_mq_worker.settings import Settings
 
 
@@ -76,34 +73,23 @@ def migrate(
         abort("--dry-run, --beside-old-worker and --end-old-worker exclude each other", EXIT_USAGE)
 
     async def change(settings: "Settings") -> None:
-        await _migrate(settings)
+        from sea_mq_worker.postgres import migrations
+
+        dsn, schema = settings.database_url.get_secret_value(), settings.database_schema
+        plan = await migrations.plan(dsn, schema=schema)
+        if plan.adopted:
+            typer.echo(_adoption(plan, "taking over"))
+        for name in await migrations.migrate(dsn, schema=schema):
+            typer.echo(f"applied {name}")
+        typer.echo(f"schema {schema} is up to date")
         if beside_old_worker or end_old_worker:
-            await _set_old_worker(settings, beside=beside_old_worker)
+            await migrations.set_old_worker(dsn, schema=schema, beside=beside_old_worker)
+        if beside_old_worker:
+            typer.echo("the old worker may run beside this one; end this with `migrate --end-old-worker`")
+        elif end_old_worker:
+            typer.echo("the old worker's statements are refused")
 
     run_command(_print_plan if dry_run else change, needs=("database_url",))
-
-
-async def _migrate(settings: "Settings") -> None:
-    from sea_mq_worker.postgres import migrations
-
-    dsn, schema = settings.database_url.get_secret_value(), settings.database_schema
-    plan = await migrations.plan(dsn, schema=schema)
-    if plan.adopted:
-        typer.echo(_adoption(plan, "taking over"))
-    for name in await migrations.migrate(dsn, schema=schema):
-        typer.echo(f"applied {name}")
-    typer.echo(f"schema {schema} is up to date")
-
-
-async def _set_old_worker(settings: "Settings", *, beside: bool) -> None:
-    from sea_mq_worker.postgres.migrations import set_old_worker
-
-    dsn = settings.database_url.get_secret_value()
-    await set_old_worker(dsn, schema=settings.database_schema, beside=beside)
-    if beside:
-        typer.echo("the old worker may run beside this one; end this with `migrate --end-old-worker`")
-    else:
-        typer.echo("the old worker's statements are refused")
 
 
 def _adoption(plan: "MigrationPlan", verb: str) -> str:
@@ -122,17 +108,16 @@ async def _print_plan(settings: "Settings") -> None:
     for name in plan.missing:
         typer.echo(f"would apply {name}")
     if plan.adopted:
-        typer.echo("an old worker fails to mark events until `migrate --beside-old-worker`, or ends before")
+        effect = "an old worker fails to mark events until `migrate --beside-old-worker`, or ends before"
     elif not plan.missing:
-        typer.echo("nothing to apply: old and new workers can run side by side")
+        effect = "nothing to apply: old and new workers can run side by side"
     elif not plan.version:
-        typer.echo("the schema does not exist: nothing runs on it yet")
+        effect = "the schema does not exist: nothing runs on it yet"
     elif plan.serves_running:
-        typer.echo("running workers can continue: replace them one after the other afterwards")
+        effect = "running workers can continue: replace them one after the other afterwards"
     else:
-        typer.echo(
-            f"workers of schema version {plan.version} will end with exit code 3: replace them at once"
-        )
+        effect = f"workers of schema version {plan.version} will end with exit code 3: replace them at once"
+    typer.echo(effect)
 
 
 def depth(
@@ -151,28 +136,21 @@ def depth(
     if json:
         print_json(depths)
         return
-    pending = sum(each.pending for each in depths.consumers)
-    undelivered = "?" if depths.not_checked else str(pending)
     waits = [each.oldest_seconds for each in depths.consumers if each.oldest_seconds is not None]
-    oldest = f"{max(waits):.0f} s" if waits else ""
+    undelivered = "?" if depths.not_checked else str(sum(each.pending for each in depths.consumers))
+    to_deliver = {"outbox": ("", ""), "inbox": (undelivered, f"{max(waits):.0f} s" if waits else "")}
     columns = ("side", "count", "oldest", "waiting", "for", "to deliver", "for", "scheduled", "dead")
-    rows = [
-        (
-            side,
-            *(d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"),
-            *(*to_deliver, d.scheduled, d.dead),
-        )
-        for side, d, to_deliver in (
-            ("outbox", depths.outbox, ("", "")),
-            ("inbox", depths.inbox, (undelivered, oldest)),
-        )
-    ]
+    rows = []
+    for side, d in (("outbox", depths.outbox), ("inbox", depths.inbox)):
+        waiting = d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"
+        rows.append((side, *waiting, *to_deliver[side], d.scheduled, d.dead))
     print_table(columns, rows, empty="")
     for text in depths.not_checked:
         typer.echo(f"not counted: {text}", err=True)
 
 
 async def _depths(settings: "Settings", context: str) -> Depths:
+    from sea_mq_worker.operators.streams import consumer_states
     from sea_mq_worker.operators.tables import depth, open_tables, without_read_ahead
 
     if context not in {"", settings.context}:
@@ -183,22 +161,16 @@ async def _depths(settings: "Settings", context: str) -> Depths:
         )
     async with open_tables(settings) as pool:
         outbox, inbox = await depth(pool, "outbox"), await depth(pool, "inbox")
-        states, not_checked = await _consumers(settings)
+        states: Sequence[ConsumerState] = ()
+        not_checked: Sequence[str] = ()
+        if settings.consumers and not settings.nats_url.get_secret_value():
+            not_checked = ("streams: SEA_MQ_NATS_URL is not set",)
+        elif settings.consumers:
+            states, not_checked = await consumer_states(settings)
         consumers = [await without_read_ahead(pool, state, limit=_AHEAD_MAX) for state in states]
     return Depths(
         context=settings.context, outbox=outbox, inbox=inbox, consumers=consumers, not_checked=not_checked
     )
-
-
-async def _consumers(settings: "Settings") -> tuple[Sequence[ConsumerState], Sequence[str]]:
-    """Return the consumers' states, and those that could not be queried with the reason."""
-    if not settings.consumers:
-        return (), ()
-    if not settings.nats_url.get_secret_value():
-        return (), ("streams: SEA_MQ_NATS_URL is not set",)
-    from sea_mq_worker.operators.streams import consumer_states
-
-    return await consumer_states(settings)
 
 
 # --- ``partitions enable`` and ``partitions list``: daily partitions of the outbox.
@@ -236,10 +208,7 @@ def enable(
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
     """List the partitions of the outbox with their times and sizes; one row if it is a single table."""
-    print_page(on_tables(_list), _COLUMNS, json=json, empty="")
-
-
-async def _list(pool: "Pool") -> "Sequence[Partition]":
     from sea_mq_worker.postgres.partitions import PostgresPartitions
 
-    return await PostgresPartitions(pool=pool).all()
+    found = on_tables(lambda pool: PostgresPartitions(pool=pool).all())
+    print_page(found, _COLUMNS, json=json, empty="")

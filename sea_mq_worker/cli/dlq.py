@@ -1,10 +1,12 @@
 """``dlq list|summary|show|redrive|purge``: list, redrive and delete dead letters."""
 
 import base64
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,22 +24,20 @@ from sea_mq_worker.cli.support import (
     UntilOption,
     YesOption,
     abort,
-    confirm,
     echo_safe,
     filled,
+    may_change,
     print_fields,
     print_json,
     print_page,
     print_summary,
-    progress,
     run_command,
 )
-from sea_mq_worker.errors import ContractError
+from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.dead_letter import Reason
-from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetterFilter
 
 if TYPE_CHECKING:
-    from sea_mq_worker.operators.dead_letters import DeadLetters
+    from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetterFilter, DeadLetters
     from sea_mq_worker.operators.redrive import DeadLetterOutcome
     from sea_mq_worker.settings import Settings
 
@@ -64,19 +64,32 @@ AllOption = Annotated[bool, typer.Option("--all", help="Select every dead letter
 CapOption = Annotated[int, typer.Option("--cap", min=1, help="Change nothing if more than N match.")]
 
 
+def _filter(
+    reason: Reason | None,
+    event_type: str | None,
+    subject: str | None,
+    consumer: str | None,
+    error: str | None,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    after: int = 0,
+) -> "DeadLetterFilter":
+    from sea_mq_worker.operators.dead_letters import DeadLetterFilter
+
+    return DeadLetterFilter(
+        reason=reason,
+        event_type=event_type,
+        subject=subject,
+        consumer=consumer,
+        since=since,
+        until=until,
+        error=error,
+        after_seq=after,
+    )
+
+
 # --- ``dlq redrive|purge``: redrive or delete dead letters, one after the other.
-
-
-class _Choice(NamedTuple):
-    """Dead letters to change, by sequences, by a filter, or all."""
-
-    seqs: Sequence[int]
-    which: DeadLetterFilter
-    every: bool
-    cap: int
-    dry_run: bool
-    yes: bool
-    json: bool
 
 
 @app.command("redrive")
@@ -103,21 +116,15 @@ def redrive(
     Skips those that can never be handled, and stops after 10 failures in a row. If interrupted, run the same
     command again: finished dead letters are gone.
     """
-    which = DeadLetterFilter(
-        reason=dlq_reason,
-        event_type=event_type,
-        subject=subject,
-        consumer=consumer,
-        since=since,
-        until=until,
-        error=error,
-    )
-    choice = _Choice(seqs or (), which, every, cap, dry_run, yes, json)
+    which = _filter(dlq_reason, event_type, subject, consumer, error, since=since, until=until)
 
     async def run(settings: "Settings") -> None:
         from sea_mq_worker.operators.redrive import open_redriver
 
-        chosen = await _choose(settings, choice, "handed to the handler again")
+        change = "handed to the handler again"
+        chosen = await _choose(
+            settings, seqs, which, change, every=every, cap=cap, dry_run=dry_run, yes=yes, json=json
+        )
         async with open_redriver(settings) as redriver:
             await _run_each(chosen, partial(redriver.redrive, actor=actor, reason=reason), json=json)
 
@@ -144,21 +151,15 @@ def purge(
     json: JsonOption = False,
 ) -> None:
     """Delete dead letters for good; the inbox records their messages as given up (CLOSED)."""
-    which = DeadLetterFilter(
-        reason=dlq_reason,
-        event_type=event_type,
-        subject=subject,
-        consumer=consumer,
-        since=since,
-        until=until,
-        error=error,
-    )
-    choice = _Choice(seqs or (), which, every, cap, dry_run, yes, json)
+    which = _filter(dlq_reason, event_type, subject, consumer, error, since=since, until=until)
 
     async def run(settings: "Settings") -> None:
         from sea_mq_worker.operators.redrive import open_purging
 
-        chosen = await _choose(settings, choice, "deleted for good")
+        change = "deleted for good"
+        chosen = await _choose(
+            settings, seqs, which, change, every=every, cap=cap, dry_run=dry_run, yes=yes, json=json
+        )
         selection = {"seqs": chosen} if seqs else asdict(which)
         async with open_purging(settings, selection, actor=actor, reason=reason) as (_, delete):
             await _run_each(chosen, delete, json=json)
@@ -166,62 +167,62 @@ def purge(
     run_command(run, needs=("database_url", "nats_url"))
 
 
-async def _choose(settings: "Settings", choice: _Choice, change: str) -> Sequence[int]:
-    """Return the sequences to change, once confirmed; end here in a dry run, or if there is none.
+async def _choose(
+    settings: "Settings",
+    seqs: Sequence[int] | None,
+    which: "DeadLetterFilter",
+    change: str,
+    *,
+    every: bool,
+    cap: int,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+) -> Sequence[int]:
+    """Return the sequences to change, once confirmed; end here in a dry run, or if there is none."""
+    from sea_mq_worker.operators.dead_letters import DeadLetterFilter, open_dead_letters
 
-    Aborts if more match than the cap, or if a dry run misses one.
-    """
-    from sea_mq_worker.operators.dead_letters import open_dead_letters
-
-    if bool(choice.seqs) + (choice.which != DeadLetterFilter()) + choice.every != 1:
+    if bool(seqs) + (which != DeadLetterFilter()) + every != 1:
         abort("choose dead letters by sequences, by filters (`--help` lists them), or by --all", EXIT_USAGE)
-    chosen = list(dict.fromkeys(choice.seqs))
-    if not chosen or choice.dry_run:
+    chosen = list(dict.fromkeys(seqs or ()))
+    if not chosen or dry_run:
         async with open_dead_letters(settings) as letters:
-            if chosen:
+            if chosen:  # a dry run names one that is missing
                 chosen = [(await _show(letters, seq)).seq for seq in chosen]
             else:
-                found = letters.walk(choice.which, limit=choice.cap + 1)
-                chosen = [entry.seq async for entry in found]
-        if not choice.seqs and len(chosen) > choice.cap:
-            text = f"more than {choice.cap} dead letters match; narrow the filters, or raise --cap"
-            abort(text, EXIT_USAGE)
-    if choice.dry_run:
-        if choice.json:
-            print_json({"matched": len(chosen), "dry_run": True})
-        else:
-            typer.echo(f"{len(chosen)} would be {change}")
-        raise typer.Exit
-    if not chosen:
-        if choice.json:
-            print_json([])
-        else:
-            typer.echo("no dead letter matches")
-        raise typer.Exit
-    confirm(len(chosen), f"dead letters will be {change}", yes=choice.yes)
-    return chosen
+                chosen = [entry.seq async for entry in letters.walk(which, limit=cap + 1)]
+    most = None if seqs else cap
+    if may_change(len(chosen), "dead letters", change, cap=most, dry_run=dry_run, yes=yes):
+        return chosen
+    if json:
+        print_json({"matched": len(chosen), "dry_run": True} if dry_run else [])
+    else:
+        typer.echo(f"{len(chosen)} would be {change}" if dry_run else "no dead letter matches")
+    raise typer.Exit
 
 
 async def _run_each(
     seqs: Sequence[int], run: "Callable[[int], Awaitable[DeadLetterOutcome]]", *, json: bool
 ) -> None:
-    """Run the operation on one dead letter after the other; report all, or of many only the failed ones."""
-    from sea_mq_worker.errors import UnavailableError
+    """Run the operation on one dead letter after the other; exit with 1 unless all are done.
 
+    Prints every outcome; of many only the failed ones, and the numbers.
+    """
     outcomes: list[DeadLetterOutcome] = []
     failures = 0
+    many = len(seqs) > CONFIRM_ABOVE
+    hidden = not (many and sys.stderr.isatty())
     try:
-        with progress("dead letters", len(seqs)) as step:
-            for seq in seqs:
+        with typer.progressbar(seqs, label="dead letters", file=sys.stderr, hidden=hidden) as bar:
+            for seq in bar:
                 outcome = await run(seq)
                 outcomes.append(outcome)
                 if not outcome.skipped:
                     failures = 0 if outcome.done else failures + 1
                 word = "done" if outcome.done else "skipped" if outcome.skipped else "failed"
-                if not json and (word == "failed" or len(seqs) <= CONFIRM_ABOVE):
+                if not json and (word == "failed" or not many):
                     echo_safe(f"{outcome.seq}: {word}: {outcome.text}")
-                step(1)
-                if failures == CONFIRM_ABOVE and len(seqs) > CONFIRM_ABOVE:
+                if many and failures == CONFIRM_ABOVE:
                     break
     except UnavailableError as error:
         done = sum(outcome.done for outcome in outcomes)
@@ -229,26 +230,27 @@ async def _run_each(
         abort(f"{error}; {again}", EXIT_FAILED)
     finally:
         if json:
-            print_json([asdict(outcome) for outcome in outcomes])
-    _end(outcomes, len(seqs), json=json)
+            print_json(outcomes)
+    if not json:
+        _print_numbers(outcomes, len(seqs))
+    if len(outcomes) < len(seqs):
+        text = f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again"
+        abort(text, EXIT_FAILED)
+    if not all(outcome.done for outcome in outcomes):
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _end(outcomes: "Sequence[DeadLetterOutcome]", asked: int, *, json: bool) -> None:
-    """Print the numbers of many, and exit with 1 unless all are done."""
+def _print_numbers(outcomes: "Sequence[DeadLetterOutcome]", asked: int) -> None:
+    """Print the numbers of many outcomes, and the command that deletes what can never be handled."""
     done = sum(outcome.done for outcome in outcomes)
     skipped = [str(outcome.seq) for outcome in outcomes if outcome.skipped]
-    if asked > CONFIRM_ABOVE and not json:
+    if asked > CONFIRM_ABOVE:
         never = f", {len(skipped)} can never be handled and stay" if skipped else ""
         failed = len(outcomes) - done - len(skipped)
         echo_safe(f"done {done} of {asked}, {failed} failed and stay{never}")
-    if skipped and not json:
+    if skipped:
         command = f'python -m sea_mq_worker dlq purge {" ".join(skipped)} --reason "..."'
         echo_safe(f"delete what can never be handled: `{command}`")
-    if len(outcomes) < asked:
-        text = f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again"
-        abort(text, EXIT_FAILED)
-    if done < len(outcomes):
-        raise typer.Exit(EXIT_FAILED)
 
 
 # --- ``dlq list|summary|show``.
@@ -281,16 +283,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List dead letters, oldest first, without their content."""
-    which = DeadLetterFilter(
-        reason=reason,
-        event_type=event_type,
-        subject=subject,
-        consumer=consumer,
-        since=since,
-        until=until,
-        error=error,
-        after_seq=after,
-    )
+    which = _filter(reason, event_type, subject, consumer, error, since=since, until=until, after=after)
     found = _on_letters(lambda letters: letters.list(which, limit=limit))
     more = found[-1].seq if len(found) == limit else None
     print_page(found, _COLUMNS, json=json, empty="no dead letters", more=more)
@@ -305,7 +298,7 @@ def summary(
     json: JsonOption = False,
 ) -> None:
     """Count dead letters by reason, subject, consumer and detail, most frequent first."""
-    from sea_mq_worker.operators.dead_letters import dead_letter_groups
+    from sea_mq_worker.operators.dead_letters import DeadLetterFilter, dead_letter_groups
 
     which = DeadLetterFilter(since=since, until=until)
     read, found = _on_letters(
@@ -321,20 +314,17 @@ def show(
 ) -> None:
     """Show one dead letter with the headers and body of the original."""
     entry = _on_letters(lambda letters: _show(letters, seq))
-    (print_json if json else print_fields)(asdict(entry) | _readable(entry.payload))
+    readable: dict[str, Any]
+    try:
+        readable = {"payload": entry.payload.decode(), "payload_encoding": "utf-8"}
+    except UnicodeDecodeError:
+        readable = {"payload": base64.b64encode(entry.payload).decode(), "payload_encoding": "base64"}
+    print_fields(asdict(entry) | readable, json=json)
 
 
-async def _show(letters: "DeadLetters", seq: int) -> DeadLetterEntry:
+async def _show(letters: "DeadLetters", seq: int) -> "DeadLetterEntry":
     """Return one dead letter; abort if there is none."""
     try:
         return await letters.show(seq)
     except ContractError as error:
         abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
-
-
-def _readable(payload: bytes) -> dict[str, Any]:
-    """Return a body as text, or as base64 if it is not UTF-8, with the name of the encoding."""
-    try:
-        return {"payload": payload.decode(), "payload_encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"payload": base64.b64encode(payload).decode(), "payload_encoding": "base64"}

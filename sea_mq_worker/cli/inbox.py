@@ -80,6 +80,8 @@ def list_(
     Order, --since and --until go by the time of receipt; if PROCESSED messages are included, by the time
     encoded in the ID.
     """
+    from sea_mq_worker.operators.tables import inbox_page
+
     which = InboxFilter(
         states=tuple(state or _UNFINISHED),
         consumer=consumer,
@@ -91,11 +93,8 @@ def list_(
         before_id=after,
         limit=limit,
     )
-    from sea_mq_worker.operators.tables import inbox_page
-
     page = on_tables(lambda pool: inbox_page(pool, which, read_max=read or None), too_long=_TOO_LONG)
-    what = "messages" if state else "unprocessed messages"
-    print_list(page, _COLUMNS, what=what, json=json)
+    print_list(page, _COLUMNS, what="messages" if state else "unprocessed messages", json=json)
 
 
 @app.command("summary")
@@ -103,9 +102,8 @@ def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
     """Count unprocessed messages by state, subject, consumer and error, most frequent first."""
     from sea_mq_worker.operators import tables
 
-    found = on_tables(
-        lambda pool: tables.summary(pool, "inbox", read_max=SUMMARY_READ_MAX, groups_max=groups)
-    )
+    bounds = {"read_max": SUMMARY_READ_MAX, "groups_max": groups}
+    found = on_tables(lambda pool: tables.summary(pool, "inbox", **bounds))
     print_summary(found, what="unprocessed messages", json=json)
 
 
@@ -119,7 +117,7 @@ def show(
     message = on_tables(lambda pool: show_inbox(pool, message_id))
     if message is None:
         abort(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
-    (print_json if json else print_fields)(asdict(message))
+    print_fields(asdict(message), json=json)
 
 
 @app.command("close")
@@ -144,7 +142,7 @@ def close(
 @app.command("resume")
 def resume(
     *,
-    type_: Annotated[
+    event_type: Annotated[
         str | None, typer.Option("--type", help="Event type (default: every slow one).", callback=filled)
     ] = None,
     reason: ReasonOption,
@@ -154,9 +152,8 @@ def resume(
     """End the slow pace of an event type in all workers within seconds; it begins again on new failures."""
     from sea_mq_worker.operators import changes
 
-    event_type = type_ or ""
-    action = on_tables(lambda pool: changes.resume(pool, event_type, actor=actor, reason=reason))
+    action = on_tables(lambda pool: changes.resume(pool, event_type or "", actor=actor, reason=reason))
     if json:
-        print_json({"action": action, "event_type": event_type})
+        print_json({"action": action, "event_type": event_type or ""})
     else:
         echo_safe(f"{event_type or 'every slow event type'} runs at full speed within seconds")

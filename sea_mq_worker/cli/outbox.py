@@ -27,8 +27,8 @@ from sea_mq_worker.cli.support import (
     UntilOption,
     YesOption,
     abort,
-    confirm,
     echo_safe,
+    may_change,
     on_tables,
     print_fields,
     print_json,
@@ -61,7 +61,6 @@ _TOO_LONG = (
     "with --read 0, or if IDs are not UUIDv7; leave PUBLISHED out, or raise SEA_MQ_DATABASE_TIMEOUT_SECONDS"
 )
 
-
 # --- The options that filter events. A new one needs a field of ``OutboxFilter``, and a condition in the
 # statements ``list_outbox``, ``list_outbox_by_id`` and ``choose`` of ``sql/queries/operators.sql``.
 
@@ -78,10 +77,7 @@ KeyOption = Annotated[str | None, typer.Option("--key", help="Ordering key.")]
 AggregateOption = Annotated[
     str | None,
     typer.Option(
-        "--aggregate",
-        metavar="TYPE[/ID]",
-        help="Aggregate type, or one aggregate.",
-        callback=_aggregate,
+        "--aggregate", metavar="TYPE[/ID]", help="Aggregate type, or one aggregate.", callback=_aggregate
     ),
 ]
 CorrelationOption = Annotated[UUID | None, typer.Option("--correlation", help="Correlation ID.")]
@@ -92,10 +88,10 @@ def _filter(
     ordering_key: str | None,
     aggregate: str | None,
     correlation_id: UUID | None,
+    error_like: str | None,
     *,
     since: datetime | None,
     until: datetime | None,
-    error_like: str | None,
 ) -> OutboxFilter:
     aggregate_type, _, aggregate_id = (aggregate or "").partition("/")
     return OutboxFilter(
@@ -156,27 +152,23 @@ def replay(
     runs in portions, so that new events wait for at most --ahead replayed ones. If interrupted, the events
     reported so far will be published; continue with --resume.
     """
-    which = _filter(
-        event_type, ordering_key, aggregate, correlation_id, since=since, until=until, error_like=error_like
-    )
+    which = _filter(event_type, ordering_key, aggregate, correlation_id, error_like, since=since, until=until)
     _check_replay(resume, reason, state, is_chosen=bool(ids or state or which != OutboxFilter()))
     which = replace(which, states=tuple(state or _TERMINAL), ids=tuple(ids) if ids else None)
 
     async def run(settings: "Settings") -> "tuple[ReplayResult, float | None]":
-        """Count before changing rows: the filters may be wrong."""
         from sea_mq_worker.operators import replay as replays
         from sea_mq_worker.operators.streams import duplicate_window_seconds
         from sea_mq_worker.operators.tables import open_tables
 
         async with open_tables(settings) as pool:
             old = await replays.load(pool, resume) if resume else None
-            wanted = old.which if old else which
-            chosen = await replays.choose(pool, wanted, limit=None if old else cap + 1, resumed=old)
-            if not old and len(chosen) > cap:
-                abort(f"more than {cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
+            wanted, most = (old.which, None) if old else (which, cap)
+            limit = None if most is None else most + 1
+            chosen = await replays.choose(pool, wanted, limit=limit, resumed=old)
             replayed = 0
-            if not dry_run and (chosen or old):
-                confirm(len(chosen), "events will be published again", yes=yes)
+            may = may_change(len(chosen), "events", "published again", cap=most, dry_run=dry_run, yes=yes)
+            if may or (old and not dry_run):  # one that was cut short at its very end is to be finished
                 begun = old or await replays.begin(pool, wanted, actor=actor, reason=reason)
                 held = settings.outbox_dead_key == "hold"
                 steps = replays.feed_replay(
@@ -227,9 +219,8 @@ async def _follow(steps: "AsyncIterator[ReplayStep]", begun: "Replay", total: in
     try:
         with typer.progressbar(length=total, label="replay", file=sys.stderr, hidden=hidden) as bar:
             async for step in steps:
-                waits = " (waiting for workers to claim replayed events)" if step.waiting else ""
-                bar.label = f"replay{waits}"
-                if hidden and waits and not has_waited:
+                bar.label = "replay" + " (waiting for workers to claim replayed events)" * bool(step.waiting)
+                if hidden and step.waiting and not has_waited:
                     typer.echo(bar.label, err=True)
                     has_waited = True
                 bar.update(step.done - done)
@@ -252,11 +243,8 @@ def _print_replayed(
         more = {"dry_run": dry_run, "window_seconds": window_seconds, "last_due_at": due}
         print_json(asdict(result) | more)
         return
-    typer.echo(
-        f"{result.matched} would be replayed"
-        if dry_run
-        else f"replayed {result.replayed} of {result.matched}"
-    )
+    done = f"replayed {result.replayed} of {result.matched}"
+    typer.echo(f"{result.matched} would be replayed" if dry_run else done)
     if result.matched:
         echo_safe(*outlook(result, window_seconds, now=now), err=True)
 
@@ -287,9 +275,7 @@ def discard(
     Use it for events that can never be sent, such as one without a valid subject. If you have fixed the cause
     of the failure, use `outbox replay` instead.
     """
-    which = _filter(
-        event_type, ordering_key, aggregate, correlation_id, since=since, until=until, error_like=error_like
-    )
+    which = _filter(event_type, ordering_key, aggregate, correlation_id, error_like, since=since, until=until)
     if not ids and which == OutboxFilter():
         abort(NO_CHOICE, EXIT_USAGE)
     which = replace(which, states=(EventState.DEAD,), ids=tuple(ids) if ids else None)
@@ -299,11 +285,8 @@ def discard(
         from sea_mq_worker.operators.replay import choose
 
         chosen = [one.id for one in await choose(pool, which, limit=cap + 1)]
-        if len(chosen) > cap:
-            abort(f"more than {cap} events match; narrow the filters, or raise --cap", EXIT_USAGE)
-        if dry_run or not chosen:
+        if not may_change(len(chosen), "events", "deleted for good", cap=cap, dry_run=dry_run, yes=yes):
             return len(chosen), ()
-        confirm(len(chosen), "events will be deleted for good", yes=yes)
         deleted = await changes.discard(pool, chosen, selection=which, actor=actor, reason=reason)
         return len(chosen), sorted(map(str, deleted))
 
@@ -364,9 +347,7 @@ def list_(
     from sea_mq_worker.operators.tables import outbox_page
 
     states = tuple(state) if state else tuple(EventState) if correlation_id else _UNFINISHED
-    which = _filter(
-        event_type, ordering_key, aggregate, correlation_id, since=since, until=until, error_like=error_like
-    )
+    which = _filter(event_type, ordering_key, aggregate, correlation_id, error_like, since=since, until=until)
     which = replace(which, states=states, before_id=after, limit=limit)
     too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
     page = on_tables(lambda pool: outbox_page(pool, which, read_max=read or None), too_long=too_long)
@@ -379,9 +360,8 @@ def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
     """Count unfinished events by state, type, key and error, most frequent first."""
     from sea_mq_worker.operators import tables
 
-    found = on_tables(
-        lambda pool: tables.summary(pool, "outbox", read_max=SUMMARY_READ_MAX, groups_max=groups)
-    )
+    bounds = {"read_max": SUMMARY_READ_MAX, "groups_max": groups}
+    found = on_tables(lambda pool: tables.summary(pool, "outbox", **bounds))
     print_summary(found, what="unfinished events", json=json)
 
 
@@ -394,8 +374,6 @@ def show(
 
     event = on_tables(lambda pool: show_outbox(pool, event_id))
     if event is None:
-        abort(
-            f"there is no event {event_id}; `python -m sea_mq_worker outbox list` lists the events",
-            EXIT_FAILED,
-        )
-    (print_json if json else print_fields)(asdict(event))
+        listed = "`python -m sea_mq_worker outbox list` lists the events"
+        abort(f"there is no event {event_id}; {listed}", EXIT_FAILED)
+    print_fields(asdict(event), json=json)

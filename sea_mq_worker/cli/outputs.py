@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from sea_mq_worker.cli.database import Depths
-from sea_mq_worker.cli.prune import PrunedTable
 from sea_mq_worker.doctor.findings import Finding
 from sea_mq_worker.operators.dead_letters import DeadLetterSummary
 from sea_mq_worker.operators.definitions import Applied, Difference
@@ -19,6 +18,7 @@ from sea_mq_worker.operators.records import (
     OperatorAction,
     OutboxDetail,
     OutboxSummary,
+    Side,
 )
 from sea_mq_worker.operators.redrive import DeadLetterOutcome
 from sea_mq_worker.operators.replay import ReplayResult
@@ -103,9 +103,9 @@ class Pruned:
     """Output: deleted rows of each table, the partitions dropped among them, and rows that are referenced."""
 
     before: datetime
-    deleted: Mapping[PrunedTable, int]
+    deleted: Mapping[Side, int]
     dropped: Sequence[DroppedPartition]
-    stay: Mapping[PrunedTable, Referenced]
+    stay: Mapping[Side, Referenced]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class WouldPrune:
     """Output of a dry run."""
 
     before: datetime
-    would_delete: Mapping[PrunedTable, Prunable]
+    would_delete: Mapping[Side, Prunable]
 
 
 OUTPUTS: Mapping[str, object] = MappingProxyType(

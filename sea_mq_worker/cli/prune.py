@@ -2,12 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -21,22 +19,17 @@ from sea_mq_worker.cli.support import (
     print_json,
     run_command,
 )
+from sea_mq_worker.errors import ContractError
+from sea_mq_worker.operators.records import Side
 
 if TYPE_CHECKING:
     from asyncpg import Pool
 
-    from sea_mq_worker.operators.prune import OnProgress, Prunable
+    from sea_mq_worker.operators.prune import OnProgress
     from sea_mq_worker.settings import Settings
 
 _COUNT_SECONDS_MAX = 30.0
 """Cap on a dry run for each table: somebody waits at the terminal."""
-
-
-class PrunedTable(StrEnum):
-    """A table that a prune deletes from."""
-
-    OUTBOX = "outbox"
-    INBOX = "inbox"
 
 
 def prune(
@@ -53,7 +46,7 @@ def prune(
     reason: ReasonOption,
     actor: ActorOption,
     side: Annotated[
-        PrunedTable | None, typer.Option("--side", help="Prune only this table (default: both).")
+        Side | None, typer.Option("--side", help="Prune only this table (default: both).")
     ] = None,
     deliverable: Annotated[
         bool,
@@ -76,111 +69,69 @@ def prune(
     exits with 1. A partition whose events may all be deleted is dropped. If interrupted, run the same command
     again.
     """
-    results: dict[PrunedTable, Any] = {}  # PruneResult, or Prunable of a dry run
+    results: dict[Side, Any] = {}  # PruneResult, or Prunable of a dry run
 
-    async def run(settings: "Settings") -> None:
-        from sea_mq_worker.errors import ContractError
+    async def change(pool: "Pool", one: Side, until: datetime) -> None:
         from sea_mq_worker.operators import prune as pruning
-        from sea_mq_worker.operators.tables import open_tables
 
-        sides = [side] if side else list(PrunedTable)
-        keeps_deliverable = not deliverable and _has_deliverable(settings, sides)
-        refused: list[ContractError] = []
-        async with open_tables(settings) as pool:
-            for one in sides:
-                try:
-                    until = before
-                    if one is PrunedTable.INBOX and keeps_deliverable:
-                        until = await _undeliverable_until(settings, before)
-                    if dry_run:
-                        results[one] = await _count(pool, one, until)
-                    else:
-                        with _progress(one) as report:
-                            results[one] = await pruning.prune(
-                                pool,
-                                one.value,
-                                until,
-                                actor=actor,
-                                reason=reason,
-                                cap=cap,
-                                on_progress=report,
-                                on_partition=lambda partition: typer.echo(str(partition), err=True),
-                            )
-                except ContractError as error:  # of this table: the other one is pruned all the same
-                    refused.append(error)
-        if refused:
-            raise refused[0]
+        with _progress(one) as report:
+            if dry_run:
+                results[one] = await pruning.count_prunable(
+                    pool, one, until, should_continue=_clock(), on_progress=report
+                )
+                return
+            results[one] = await pruning.prune(
+                pool,
+                one,
+                until,
+                actor=actor,
+                reason=reason,
+                cap=cap,
+                on_progress=report,
+                on_partition=lambda partition: typer.echo(str(partition), err=True),
+            )
 
+    sides: Sequence[Side] = (side,) if side else get_args(Side)
     try:
-        run_command(run, needs=("database_url",))
+        run_command(
+            lambda settings: _each(settings, sides, before, change, deliverable=deliverable),
+            needs=("database_url",),
+        )
     finally:
         if results:
-            (_print_counts if dry_run else _print_pruned)(before, results, json=json)
+            _print(before, results, dry_run=dry_run, json=json)
 
 
-def _has_deliverable(settings: "Settings", sides: Sequence[PrunedTable]) -> bool:
-    """Return whether a stream may redeliver messages of the inbox; abort if it cannot be asked."""
-    if PrunedTable.INBOX not in sides or not settings.consumers:
-        return False
-    if not settings.nats_url.get_secret_value():
+async def _each(
+    settings: "Settings",
+    sides: Sequence[Side],
+    before: datetime,
+    change: "Callable[[Pool, Side, datetime], Awaitable[None]]",
+    *,
+    deliverable: bool,
+) -> None:
+    """Change one table after the other, and raise the first error at the end."""
+    from sea_mq_worker.operators.tables import open_tables
+
+    keeps = "inbox" in sides and bool(settings.consumers) and not deliverable
+    if keeps and not settings.nats_url.get_secret_value():
         abort(
             "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "
             "--deliverable prunes without it",
             EXIT_USAGE,
         )
-    return True
-
-
-async def _count(pool: "Pool", side: PrunedTable, until: datetime) -> "Prunable":
-    from sea_mq_worker.operators.prune import count_prunable
-
-    in_time = partial(_is_before, time.monotonic() + _COUNT_SECONDS_MAX)
-    with _progress(side) as report:
-        return await count_prunable(pool, side.value, until, should_continue=in_time, on_progress=report)
-
-
-def _is_before(end: float) -> bool:
-    return time.monotonic() < end
-
-
-def _print_counts(before: datetime, counted: Mapping[PrunedTable, Any], *, json: bool) -> None:
-    if json:
-        print_json({"before": before, "would_delete": counted})
-        return
-    for side, one in counted.items():
-        part = f" in {one.pages} of {one.pages_of} pages, stopped counting there" * (one.pages < one.pages_of)
-        whole = f", {', '.join(one.partitions)} whole" if one.partitions else ""
-        stay = f"; {one.stay}" if one.stay.count else ""
-        typer.echo(f"{side}: would delete {one.count}{whole}{part}{stay}")
-
-
-def _print_pruned(before: datetime, results: Mapping[PrunedTable, Any], *, json: bool) -> None:
-    if json:
-        deleted = {side: one.deleted for side, one in results.items()}
-        dropped = [partition for one in results.values() for partition in one.dropped]
-        stay = {side: one.stay for side, one in results.items() if one.stay.count}
-        print_json({"before": before, "deleted": deleted, "dropped": dropped, "stay": stay})
-        return
-    for side, one in results.items():
-        stays = [str(one.stay)] if one.stay.count else []
-        typer.echo("; ".join([f"{side}: deleted {one.deleted}", *map(str, one.dropped), *stays]))
-
-
-@contextmanager
-def _progress(side: PrunedTable) -> "Iterator[OnProgress]":
-    """Show progress on stderr: a bar on a terminal, ten lines in a log."""
-    seen = 0
-    with typer.progressbar(length=100, label=side, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def report(done: int, total: int, changed: int) -> None:
-            nonlocal seen
-            percent = 100 * done // max(total, 1)  # partitions may be empty
-            bar.update(percent - seen)
-            if not sys.stderr.isatty() and percent // 10 > seen // 10:
-                typer.echo(f"{side}: page {done} of {total}, {changed} rows", err=True)
-            seen = percent
-
-        yield report
+    refused: list[ContractError] = []
+    async with open_tables(settings) as pool:
+        for one in sides:
+            try:
+                until = before
+                if one == "inbox" and keeps:
+                    until = await _undeliverable_until(settings, before)
+                await change(pool, one, until)
+            except ContractError as error:  # of this table: the other one is changed all the same
+                refused.append(error)
+    if refused:
+        raise refused[0]
 
 
 async def _undeliverable_until(settings: "Settings", before: datetime) -> datetime:
@@ -195,3 +146,44 @@ async def _undeliverable_until(settings: "Settings", before: datetime) -> dateti
         f"inbox: rows since {kept.since:%Y-%m-%d %H:%M} stay, {kept.stream} can still deliver", err=True
     )
     return kept.since
+
+
+def _clock() -> Callable[[], bool]:
+    end = time.monotonic() + _COUNT_SECONDS_MAX
+    return lambda: time.monotonic() < end
+
+
+@contextmanager
+def _progress(side: Side) -> "Iterator[OnProgress]":
+    """Show progress on stderr: a bar on a terminal, ten lines in a log."""
+    seen = 0
+    is_log = not sys.stderr.isatty()
+    with typer.progressbar(length=100, label=side, file=sys.stderr, hidden=is_log) as bar:
+
+        def report(done: int, total: int, changed: int) -> None:
+            nonlocal seen
+            percent = 100 * done // max(total, 1)  # partitions may be empty
+            bar.update(percent - seen)
+            if is_log and percent // 10 > seen // 10:
+                typer.echo(f"{side}: page {done} of {total}, {changed} rows", err=True)
+            seen = percent
+
+        yield report
+
+
+def _print(before: datetime, results: Mapping[Side, Any], *, dry_run: bool, json: bool) -> None:
+    if json and dry_run:
+        print_json({"before": before, "would_delete": results})
+    elif json:
+        deleted = {side: one.deleted for side, one in results.items()}
+        dropped = [partition for one in results.values() for partition in one.dropped]
+        stay = {side: one.stay for side, one in results.items() if one.stay.count}
+        print_json({"before": before, "deleted": deleted, "dropped": dropped, "stay": stay})
+    else:
+        for side, one in results.items():
+            said = [f"{side}: deleted {one.deleted}", *map(str, one.dropped)] if not dry_run else []
+            if dry_run:
+                whole = f", {', '.join(one.partitions)} whole" if one.partitions else ""
+                part = f" in {one.pages} of {one.pages_of} pages, stopped counting there"
+                said = [f"{side}: would delete {one.count}{whole}{part * (one.pages < one.pages_of)}"]
+            typer.echo("; ".join([*said, *([str(one.stay)] if one.stay.count else [])]))

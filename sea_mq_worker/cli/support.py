@@ -8,8 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from uuid import UUID
@@ -105,11 +104,7 @@ _TIME = "ISO 8601 (UTC), or an age such as 15m, 12h or 30d"
 
 
 def moment(text: str) -> datetime:
-    """Parse a time: ISO 8601, UTC unless it names an offset, or an age such as 90s, 15m, 12h or 30d.
-
-    Raises:
-        typer.BadParameter: ``text`` is neither, or the time is outside the years 1 to 9999 in UTC.
-    """
+    """Parse a time: ISO 8601, UTC unless it names an offset, or an age such as 90s, 15m, 12h or 30d."""
     try:
         if age := _AGE.fullmatch(text):
             return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
@@ -122,7 +117,7 @@ def moment(text: str) -> datetime:
     raise typer.BadParameter(f"{text!r} {problem}")
 
 
-def system_user() -> str:
+def _system_user() -> str:
     """Return the name of the OS user, or the uid: in a container the user may have no name."""
     try:
         return getpass.getuser()
@@ -131,11 +126,7 @@ def system_user() -> str:
 
 
 def filled(text: str | None) -> str | None:
-    """Return the value of an option that does not allow a blank one, as of an unset variable of a shell.
-
-    Raises:
-        typer.BadParameter: ``text`` is blank.
-    """
+    """Return the value of an option that does not allow a blank one, as of an unset variable of a shell."""
     if text is not None and not text.strip():
         raise typer.BadParameter("must not be blank")
     return text
@@ -149,7 +140,7 @@ ActorOption = Annotated[
     typer.Option(
         "--actor",
         help="Person who makes the change; kept for the audit.",
-        default_factory=system_user,
+        default_factory=_system_user,
         show_default="the OS user",
         callback=filled,
     ),
@@ -223,6 +214,19 @@ def confirm(count: int, what: str, *, yes: bool) -> None:
         abort("nothing was changed", EXIT_FAILED)
 
 
+def may_change(count: int, what: str, change: str, *, cap: int | None, dry_run: bool, yes: bool) -> bool:
+    """Return whether to change ``count`` of ``what``: if there is one, it is no dry run, and it is confirmed.
+
+    Aborts above ``cap``, also in a dry run: the filters may be wrong.
+    """
+    if cap is not None and count > cap:
+        abort(f"more than {cap} {what} match; narrow the filters, or raise --cap", EXIT_USAGE)
+    if dry_run or not count:
+        return False
+    confirm(count, f"{what} will be {change}", yes=yes)
+    return True
+
+
 def run_command(work: "Callable[[Settings], Awaitable[_T]]", *, needs: Collection[str]) -> _T:
     """Run an operator's command and translate its errors into exit codes."""
     from sea_mq_worker.errors import ContractError, UnavailableError, UnstorableValueError, WorkerError
@@ -262,21 +266,8 @@ def on_tables(use: "Callable[[Pool], Awaitable[_T]]", *, too_long: str = "") -> 
     return run_command(run, needs=("database_url",))
 
 
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar with the time left if a terminal is there; yield its ``update``."""
-    hidden = total <= CONFIRM_ABOVE or not sys.stderr.isatty()
-    with typer.progressbar(length=total, label=label, file=sys.stderr, hidden=hidden) as bar:
-        yield bar.update
-
-
 def print_result(
-    ended: Collection[UUID],
-    asked: Collection[UUID],
-    *,
-    word: str,
-    left_is: str,
-    json: bool,
+    ended: Collection[UUID], asked: Collection[UUID], *, word: str, left_is: str, json: bool
 ) -> None:
     """Print how many items were ended (as JSON: which, under ``word``); abort with the reason for the others.
 
@@ -294,15 +285,15 @@ def print_result(
 def print_page(
     records: Sequence[object], columns: Sequence[str], *, json: bool, empty: str, more: object = None
 ) -> None:
-    """Print dataclasses: all fields as JSON for programs, some columns for people.
+    """Print records: all fields as JSON for programs, some columns for people.
 
     ``more`` is the value of ``--after`` for the next page; None: this is the last page.
     """
-    fields = [asdict(record) for record in records]  # type: ignore[call-overload]
     if json:
-        print_json(fields)
+        print_json(records)
     else:
-        print_table(columns, [[each[column] for column in columns] for each in fields], empty=empty)
+        rows = [[getattr(record, column) for column in columns] for record in records]
+        print_table(columns, rows, empty=empty)
     if more is not None:
         echo_safe(f"perhaps more: --after {more}", err=True)
 
@@ -324,8 +315,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, emp
         typer.echo(line)
 
 
-def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one record, one field on each line."""
+def print_fields(fields: Mapping[str, Any], *, json: bool = False) -> None:
+    """Print one record: as JSON, or for people one field on each line."""
+    if json:
+        print_json(fields)
+        return
     width = max(map(len, fields))
     for name, value in fields.items():
         typer.echo(f"{name:<{width}}  {cell(value)}".rstrip())

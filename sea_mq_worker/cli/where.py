@@ -1,8 +1,7 @@
 """``where``: find one event or message."""
 
-from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,23 +51,23 @@ def where(
     Use --since for a message that no table has: the scan takes time in proportion to the stream. Without it,
     the time within a UUIDv7 is used, for at most 5 s of scanning.
     """
-    found = run_command(lambda settings: _look_up(settings, wanted, since), needs=("database_url",))
+
+    async def run(settings: "Settings") -> "LookupReport":
+        from sea_mq_worker.operators.lookup import NoIdError, lookup_report, open_lookup
+
+        async with open_lookup(settings) as lookup:
+            try:
+                return await lookup_report(wanted, lookup, since=since)
+            except NoIdError as error:
+                abort(str(error), EXIT_USAGE)
+
+    found = run_command(run, needs=("database_url",))
     if json:
-        print_json(asdict(found))
+        print_json(found)
     else:
         _print_report(found)
     if not found.known:
         raise typer.Exit(EXIT_FAILED)
-
-
-async def _look_up(settings: "Settings", wanted: str, since: datetime | None) -> "LookupReport":
-    from sea_mq_worker.operators.lookup import NoIdError, lookup_report, open_lookup
-
-    async with open_lookup(settings) as lookup:
-        try:
-            return await lookup_report(wanted, lookup, since=since)
-        except NoIdError as error:
-            abort(str(error), EXIT_USAGE)
 
 
 def _print_report(found: "LookupReport") -> None:
@@ -106,11 +105,7 @@ def audit(
     """
     from sea_mq_worker.operators import tables
 
-    found = on_tables(
-        lambda pool: tables.audit(
-            pool, limit=limit, actor_like=actor, action=action, since=since, until=until, before_id=after
-        )
-    )
-    print_page(
-        found, _COLUMNS, json=json, empty="no actions", more=found[-1].id if len(found) == limit else None
-    )
+    filters: dict[str, Any] = {"actor_like": actor, "action": action, "since": since, "until": until}
+    found = on_tables(lambda pool: tables.audit(pool, limit=limit, before_id=after, **filters))
+    more = found[-1].id if len(found) == limit else None
+    print_page(found, _COLUMNS, json=json, empty="no actions", more=more)

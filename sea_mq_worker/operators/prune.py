@@ -13,7 +13,8 @@ import asyncpg
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.operators.changes import recorded
-from sea_mq_worker.operators.tables import SQL, Side
+from sea_mq_worker.operators.records import Side
+from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.postgres.errors import TableMissingError
 from sea_mq_worker.postgres.partitions import (
     DROP_LEAF,

@@ -14,6 +14,9 @@ from uuid import UUID
 
 from sea_mq_worker.outbox.event import EventState
 
+Side: TypeAlias = Literal["outbox", "inbox"]
+"""A table, and its direction."""
+
 READ_MAX = 20_000
 """Rows that a page reads by default: PostgreSQL reads them in some hundredths of a second."""
 

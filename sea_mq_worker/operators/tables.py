@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -34,6 +34,7 @@ from sea_mq_worker.operators.records import (
     OutboxSummary,
     Overview,
     Page,
+    Side,
 )
 from sea_mq_worker.postgres.migrations import check_owner, check_version
 from sea_mq_worker.postgres.partitions import is_uuid7, min_id_at, timestamp_of
@@ -43,8 +44,6 @@ from sea_mq_worker.settings import Settings
 
 SQL = load_named("operators")
 _DEPTH = load_queries("depth")
-
-Side: TypeAlias = Literal["outbox", "inbox"]
 
 _OF_A_KEY_MAX = 2000
 """Cap on the ids that are read for a key; a key with more events fills a page quickly without them."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import asyncpg
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from sea_mq_worker.inbox.message import FailedHandling, InboxMessage, Leased
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.operators.prune import prune
-from sea_mq_worker.operators.tables import BY_INDEX, Side, depth
+from sea_mq_worker.operators.tables import BY_INDEX, depth
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS, WORKER_HINTS
@@ -183,7 +183,7 @@ class Statements:
     async def prune(self) -> None:
         """Delete what is finished in a range of pages."""
         until = await self.owner.fetchval("SELECT now() + interval '1 minute'")
-        sides: tuple[Side, ...] = ("outbox", "inbox")
+        sides: tuple[Literal["outbox", "inbox"], ...] = ("outbox", "inbox")
         for side in sides:
             before = await self._read()
             deleted = (await prune(self.operator, side, until, cap=1, actor="a", reason="r")).deleted
