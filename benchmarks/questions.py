@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
-from uuid import UUID
 
 import asyncpg
 from typer.testing import CliRunner
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.past import DEAD_TYPE
 from benchmarks.stage import Run
 from sea_mq_worker.admin.api import OperatorApi
+from sea_mq_worker.admin.http import Request
 from sea_mq_worker.admin.status import DEPTH_MAX
 from sea_mq_worker.cli import app
 from sea_mq_worker.connections import open_pool
@@ -117,14 +117,15 @@ async def _command(args: list[str], environment: Mapping[str, str]) -> None:
 
 
 def _page(api: OperatorApi, examples: Mapping[str, str]) -> Mapping[str, Question]:
+    def get(path: str, **query: str) -> Question:
+        return partial(api.answer, Request(method="GET", path=f"/api/{path}", query=query))
+
     return {
-        "page: search EVENT": partial(api.lookup, examples["event"]),
-        "page: search CORRELATION": partial(api.lookup, examples["correlation"]),
-        "page: dead events": partial(api.dead_events, event_type="", error="", below=None),
-        "page: dead events of a type and an error": partial(
-            api.dead_events, event_type=DEAD_TYPE, error="acknowledgement", below=None
-        ),
-        "page: EVENT": partial(api.event, UUID(examples["event"])),
+        "page: search EVENT": get("lookup", id=examples["event"]),
+        "page: search CORRELATION": get("lookup", id=examples["correlation"]),
+        "page: dead events": get("events"),
+        "page: dead events of a type and an error": get("events", type=DEAD_TYPE, error="acknowledgement"),
+        "page: EVENT": get(f"events/{examples['event']}"),
     }
 
 

@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sea_mq_worker.admin.api import OperatorApi
-from sea_mq_worker.admin.http import TokenAuth
-from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.admin.status import DEPTH_MAX, Status, open_upkeep
 from sea_mq_worker.connections import SecretFile, exposures
 from sea_mq_worker.errors import ContractError, WorkerError
@@ -210,14 +209,12 @@ async def _serve_admin(base: WorkerContext, status: Status) -> None:
     admin = AdminServer(
         host=s.admin_host,
         port=s.admin_port,
-        routes=Routes(
-            ready=base.readiness.reasons,
-            warnings=base.readiness.warnings,
-            metrics=base.metrics.render,
-            status=status.status,
-            access=TokenAuth(SecretFile(s.admin_token_file, key="admin_token_file")),
-            operator_api=OperatorApi(s),
-        ),
+        reasons=base.readiness.reasons,
+        warnings=base.readiness.warnings,
+        metrics=base.metrics.render,
+        status=status.status,
+        token=SecretFile(s.admin_token_file, key="admin_token_file"),
+        operator_api=OperatorApi(s),
     )
     try:
         await admin.start()

@@ -1,4 +1,4 @@
-"""Authorization by a bearer token, compared in constant time."""
+"""The admin server's HTTP: a small request, the response to it, and the token that says who may ask."""
 
 import asyncio
 import hmac
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from sea_mq_worker.errors import UnavailableError
 
-# --- Responses of the admin server, with headers that restrict browsers; the one place that writes JSON.
+# --- Responses, with headers that restrict browsers; the one place that writes JSON.
 
 _HEADERS = (
     "cache-control: no-store",
@@ -23,53 +23,30 @@ _HEADERS = (
     "connection: close",
 )
 
-_STATES = {"stop": "stopping", "start": "starting"}
-"""State of a worker by its unready part; any other part means paused."""
-
 
 @dataclass(frozen=True, slots=True)
-class AdminResponse:
+class Response:
     """One response; ``headers`` are added to those of every response."""
 
-    status: HTTPStatus
-    body: bytes = b""
+    body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
     headers: tuple[str, ...] = ()
 
     def to_bytes(self, *, head_only: bool = False) -> bytes:
-        """Return the bytes of the response; an empty body becomes the phrase of the status."""
-        body = self.body or f"{self.status.phrase}\n".encode()
         lines = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}",
             f"content-type: {self.content_type}",
-            f"content-length: {len(body)}",
+            f"content-length: {len(self.body)}",
             *_HEADERS,
             *self.headers,
         )
-        return "\r\n".join((*lines, "", "")).encode() + (b"" if head_only else body)
+        return "\r\n".join((*lines, "", "")).encode() + (b"" if head_only else self.body)
 
 
-def json_response(data: object, status: HTTPStatus = HTTPStatus.OK) -> AdminResponse:
+def json_response(data: object, status: HTTPStatus = HTTPStatus.OK, *headers: str) -> Response:
     """Return a JSON response; dataclasses become objects, times and ids become strings."""
-    return AdminResponse(status, json.dumps(data, default=_plain).encode(), "application/json")
-
-
-def refusal(status: HTTPStatus, text: str, *headers: str) -> AdminResponse:
-    """Return an error response with a text for the page."""
-    answer = json_response({"error": text}, status)
-    return AdminResponse(status, answer.body, answer.content_type, headers)
-
-
-def health(reasons: Mapping[str, str], warnings: Mapping[str, str], *, authorized: bool) -> AdminResponse:
-    """Answer a probe with the unready parts; for authorized clients with their reasons, and with warnings."""
-    more = {"warnings": dict(warnings)} if warnings and authorized else {}
-    if not reasons:
-        return json_response({"ok": True, **more})
-    state = next((name for part, name in _STATES.items() if part in reasons), "paused")
-    answer = {"ok": False, "state": state, "parts": sorted(reasons), **more}
-    if authorized:
-        answer["reasons"] = dict(reasons)
-    return json_response(answer, HTTPStatus.SERVICE_UNAVAILABLE)
+    return Response(json.dumps(data, default=_plain).encode(), "application/json", status, headers)
 
 
 def _plain(value: object) -> object:
@@ -79,7 +56,18 @@ def _plain(value: object) -> object:
     return isoformat() if isoformat else str(value)
 
 
-# --- Requests to the admin server: a head, and for POST a small JSON body of a known length.
+class RefusedError(Exception):
+    """A request that gets an error instead; ``response`` has the text for the page, if there is one."""
+
+    def __init__(self, status: HTTPStatus, text: str = "", *headers: str) -> None:
+        super().__init__(text or status.phrase)
+        if text:
+            self.response = json_response({"error": text}, status, *headers)
+        else:
+            self.response = Response(f"{status.phrase}\n".encode(), status=status, headers=headers)
+
+
+# --- Requests: a head, and for a POST to the API a small JSON body of a known length.
 
 HEAD_BYTES_MAX = 8192
 _BODY_BYTES_MAX = 4096
@@ -113,73 +101,61 @@ class Request:
         )
 
 
-async def read_request(reader: asyncio.StreamReader, *, peer: str) -> Request | AdminResponse:
-    """Read one request within five seconds, or return its refusal."""
+async def read_request(reader: asyncio.StreamReader, *, peer: str) -> Request:
+    """Read one request within five seconds.
+
+    Raises:
+        RefusedError: it is none, too large or too slow.
+        asyncio.IncompleteReadError: the client is gone.
+    """
     try:
         async with asyncio.timeout(_SECONDS_MAX):
-            return await _read(reader, peer)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head.split("\r\n")
+            words = first.split(" ")
+            if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004
+                raise RefusedError(HTTPStatus.BAD_REQUEST)
+            method, (path, _, query) = words[0], words[1].partition("?")
+            parted = (line.partition(":") for line in lines)
+            headers = {name.lower(): value.strip() for name, _, value in parted}
+            body = await _read_body(reader, headers) if method == "POST" and path.startswith("/api/") else {}
     except asyncio.LimitOverrunError:
-        return AdminResponse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
     except TimeoutError:
-        return AdminResponse(HTTPStatus.REQUEST_TIMEOUT)
+        raise RefusedError(HTTPStatus.REQUEST_TIMEOUT) from None
+    query_of = dict(parse_qsl(query))
+    return Request(method=method, path=path, query=query_of, headers=headers, body=body, peer=peer)
 
 
-async def _read(reader: asyncio.StreamReader, peer: str) -> Request | AdminResponse:
-    head = await reader.readuntil(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004
-        return AdminResponse(HTTPStatus.BAD_REQUEST)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body: Mapping[str, Any] | AdminResponse = {}
-    path, _, query = words[1].partition("?")
-    if words[0] == "POST" and path.startswith("/api/"):
-        body = await _read_body(reader, headers)
-    if isinstance(body, AdminResponse):
-        return body
-    return Request(
-        method=words[0], path=path, query=dict(parse_qsl(query)), headers=headers, body=body, peer=peer
-    )
-
-
-async def _read_body(
-    reader: asyncio.StreamReader, headers: Mapping[str, str]
-) -> Mapping[str, Any] | AdminResponse:
+async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> Mapping[str, Any]:
     """Read a JSON object; a form of another page cannot send its content type."""
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        return refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON, as content-type: application/json")
+        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send JSON, as content-type: application/json")
     length = headers.get("content-length", "")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdigit()):
-        return refusal(HTTPStatus.LENGTH_REQUIRED, "send the body with its content-length")
+        raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "send the body with its content-length")
     if len(length) > len(str(_BODY_BYTES_MAX)) or int(length) > _BODY_BYTES_MAX:
-        return refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_BODY_BYTES_MAX} bytes")
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_BODY_BYTES_MAX} bytes")
     try:
         body = json.loads(await reader.readexactly(int(length)))
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        return refusal(HTTPStatus.BAD_REQUEST, "send one JSON object")
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "send one JSON object")
     return body
 
+
+# --- Authorization by a bearer token, compared in constant time.
 
 _WRONG_MAX = 10
 _WINDOW_SECONDS = 60.0
 _PEERS_MAX = 64
-
-UNAUTHORIZED = AdminResponse(HTTPStatus.UNAUTHORIZED, headers=("www-authenticate: Bearer",))
-_OPERATOR_API_OFF = refusal(
-    HTTPStatus.FORBIDDEN,
-    "set SEA_MQ_ADMIN_TOKEN_FILE and restart the worker: without a token the page shows only numbers",
-)
-_OTHER_NAME = refusal(
-    HTTPStatus.FORBIDDEN, "without SEA_MQ_ADMIN_TOKEN_FILE the worker answers only to localhost and addresses"
-)
-_NO_TOKEN_NOW = refusal(
-    HTTPStatus.SERVICE_UNAVAILABLE, "the worker cannot read the file of SEA_MQ_ADMIN_TOKEN_FILE"
-)
+_TOKEN_SETTING = "SEA_MQ_ADMIN_TOKEN_FILE"  # noqa: S105  (a name)
+_API_OFF = f"set {_TOKEN_SETTING} and restart the worker: without a token the page shows only numbers"
+_OTHER_NAME = f"without {_TOKEN_SETTING} the worker answers only to localhost and addresses"
+_NO_TOKEN_NOW = f"the worker cannot read the file of {_TOKEN_SETTING}"
 
 
-@dataclass(slots=True)
 class TokenAuth:
     """Authorizes requests by the token; without a token everybody may read numbers.
 
@@ -187,49 +163,59 @@ class TokenAuth:
     wrong tokens of one client must not lock out the others. Wrong tokens are counted by address, and too
     many in a minute get 429.
 
-    Attributes:
+    Args:
         token: returns the token; empty: everybody may read numbers, and the operator API is off. If the token
             is unavailable, nobody has access.
+        clock: monotonic seconds.
     """
 
-    token: Callable[[], str]
-    clock: Callable[[], float] = time.monotonic
-    _wrong: dict[str, tuple[int, float]] = field(default_factory=dict)
+    def __init__(self, token: Callable[[], str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token, self._clock = token, clock
+        self._wrong: dict[str, tuple[int, float]] = {}
 
-    def refuse_numbers(self, request: Request) -> AdminResponse | None:
-        """Return the refusal of a request for numbers; None: it is allowed."""
-        return self._check_token(request, without_token=None if request.names_this_machine else _OTHER_NAME)
+    def check_numbers(self, request: Request) -> None:
+        """Require that the sender may read numbers.
 
-    def refuse_operator(self, request: Request) -> AdminResponse | None:
-        """Return the refusal of a request for the operator API; None: it is allowed."""
+        Raises:
+            RefusedError: it may not.
+        """
+        self._check(request, refusal_without_token="" if request.names_this_machine else _OTHER_NAME)
+
+    def check_operator(self, request: Request) -> None:
+        """Require that the sender may use the operator API.
+
+        Raises:
+            RefusedError: it may not.
+        """
         if request.is_from_another_origin:
-            return refusal(HTTPStatus.FORBIDDEN, "the request comes from a page of another origin")
-        return self._check_token(request, without_token=_OPERATOR_API_OFF)
+            raise RefusedError(HTTPStatus.FORBIDDEN, "the request comes from a page of another origin")
+        self._check(request, refusal_without_token=_API_OFF)
 
-    def _check_token(self, request: Request, *, without_token: AdminResponse | None) -> AdminResponse | None:
+    def _check(self, request: Request, *, refusal_without_token: str) -> None:
         try:
-            token = self.token()
+            token = self._token()
         except UnavailableError:
-            return _NO_TOKEN_NOW
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, _NO_TOKEN_NOW) from None
         if not token:
-            return without_token
-        given = request.headers.get("authorization", "")
-        if not given:
-            return UNAUTHORIZED
-        if _is_bearer(given, token):
-            return None
-        wrong, since = self._wrong.pop(request.peer, (0, self.clock()))
-        if self.clock() - since >= _WINDOW_SECONDS:
-            wrong, since = 0, self.clock()
+            if refusal_without_token:
+                raise RefusedError(HTTPStatus.FORBIDDEN, refusal_without_token)
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode()):
+            return
+        wrong = self._count_wrong(request.peer) if scheme else 0  # who gives no token guesses none
+        if wrong <= _WRONG_MAX:
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "", "www-authenticate: Bearer")
+        since = self._wrong[request.peer][1]
+        wait = max(1, round(_WINDOW_SECONDS - (self._clock() - since)))
+        raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong tokens", f"retry-after: {wait}")
+
+    def _count_wrong(self, peer: str) -> int:
+        """Return the number of wrong tokens of an address in this minute; know the latest addresses."""
+        wrong, since = self._wrong.pop(peer, (0, self._clock()))
+        if self._clock() - since >= _WINDOW_SECONDS:
+            wrong, since = 0, self._clock()
         while len(self._wrong) >= _PEERS_MAX:
             del self._wrong[next(iter(self._wrong))]
-        self._wrong[request.peer] = (wrong + 1, since)
-        if wrong < _WRONG_MAX:
-            return UNAUTHORIZED
-        wait = max(1, round(_WINDOW_SECONDS - (self.clock() - since)))
-        return refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many wrong tokens", f"retry-after: {wait}")
-
-
-def _is_bearer(authorization: str, token: str) -> bool:
-    scheme, _, given = authorization.partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+        self._wrong[peer] = (wrong + 1, since)
+        return wrong + 1

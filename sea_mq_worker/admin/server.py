@@ -1,7 +1,10 @@
-"""Connections of the admin server: few and short, so that a probe always gets its answer.
+"""The admin server: health, metrics, status and the page, on few and short connections.
 
-The server runs on the worker's own event loop: a stuck loop must fail its liveness probe. Only the operator
-API queries servers; every other answer comes at once, even while a database or a broker hangs.
+It runs on the worker's own event loop: a stuck loop must fail its liveness probe. Only the operator API
+queries servers; every other answer comes at once, even while a database or a broker hangs.
+
+Probes carry no token, so /healthz and /readyz require none; without the token they name the unready parts
+and not the reasons. The page itself holds no data and asks the user for the token.
 """
 
 import asyncio
@@ -11,100 +14,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeAlias
 
-from sea_mq_worker.admin.api import OperatorApi, dispatch
+from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.admin.http import (
     HEAD_BYTES_MAX,
-    AdminResponse,
+    RefusedError,
     Request,
+    Response,
     TokenAuth,
-    health,
     json_response,
     read_request,
 )
 from sea_mq_worker.errors import WorkerError
 
-# --- Routes of the admin server, and their authorization.
-#
-# Probes carry no token, so /healthz and /readyz require none; without the token they name the unready parts
-# and not the reasons. The page itself holds no data and asks the user for the token.
-
-Reasons: TypeAlias = Mapping[str, str]
-"""Reason by the name of the unready part; empty: all parts are ready."""
-
+_CONNECTIONS_MAX = 32
+_WRITE_SECONDS_MAX = 5.0
+_STATES = {"stop": "stopping", "start": "starting"}
+"""State of a worker by its unready part; any other part means paused."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_FOLDER = Path(__file__).with_name("page")
-_SCRIPTS = ("action_form", "api", "operator_panel", "page", "rendering", "side_cards")
-_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS},
-}
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FILES = [*Path(__file__).with_name("page").iterdir()]
+_PAGE = {f"/{file.name}": file for file in _FILES if file.suffix in _TYPES}
 _POLICY = (
     "content-security-policy: default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
-    """Answers requests.
-
-    Attributes:
-        ready: why the worker is not ready, by part.
-        warnings: troubles, by name, in spite of which the worker is ready.
-        metrics: the exposition.
-        status: the data of ``/status``.
-        access: authorizes all but health.
-        operator_api: queries and changes with the token; None: there are none.
-    """
-
-    ready: Callable[[], Reasons]
-    metrics: Callable[[], bytes]
-    status: Callable[[], object]
-    access: TokenAuth
-    operator_api: OperatorApi | None
-    warnings: Callable[[], Reasons] = dict
-
-    async def answer(self, request: Request) -> AdminResponse:
-        """Answer at once; only a request to the operator API may take a while."""
-        if request.path.startswith("/api/") and request.method in {"GET", "POST"}:
-            return await self._operator(request)
-        if request.method not in {"GET", "HEAD"}:
-            return AdminResponse(HTTPStatus.METHOD_NOT_ALLOWED, headers=("allow: GET, HEAD",))
-        if request.path in _FILES:
-            return _file(*_FILES[request.path])
-        return self._numbers(request)
-
-    def _numbers(self, request: Request) -> AdminResponse:
-        refused = self.access.refuse_numbers(request)
-        match request.path:
-            case "/healthz":
-                return json_response({"ok": True})  # a stuck loop does not even answer
-            case "/readyz":
-                return health(self.ready(), self.warnings(), authorized=refused is None)
-            case "/metrics":
-                return refused or AdminResponse(HTTPStatus.OK, self.metrics(), _METRICS_TYPE)
-            case "/status":
-                return refused or json_response(self.status())
-            case _:
-                return AdminResponse(HTTPStatus.NOT_FOUND)
-
-    async def _operator(self, request: Request) -> AdminResponse:
-        refused = self.access.refuse_operator(request)
-        if refused is not None or self.operator_api is None:
-            return refused or AdminResponse(HTTPStatus.NOT_FOUND)
-        return await dispatch(self.operator_api, request)
-
-
-def _file(name: str, content_type: str) -> AdminResponse:
-    return AdminResponse(HTTPStatus.OK, (_FOLDER / name).read_bytes(), content_type, (_POLICY,))
-
-
-_WRITE_SECONDS_MAX = 5.0
-_CONNECTIONS_MAX = 32
 
 _log = logging.getLogger("sea_mq_worker")
 
@@ -115,15 +50,29 @@ class AdminServer:
 
     Attributes:
         port: 0 selects a free port; after ``start`` it is the port in use.
+        reasons: why the worker is not ready, by part.
+        warnings: troubles, by name, in spite of which the worker is ready.
+        metrics: the exposition.
+        status: the data of ``/status``.
+        token: as of ``TokenAuth``.
+        operator_api: queries and changes with the token; None: there are none.
     """
 
     host: str
     port: int
-    routes: Routes
+    reasons: Callable[[], Mapping[str, str]] = dict
+    warnings: Callable[[], Mapping[str, str]] = dict
+    metrics: Callable[[], bytes] = bytes
+    status: Callable[[], object] = dict
+    token: Callable[[], str] = str
+    operator_api: OperatorApi | None = None
     _server: asyncio.Server | None = field(default=None, init=False, repr=False)
     _open: dict[asyncio.Task[None], asyncio.WriteTransport] = field(
         default_factory=dict, init=False, repr=False
     )
+
+    def __post_init__(self) -> None:
+        self._access = TokenAuth(self.token)
 
     async def start(self) -> None:
         """Listen.
@@ -134,8 +83,10 @@ class AdminServer:
         try:
             self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=HEAD_BYTES_MAX)
         except OSError as error:
+            number = error.errno or 0  # asyncio's own text repeats the address
+            why = os.strerror(number) if number > 0 else error.strerror  # below 0: no such host
             raise WorkerError(
-                f"{self.host}:{self.port} cannot be bound ({_reason(error)}): "
+                f"{self.host}:{self.port} cannot be bound ({why}): "
                 "choose another address, or stop the program that listens there"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
@@ -153,39 +104,77 @@ class AdminServer:
         task = asyncio.current_task()
         if task is None:
             raise AssertionError
-        if len(self._open) >= _CONNECTIONS_MAX:
-            self._end_oldest()
+        if len(self._open) >= _CONNECTIONS_MAX:  # a probe takes milliseconds: the oldest client is slow
+            self._open.pop(next(iter(self._open))).abort()
         self._open[task] = writer.transport
+        head_only = False
         try:
-            peer = (writer.get_extra_info("peername") or ("",))[0]
-            request = await read_request(reader, peer=peer)
-            answer = request if isinstance(request, AdminResponse) else await self._answer(request)
-            head_only = isinstance(request, Request) and request.method == "HEAD"
-            writer.write(answer.to_bytes(head_only=head_only))
+            try:
+                peer = (writer.get_extra_info("peername") or ("",))[0]
+                request = await read_request(reader, peer=peer)
+                head_only = request.method == "HEAD"
+                response = await self._answer_always(request)
+            except RefusedError as refused:
+                response = refused.response
+            writer.write(response.to_bytes(head_only=head_only))
             async with asyncio.timeout(_WRITE_SECONDS_MAX):
                 await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError):
             writer.transport.abort()  # the client is gone, or reads too slowly
         finally:
             self._open.pop(task, None)
             writer.close()
 
-    def _end_oldest(self) -> None:
-        """Abort the oldest connection: a probe takes milliseconds, so its client is slow."""
-        oldest = next(iter(self._open))
-        self._open.pop(oldest).abort()
-
-    async def _answer(self, request: Request) -> AdminResponse:
+    async def _answer_always(self, request: Request) -> Response:
+        """Answer also if a callback fails, which must not end the server."""
         try:
-            return await self.routes.answer(request)
-        except Exception:  # noqa: BLE001  (a callback that fails must not end the server)
+            return await self._answer(request)
+        except RefusedError:
+            raise
+        except Exception:  # noqa: BLE001  (logged)
             _log.exception("%s could not be answered", request.path, extra={"event": "admin_request_failed"})
-            return AdminResponse(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR).response
 
+    async def _answer(self, request: Request) -> Response:
+        """Answer at once; only a request to the operator API may take a while."""
+        if request.path.startswith("/api/") and request.method in {"GET", "POST"}:
+            self._access.check_operator(request)
+            if self.operator_api is None:
+                raise RefusedError(HTTPStatus.NOT_FOUND)
+            return await self.operator_api.answer(request)
+        if request.method not in {"GET", "HEAD"}:
+            raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "", "allow: GET, HEAD")
+        path = "/index.html" if request.path == "/" else request.path
+        if file := _PAGE.get(path):
+            content_type = f"{_TYPES[file.suffix]}; charset=utf-8"
+            return Response(file.read_bytes(), content_type, headers=(_POLICY,))
+        match path:
+            case "/healthz":
+                return json_response({"ok": True})  # a stuck loop does not even answer
+            case "/readyz":
+                return self._readiness(request)
+            case "/metrics":
+                self._access.check_numbers(request)
+                return Response(self.metrics(), _METRICS_TYPE)
+            case "/status":
+                self._access.check_numbers(request)
+                return json_response(self.status())
+            case _:
+                raise RefusedError(HTTPStatus.NOT_FOUND)
 
-def _reason(error: OSError) -> str:
-    """Return the system's text, because asyncio's own text repeats the address."""
-    number = error.errno or 0
-    return (
-        os.strerror(number) if number > 0 else str(error.strerror)
-    )  # a name that does not resolve has a number below 0
+    def _readiness(self, request: Request) -> Response:
+        """Answer a probe with the unready parts; who may read numbers learns why, and the warnings."""
+        reasons, more = self.reasons(), dict[str, object]()
+        try:
+            self._access.check_numbers(request)
+        except RefusedError:
+            pass
+        else:
+            more = {"reasons": reasons} if reasons else {}
+            if warnings := self.warnings():
+                more["warnings"] = warnings
+        if not reasons:
+            return json_response({"ok": True, **more})
+        state = next((name for part, name in _STATES.items() if part in reasons), "paused")
+        answer = {"ok": False, "state": state, "parts": sorted(reasons), **more}
+        return json_response(answer, HTTPStatus.SERVICE_UNAVAILABLE)

@@ -24,6 +24,7 @@ from sea_mq_worker.errors import (
 
 _MIGRATE = "run `python -m sea_mq_worker migrate`"
 POOLER = "a pooler is in between; set SEA_MQ_DATABASE_POOLER=true, or connect directly, as `migrate` must"
+_PRIVILEGE = "the user lacks a privilege; sql/roles.sql has a role for each purpose"
 _TABLE_MISSING = f"a table is missing; {_MIGRATE}"
 _FIT_IDENTITY = (
     "the table's replica identity and a publication of it do not fit, so that no row can change; "
@@ -39,7 +40,7 @@ _STOP: Mapping[str, str] = {
     "28": "it does not admit this user or connection; see its pg_hba.conf, and correct SEA_MQ_DATABASE_URL",
     "3D000": "the database does not exist; create it or correct SEA_MQ_DATABASE_URL",
     "3F000": f"the schema is missing; {_MIGRATE}",
-    "42501": "the user lacks a privilege; sql/roles.sql has a role for each purpose",
+    "42501": _PRIVILEGE,
     "42P01": _TABLE_MISSING,
     "42703": f"a column is missing; {_MIGRATE}",
     "42704": f"an object is missing; {_MIGRATE}",
@@ -87,6 +88,10 @@ class TableMissingError(ContractError):
     """A statement refers to a missing table."""
 
 
+class PrivilegeError(ContractError):
+    """The user lacks a right."""
+
+
 class PoolerError(ContractError):
     """A pooler in transaction mode is in between, although the settings name none."""
 
@@ -112,6 +117,7 @@ _KINDS: Mapping[str, type[ContractError]] = {
     _TABLE_MISSING: TableMissingError,
     _FIT_IDENTITY: ReplicaIdentityError,
     POOLER: PoolerError,
+    _PRIVILEGE: PrivilegeError,
 }
 """Errors with a class of their own, by what is to be done."""
 

@@ -12,8 +12,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.admin.http import TokenAuth
-from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.dev.servers import EmbeddedPostgres, free_port
 from sea_mq_worker.doctor import examine
 from sea_mq_worker.doctor.findings import Severity
@@ -270,11 +269,8 @@ async def test_doctor_asks_every_address_that_the_workers_name_has(tmp_path: Pat
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
         for address in addresses:
-            routes = Routes(
-                ready=partial(dict, handler=f"away from {address}"), metrics=bytes, status=dict,
-                access=TokenAuth(lambda: "s3cret"), operator_api=None,
-            )  # fmt: skip
-            server = AdminServer(host=address, port=port, routes=routes)
+            reasons = partial(dict, handler=f"away from {address}")
+            server = AdminServer(host=address, port=port, reasons=reasons, token=lambda: "s3cret")
             await server.start()
             stack.push_async_callback(server.close)
         given = {"admin_host": "localhost", "admin_port": port, "admin_token_file": token}

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from sea_mq_worker.admin.http import TokenAuth
-from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.connections import exposures, read_secret
 from sea_mq_worker.settings import Settings, SettingsError, load_settings
 from tests.support.servers import Database
@@ -147,8 +146,7 @@ def test_the_admin_pages_leave_the_machine_only_with_a_token(
 @pytest.mark.fault("S10")
 async def test_by_default_nobody_else_can_connect() -> None:
     """127.0.0.2 is this machine too, and not the address that is listened on."""
-    routes = Routes(ready=dict, metrics=bytes, status=dict, access=TokenAuth(str), operator_api=None)
-    admin = AdminServer(host=Settings().admin_host, port=0, routes=routes)
+    admin = AdminServer(host=Settings().admin_host, port=0)
     await admin.start()
     _, writer = await asyncio.open_connection("127.0.0.1", admin.port)
     writer.close()

@@ -6,5 +6,5 @@ from tools.docs.markdown import table
 
 def table_of_routes() -> str:
     """Return a row for each route: the first line about the call that it makes."""
-    rows = ((f"`{method} {path}`", (call.__doc__ or "").split("\n")[0]) for method, path, call, _ in ROUTES)
-    return table(("route", "effect"), ((route, effect.replace("``", "`")) for route, effect in rows))
+    rows = ((f"`{method} {path}`", (call.__doc__ or "").split("\n")[0]) for method, path, call in ROUTES)
+    return table(("route", "effect"), ((route, effect) for route, effect in rows))

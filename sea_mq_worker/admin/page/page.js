@@ -1,15 +1,41 @@
-// Requests the status every two seconds, and updates the page in place, so that nothing moves.
+// Requests the status every two seconds, and shows health, sides, consumers and errors.
 
-import { headers } from "./api.js";
-import { initOperatorPanel, refreshList, resumeButtons } from "./operator_panel.js";
-import { showSides } from "./side_cards.js";
-import { atClock, command, count, element, moment, once, present, setClock, table, updateAges, whole, write } from "./rendering.js";
+import { at, atClock, command, count, duration, element, headers, moment, once, present, setClock, table, updateAges, write } from "./elements.js";
+import { initOperator, refreshList, resumeButtons } from "./operator.js";
 
 const TOKEN_HINT = "The token is in the file of SEA_MQ_ADMIN_TOKEN_FILE; `dev` prints an address that signs in.";
 const STATUS_SECONDS = 2;
 const TIMEOUT_SECONDS = 5;
-
-const at = (id) => document.getElementById(id);
+const OLD_SECONDS = 60;
+const SIDES = {
+  outbox: {
+    title: "Outbox",
+    subtitle: "database → stream",
+    flow: "Published / s",
+    dead: "dead event",
+    counts: {
+      published: "published",
+      duplicates: "duplicates suppressed by the stream",
+      postponed: "failed attempts, retried",
+      died: "became DEAD",
+      leases_reaped: "expired leases removed",
+    },
+  },
+  inbox: {
+    title: "Inbox",
+    subtitle: "stream → handler",
+    flow: "Processed / s",
+    dead: "dead letter",
+    counts: {
+      processed: "processed",
+      skipped: "duplicates suppressed by the inbox",
+      retried: "failed attempts, retried",
+      dead_lettered: "dead-lettered",
+      leases_lost: "leases lost, on both sides",
+    },
+  },
+};
+const ALARMING = ["died", "dead_lettered", "leases_lost"];
 let last = 0;
 let lost = 0;
 let dead = "";
@@ -18,16 +44,26 @@ function show(status) {
   setClock(status.now);
   last = Date.now();
   lost = 0;
+  const offered = status.offers === "all";
   document.title = `${status.health.state} – ${status.context} sea_mq_worker`;
   write(at("context"), status.context);
   const others = status.overview?.workers > 1 ? `, ${count(status.overview.workers)} workers on this database` : "";
-  write(at("about"), `${status.worker}, version ${status.version}, up for ${whole(status.now - status.started)}${others}`);
-  showHealth(status.health, status.offers === "all" ? status.slow_types : []);
-  showSides(status);
-  showConsumers(status.consumers);
-  showErrors(status.errors);
-  at("closed").hidden = status.offers === "all";
-  offer(status);
+  write(at("about"), `${status.worker}, version ${status.version}, up for ${duration(status.now - status.started)}${others}`);
+  showHealth(status.health, offered ? status.slow_types : []);
+  const { sides, totals, overview } = status;
+  const isOld = Object.fromEntries(Object.entries(sides).map(([name, side]) => [name, status.now - side.at > OLD_SECONDS]));
+  once(at("sides"), [sides, totals, overview, isOld], () => Object.entries(sides).map(([name, side]) => card(name, side, status, isOld[name])));
+  showTable("consumers", ["Consumer", "To deliver", "Oldest", "In flight", "Redelivered", "State"], status.consumers, (each) => [
+    `${each.stream}/${each.durable}`,
+    count(each.pending),
+    each.oldest_seconds == null ? "–" : duration(each.oldest_seconds),
+    each.ack_pending_max > 0 ? `${count(each.ack_pending)} of ${count(each.ack_pending_max)}` : count(each.ack_pending),
+    count(each.redelivered),
+    each.error ?? (each.paused_seconds ? `paused for ${duration(each.paused_seconds)} more` : "active"),
+  ]);
+  showTable("errors", ["Side", "Times", "Error", "Last"], status.errors, (each) => [`${each.side}, ${each.effect}`, count(each.count), each.text, moment(each.last)]);
+  at("closed").hidden = offered;
+  offer(sides, offered);
   at("main").classList.remove("old");
 }
 
@@ -36,65 +72,73 @@ function showHealth(health, resumable = []) {
   write(at("state"), health.state);
   write(at("text"), health.text);
   at("since").hidden = health.level === "good" || health.level === "idle" || !health.since;
-  write(at("since"), `since ${atClock(health.since)}, for ${whole(present() - health.since)}`);
+  write(at("since"), `since ${atClock(health.since)}, for ${duration(present() - health.since)}`);
   const others = health.causes.slice(1);
   at("causes").hidden = !others.length;
-  once(at("causes"), others, () => others.map((cause) => element("li", {}, element("b", {}, cause.part), reasonText(cause), " ", moment(cause.since))));
+  once(at("causes"), others, () => others.map(({ part, reason, since }) => {
+    const rest = reason.startsWith(part) ? reason.slice(part.length) : `: ${reason}`;
+    return element("li", {}, element("b", {}, part), rest, " ", moment(since));
+  }));
   once(at("next-steps"), health.next_steps, () => health.next_steps.map(command));
   at("resumes").hidden = !resumable.length;
   once(at("resumes"), resumable, () => resumeButtons(resumable));
 }
 
-/** Return a reason without its part's name if it begins with that name. */
-function reasonText({ part, reason }) {
-  return reason.startsWith(part) ? reason.slice(part.length) : `: ${reason}`;
+function card(name, side, status, isOld) {
+  const { title, subtitle, flow, dead: noun, counts } = SIDES[name];
+  const { sample, undelivered } = side;
+  const capped = (number) => (number >= status.depth_max ? `≥ ${count(number)}` : count(number));
+  const tile = (head, text) => element("div", { class: "tile" }, element("h3", {}, head), element("b", {}, text));
+  const rate = side.per_second >= 10 ? Math.round(side.per_second) : side.per_second;
+  const reasons = sample?.dead ? (status.overview?.reasons[name] ?? []) : [];
+  const total = ([key, text]) => {
+    const number = status.totals[key] ?? 0;
+    return [element("dt", {}, text), element("dd", { class: number > 0 && ALARMING.includes(key) && "warn" }, count(number))];
+  };
+  return element(
+    "section",
+    { class: "side", "aria-label": title },
+    element("div", { class: "head" }, element("h2", {}, title, element("small", {}, subtitle)), side.at && element("small", { class: `counted ${isOld ? "warn" : ""}` }, "counted ", moment(side.at))),
+    element("div", { class: "tiles" },
+      tile("Waiting", sample ? capped(sample.depth + undelivered) : "–"),
+      tile("Oldest waits for", sample ? (sample.depth ? duration(sample.oldest_seconds) : "none") : "–"),
+      tile(flow, count(rate))),
+    element("div", { class: "dead" },
+      undelivered > 0 && element("p", {}, `${count(undelivered)} of them are not delivered yet, and wait in the stream`),
+      sample?.scheduled > 0 && element("p", {}, `${capped(sample.scheduled)} scheduled for later`),
+      sample && element("p", { class: sample.dead > 0 && "warn" }, sample.dead ? `${capped(sample.dead)} ${noun}${sample.dead === 1 ? "" : "s"}` : `No ${noun}s`),
+      element("ul", { class: "reasons" }, ...reasons.map((each) => element("li", {}, element("b", {}, count(each.count)), ` ${each.text}`)))),
+    element("h3", {}, "This worker, since its start"),
+    element("dl", {}, ...Object.entries(counts).flatMap(total)),
+  );
 }
 
-function showConsumers(consumers) {
-  at("consumers").hidden = !consumers.length;
-  const heads = ["Consumer", "To deliver", "Oldest", "In flight", "Redelivered", "State"];
-  once(at("consumers").lastElementChild, consumers, () => [
-    table("Consumers", heads, consumers.map((each) => [
-      `${each.stream}/${each.durable}`,
-      count(each.pending),
-      each.oldest_seconds == null ? "–" : whole(each.oldest_seconds),
-      each.ack_pending_max > 0 ? `${count(each.ack_pending)} of ${count(each.ack_pending_max)}` : count(each.ack_pending),
-      count(each.redelivered),
-      each.error ?? (each.paused_seconds ? `paused for ${whole(each.paused_seconds)} more` : "active"),
-    ])),
-  ]);
+function showTable(id, heads, items, cells) {
+  at(id).hidden = !items.length;
+  once(at(id).lastElementChild, items, () => [table(id, heads, items.map(cells))]);
 }
 
-function showErrors(errors) {
-  at("errors").hidden = !errors.length;
-  once(at("errors").lastElementChild, errors, () => [
-    table("Errors", ["Side", "Times", "Error", "Last"], errors.map((each) => [`${each.side}, ${each.effect}`, count(each.count), each.text, moment(each.last)])),
-  ]);
-}
-
-function offer(status) {
-  const offers = status.offers === "all";
-  const counted = Object.values(status.sides).every((side) => side.sample); // the first sample shows which list is non-empty
-  at("search").hidden = at("forget").hidden = !offers;
-  if (!offers || counted) at("stopped").hidden = !offers;
-  const now = JSON.stringify(Object.values(status.sides).map((side) => side.sample?.dead));
-  for (const [tab, side, text] of [["tab-events", "outbox", "Dead events"], ["tab-letters", "inbox", "Dead letters"]]) {
-    const number = status.sides[side]?.sample?.dead;
+/** Show the operator's controls; the first sample shows which list is non-empty. */
+function offer(sides, offered) {
+  const counted = Object.values(sides).every((side) => side.sample);
+  at("search").hidden = at("forget").hidden = !offered;
+  if (!offered || counted) at("stopped").hidden = !offered;
+  const numbers = [["tab-events", "Dead events", sides.outbox], ["tab-letters", "Dead letters", sides.inbox]].map(([tab, text, side]) => {
+    const number = side?.sample?.dead;
     write(at(tab), number ? `${text} (${count(number)})` : text);
-  }
-  if (offers && counted && now !== dead && refreshList(status.sides.outbox?.sample.dead, status.sides.inbox?.sample.dead)) dead = now;
+    return number;
+  });
+  if (offered && counted && numbers.join() !== dead && refreshList(...numbers)) dead = numbers.join();
 }
 
-function fail(state, text, next_steps) {
+function fail(state, text) {
   lost ||= present();
   at("main").classList.add("old");
-  showHealth({ level: "bad", state, text, since: lost, causes: [], next_steps });
+  showHealth({ level: "bad", state, text, since: lost, causes: [], next_steps: ["python -m sea_mq_worker doctor"] });
   document.title = `${state} – sea_mq_worker`;
 }
 
-async function get(path) {
-  return fetch(path, { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_SECONDS * 1000) });
-}
+const get = (path) => fetch(path, { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_SECONDS * 1000) });
 
 async function poll() {
   try {
@@ -107,10 +151,10 @@ async function poll() {
       at("main").classList.add("old");
       showHealth(await lockedHealth(answer.status === 429));
     } else {
-      fail("Broken", `The worker answered with status ${answer.status}.`, ["python -m sea_mq_worker doctor"]);
+      fail("Broken", `The worker answered with status ${answer.status}.`);
     }
   } catch {
-    fail("Gone", "The worker does not answer: it has stopped, is stuck, or is unreachable from this browser.", ["python -m sea_mq_worker doctor"]);
+    fail("Gone", "The worker does not answer: it has stopped, is stuck, or is unreachable from this browser.");
   }
   updateAges();
   write(at("fresh"), last ? `Numbers of ${atClock(last / 1000)}, updated every ${STATUS_SECONDS} s` : "");
@@ -135,11 +179,10 @@ function takeToken() {
 
 function lock(locked) {
   at("login").hidden = !locked;
-  if (locked) {
-    write(at("refused"), sessionStorage.getItem("token") ? "The token is wrong." : "");
-    sessionStorage.removeItem("token");
-    at("token").focus();
-  }
+  if (!locked) return;
+  write(at("refused"), sessionStorage.getItem("token") ? "The token is wrong." : "");
+  sessionStorage.removeItem("token");
+  at("token").focus();
 }
 
 at("login").addEventListener("submit", (event) => {
@@ -154,12 +197,11 @@ at("forget").addEventListener("click", () => {
   location.reload();
 });
 document.addEventListener("keydown", (event) => {
-  const writes = event.target.closest("input, textarea, [contenteditable]");
-  if (event.key === "/" && !writes && !at("search").hidden && !at("detail").open) {
+  if (at("detail").open) return;
+  if (event.key === "/" && !event.target.closest("input") && !at("search").hidden) {
     event.preventDefault();
-    at("lookup-id").focus();
     at("lookup-id").select();
-  } else if (event.key === "Escape" && !at("detail").open) {
+  } else if (event.key === "Escape") {
     at("found").hidden = true;
   }
 });
@@ -169,7 +211,7 @@ addEventListener("hashchange", () => {
   poll();
 });
 takeToken();
-initOperatorPanel();
+initOperator();
 
 /** Poll one request at a time; wait for a slow answer, and pause while the sign-in form is shown. */
 async function run() {

@@ -2,8 +2,7 @@
 
 import signal
 
-from sea_mq_worker.admin.http import TokenAuth
-from sea_mq_worker.admin.server import AdminServer, Routes
+from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.doctor import examine
 from sea_mq_worker.doctor.findings import Finding
 from sea_mq_worker.operators.records import OutboxFilter
@@ -61,9 +60,7 @@ async def worker_not_ready(p: Patient) -> Mend:
     token = p.files / "token"
     token.write_text("s3cret")
     token.chmod(0o600)
-    access = TokenAuth(lambda: "s3cret")
-    routes = Routes(ready=lambda: reasons, metrics=bytes, status=dict, access=access, operator_api=None)
-    server = AdminServer(host="127.0.0.1", port=0, routes=routes)
+    server = AdminServer(host="127.0.0.1", port=0, reasons=lambda: reasons, token=lambda: "s3cret")
     await server.start()
     p.stack.push_async_callback(server.close)
     p.given |= {"admin_port": server.port, "admin_token_file": p.files / "missing"}
@@ -99,15 +96,7 @@ async def worker_not_ready__silent(p: Patient) -> Mend:
 @provokes
 async def worker_warns(p: Patient) -> Mend:
     warnings = {"event type made": "the handler answered 503"}
-    routes = Routes(
-        ready=dict,
-        warnings=lambda: warnings,
-        metrics=bytes,
-        status=dict,
-        access=TokenAuth(str),
-        operator_api=None,
-    )
-    server = AdminServer(host="127.0.0.1", port=0, routes=routes)
+    server = AdminServer(host="127.0.0.1", port=0, warnings=lambda: warnings)
     await server.start()
     p.stack.push_async_callback(server.close)
     p.given |= {"admin_port": server.port}
