@@ -23,6 +23,8 @@ from sea_mq_worker.admin.status import DEPTH_MAX, Status, open_upkeep
 from sea_mq_worker.connections import SecretFile, exposures
 from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.operators.definitions import AWAITED, EXISTENCE, check_topology
+from sea_mq_worker.operators.tables import open_tables
+from sea_mq_worker.outbox.backlog import Backlog, stopped_early
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Readiness, supervise
 from sea_mq_worker.runtime.waiting import StoppedError, bounded_stack, cancel_on_stop, report_ready
 from sea_mq_worker.settings import Settings, SettingsError, check_settings, load_settings
@@ -31,10 +33,11 @@ from sea_mq_worker.telemetry.logs import LogListener, configure
 from sea_mq_worker.telemetry.metrics import Metrics, Side
 from sea_mq_worker.wiring.context import WorkerContext, with_session
 from sea_mq_worker.wiring.inbound import inbound_loops
-from sea_mq_worker.wiring.outbound import Backlog, outbound_loops, stopped_early
+from sea_mq_worker.wiring.outbound import outbound_loops
 
 # --- Start the worker: the admin server, then both sides, then the supervisor.
 
+_BACKLOG_PROBE_MAX_SECONDS = 2.0
 _VERSION = importlib.metadata.version("sea-mq-worker")
 _PROBE_MAX_SECONDS = 5.0
 _BESIDE_OTHERS: Mapping[str, Any] = MappingProxyType({"consumers": (), "worker_name": "", "admin_port": 0})
@@ -99,7 +102,7 @@ async def _run(base: WorkerContext, status: Status, *, until_empty: bool, owns_p
     try:
         loops, backlog = await cancel_on_stop(base.stop, _start(base, status, until_empty=until_empty))
     except StoppedError:
-        return stopped_early(base) if until_empty else ExitCode.DONE
+        return stopped_early(base.events) if until_empty else ExitCode.DONE
     except ContractError as error:
         base.events.emit("contract_broken", text=str(error))
         return ExitCode.CONTRACT
@@ -117,17 +120,28 @@ async def _run(base: WorkerContext, status: Status, *, until_empty: bool, owns_p
         events=base.events,
         grace_seconds=base.settings.grace_seconds,
     )
-    return await backlog.exit_code(base) if backlog and code is ExitCode.DONE else code
+    if backlog is None or code is not ExitCode.DONE:
+        return code
+    return await backlog.exit_code(open_tables(base.settings, purpose="backlog"))
 
 
 async def _start(
     base: WorkerContext, status: Status, *, until_empty: bool
 ) -> tuple[Mapping[str, Loop], Backlog | None]:
     base = await with_session(base)
-    backlog = await Backlog.open(base) if until_empty else None
+    backlog = await _backlog(base) if until_empty else None
     loops = await _loops(base, status, backlog)
     await _warn_of_differences(base)
     return loops, backlog
+
+
+async def _backlog(base: WorkerContext) -> Backlog:
+    return await Backlog.open(
+        await base.pool("backlog"),
+        breaker=base.breaker("backlog", cap_seconds=_BACKLOG_PROBE_MAX_SECONDS),
+        events=base.events,
+        hold_dead_keys=base.settings.outbox_dead_key == "hold",
+    )
 
 
 async def _loops(base: WorkerContext, status: Status, backlog: Backlog | None) -> dict[str, Loop]:

@@ -20,7 +20,8 @@ from sea_mq_worker.operators.definitions import (
     label,
     wanted_topology,
 )
-from sea_mq_worker.operators.streams import RECONCILE, consumer_state, lost_since, open_broker
+from sea_mq_worker.operators.streams import consumer_state, open_broker
+from sea_mq_worker.outbox.maintenance import RECONCILE, find_loss
 from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.settings import Settings
 
@@ -116,11 +117,8 @@ async def _facts(connection: NatsConnection, s: Settings, found: list[Finding]) 
 
 async def _lost(connection: NatsConnection, rows: Mapping[str, Any], stream: str) -> Iterator[Finding]:
     """Check that the stream still has the events of PUBLISHED rows; needs the right to read the stream."""
-    read = rows["acknowledged"]
     try:
-        what = await lost_since(
-            connection, stream, greatest=read.greatest, shared=read.shared, some=read.some
-        )
+        what = await find_loss(connection, stream, rows["acknowledged"])
     except ContractError:
         what = ""
     lost = error(

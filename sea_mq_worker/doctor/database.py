@@ -13,8 +13,8 @@ from sea_mq_worker.connections import open_pool
 from sea_mq_worker.doctor.findings import Finding, error, format_duration, warning
 from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.missed import recorded_missed
-from sea_mq_worker.operators.checks import acknowledged
 from sea_mq_worker.operators.records import MARKED, NUMBERS
+from sea_mq_worker.outbox.maintenance import published_rows
 from sea_mq_worker.postgres.errors import PoolerError, ReplicaIdentityError
 from sea_mq_worker.postgres.migrations import (
     MIGRATE,
@@ -148,7 +148,7 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> Facts:
     facts: dict[str, Any] = {name: await ask(name) for name in ("sequence", "partitions", "inbox")}
     facts["failing"] = await ask("failing", NUMBERS, MARKED)
     facts["missed"] = await recorded_missed(pool)
-    facts["acknowledged"] = await acknowledged(pool, stream)
+    facts["acknowledged"] = await published_rows(pool, stream)
     facts["publications"] = []
     for table, column in _UPDATED.items():  # planning a change checks the publications, and changes nothing
         try:

@@ -27,12 +27,12 @@ from sea_mq_worker.operators.records import (
     InboxState,
     OutboxFilter,
     OutboxSummary,
-    PublishedRow,
     StoredMessage,
 )
-from sea_mq_worker.operators.streams import deliveries, locate, lost_since, open_broker
+from sea_mq_worker.operators.streams import deliveries, locate, open_broker
 from sea_mq_worker.operators.tables import SQL, open_tables, outbox_page, show_inbox
 from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.outbox.maintenance import PublishedRow, PublishedRows, find_loss
 from sea_mq_worker.outbox.retry import can_be_sent
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.settings import Settings
@@ -368,7 +368,7 @@ class Lookup:
         if any((one.stream, one.seq) == (stream, seq) for one in stored):
             return ""
         row = PublishedRow(str(event.id), seq, event.published_at)
-        asked = lost_since(self.connection, stream, greatest=seq, shared=0, some=[row])
+        asked = find_loss(self.connection, stream, PublishedRows(greatest=seq, some=[row]))
         return await self.attempt(f"stream {stream}", asked) or ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 from sea_mq_worker.outbox.event import EventState
@@ -321,14 +321,6 @@ class StoredMessage:
     subject: str
     stored_at: datetime
     consumers: tuple[ConsumerDelivery, ...] = ()
-
-
-class PublishedRow(NamedTuple):
-    """The id, place and time that a PUBLISHED row has of its message."""
-
-    id: str
-    seq: int
-    published_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

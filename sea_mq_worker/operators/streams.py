@@ -15,7 +15,6 @@ from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerEr
 from sea_mq_worker.inbox.message import recorded_as, storage_id
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.errors import ApiRefusedError
-from sea_mq_worker.nats.headers import MSG_ID
 from sea_mq_worker.nats.info import (
     ConsumerInfo,
     consumer_info,
@@ -29,7 +28,6 @@ from sea_mq_worker.operators.records import (
     ConsumerDelivery,
     ConsumerState,
     DeliveryState,
-    PublishedRow,
     StoredMessage,
 )
 from sea_mq_worker.settings import Settings
@@ -39,7 +37,6 @@ _CONNECT_SECONDS = 3.0
 _NOT_FOUND = 404
 _CLOCKS = timedelta(hours=1)
 """Tolerance, since the broker's clock may be ahead of the database's."""
-RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
 """Command that lists the lost events and publishes them again."""
 
 
@@ -126,32 +123,6 @@ async def consumer_state(connection: NatsConnection, info: ConsumerInfo) -> Cons
         oldest_seconds=max(0.0, (info.now - oldest.stored_at).total_seconds()) if oldest else None,
         oldest_id=recorded_as(oldest) if oldest else "",
     )
-
-
-async def lost_since(
-    connection: NatsConnection, stream: str, *, greatest: int, shared: int, some: Sequence[PublishedRow]
-) -> str:
-    """Return the evidence that events are lost whose rows, read before, are PUBLISHED; empty: there is none.
-
-    An event that the stream may have dropped by its limits is not lost. One that somebody removed is.
-    ``greatest``: the sequence that a row names; ``shared``: how many name the same as another.
-    """
-    info = await stream_info(connection, stream)
-    if greatest > info.last_seq:
-        ends = f"the stream, made at {info.created}, ends at {info.last_seq}"
-        return f"a row names sequence {greatest}, and {ends}"
-    if shared:
-        return f"{shared} rows name a sequence that a later row names, too"
-    for row in some:
-        message = await read_back(connection, stream, "", row.seq)
-        if message is None and not info.may_have_dropped(row.published_at):
-            return (
-                f"somebody removed message {row.seq}, event {row.id}, from the stream, which begins at "
-                f"{info.first_seq}: no limit of the stream does that"
-            )
-        if message is not None and message.headers.get(MSG_ID) != row.id:
-            return f"the stream has another message at {row.seq}, the sequence of event {row.id}"
-    return ""
 
 
 # --- The oldest message of the consumed streams, and the backlogs of their consumers.

@@ -1,7 +1,6 @@
 """Stream searches for repeats that may be outside the stream's deduplication window.
 
-The window is ``duplicate_window`` in the stream's definition in ``streams/``. ``bootstrap/worker/outbound``
-and ``doctor/cross_checks`` check it against the settings.
+The window is ``duplicate_window`` in the stream's definition in ``streams/``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,27 @@ from sea_mq_worker.ports import Events, JetStreamPublisher
 
 _REMEMBERED_MAX = 10_000
 _REPORT_EVERY = 5
+
+
+def unfit_window(stream: str, window_seconds: float, *, publish_seconds: float) -> str:
+    """Return why a window is too short for the repetitions within one claim; empty: it is not."""
+    if window_seconds > publish_seconds:
+        return ""
+    return (
+        f"SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS: must be below the duplicate_window of stream {stream} "
+        f"({window_seconds:g} s)"
+    )
+
+
+def short_window(stream: str, window_seconds: float, *, publish_seconds: float, lease_seconds: float) -> str:
+    """Return the warning of a window that a repeat after a crash may miss; empty: it covers that, too."""
+    if window_seconds >= lease_seconds + publish_seconds:
+        return ""
+    return (
+        f"the duplicate_window of stream {stream}, {window_seconds:g} s, is shorter than lease and publish "
+        "time-out together: after a crash the worker searches the stream before it sends an event again; "
+        "give all workers the same SEA_MQ_OUTBOX_LEASE_SECONDS"
+    )
 
 
 class SearchOutcome(NamedTuple):

@@ -17,9 +17,8 @@ from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, PostgresResumptio
 from sea_mq_worker.inbox.sharing import InboxSharing, handler_name
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
-from sea_mq_worker.outbox.maintenance import PeriodicTask
 from sea_mq_worker.ports import EventHandler, InboxRepository, JetStreamPublisher
-from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_available
+from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_available, periodic
 from sea_mq_worker.runtime.supervisor import Loop
 from sea_mq_worker.runtime.takeover import AbandonedDeliveries
 from sea_mq_worker.runtime.waiting import StoppedError
@@ -70,10 +69,10 @@ async def inbound_loops(
 
     async def check_missed(stop: asyncio.Event) -> None:
         work = partial(missed.run, stop)
-        await PeriodicTask(work=work, store_breaker=store_breaker, seconds=_MISSED_CHECK_SECONDS).run(stop)
+        await periodic(work, breaker=store_breaker, seconds=_MISSED_CHECK_SECONDS)(stop)
 
-    record = PeriodicTask(work=sharing.record, store_breaker=store_breaker, seconds=_SHARING_SECONDS)
-    loops: dict[str, Loop] = {"consumers of the inbox": record.run, "missed messages": check_missed}
+    record = periodic(sharing.record, breaker=store_breaker, seconds=_SHARING_SECONDS)
+    loops: dict[str, Loop] = {"consumers of the inbox": record, "missed messages": check_missed}
     if base.takeover is not None:
         base.takeover.sides["inbox"] = AbandonedDeliveries(
             inbox=inbox,

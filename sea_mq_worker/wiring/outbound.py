@@ -1,148 +1,30 @@
 """The outbound side: outbox -> JetStream."""
 
-import asyncio
-import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
-from typing import Self
 
 import asyncpg
 
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.operators.tables import open_tables
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
-from sea_mq_worker.outbox.maintenance import LeaseReaper, PartitionMaker, PeriodicTask
+from sea_mq_worker.outbox.maintenance import end_expired_leases, loss_check, make_partitions
 from sea_mq_worker.outbox.pace import MemoryBudget, Pace
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.outbox.retry import RetryPolicy
-from sea_mq_worker.outbox.search import StreamSearches
+from sea_mq_worker.outbox.search import StreamSearches, short_window, unfit_window
 from sea_mq_worker.outbox.wakeup import PostgresWakeup
 from sea_mq_worker.ports import JetStreamPublisher, LaneTurn, OutboxRepository, Wakeup
 from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.partitions import PARTITIONS_AHEAD_DAYS, PostgresPartitions
-from sea_mq_worker.postgres.pool import fetch
-from sea_mq_worker.postgres.queries import load_queries
-from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
-from sea_mq_worker.runtime.supervisor import ExitCode, Loop
-from sea_mq_worker.runtime.waiting import PollingWakeup, StoppedError, sleep_or_stop
+from sea_mq_worker.runtime.breaker import CircuitBreaker, periodic
+from sea_mq_worker.runtime.supervisor import Loop
+from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings, SettingsError
 from sea_mq_worker.wiring.context import WorkerContext
-from sea_mq_worker.wiring.watch import lost_event_check
 
-# --- The end of a worker that publishes a backlog: the events that were due when it started.
-
-_SQL = load_queries("backlog")
-
-_SOON_SECONDS = 5.0
-"""A failed event that is due again within this time is waited for."""
-_COUNT_SECONDS = 600.0
-"""Time limit of the count, which takes longer than the worker's statements for a hundred million events."""
-_POLL_SECONDS = 0.5
-_POLL_SHARE = 20.0
 _PROBE_MAX_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BacklogCounts:
-    """Unpublished events of a backlog.
-
-    Attributes:
-        at: time of the count, by the database's clock.
-        due: events that are due now: claimed, to be claimed, or waiting for an earlier event of their key.
-        postponed: failed events that wait for their retry.
-        dead: events that are DEAD.
-    """
-
-    at: datetime
-    due: int
-    postponed: int
-    dead: int
-
-    @property
-    def left(self) -> int:
-        return self.due + self.postponed + self.dead
-
-    def __str__(self) -> str:
-        return (
-            f"{self.due:,} due or behind an earlier event of their key, {self.postponed:,} waiting for their "
-            f"retry, {self.dead:,} DEAD"
-        )
-
-
-async def count_backlog(settings: Settings, *, since: datetime | None = None) -> BacklogCounts:
-    """Count the unpublished events of the backlog at a time; None: now.
-
-    Raises:
-        StoreUnavailableError: PostgreSQL cannot be reached.
-        ContractError: the schema has another version.
-    """
-    patient = settings.model_copy(update={"database_timeout_seconds": _COUNT_SECONDS})
-    async with open_tables(patient, purpose="backlog") as pool:
-        return BacklogCounts(**(await fetch(pool, _SQL["counts"], since))[0])
-
-
-@dataclass(slots=True, kw_only=True)
-class Backlog:
-    """The backlog of a worker; ``is_done``: none of its events can be published now."""
-
-    pool: asyncpg.Pool
-    breaker: CircuitBreaker
-    since: datetime
-    hold_dead_keys: bool
-    is_done: bool = False
-
-    @classmethod
-    async def open(cls, base: WorkerContext) -> Self:
-        """Begin with the events that are due now."""
-        pool = await base.pool("backlog")
-        return cls(
-            pool=pool,
-            breaker=base.breaker("backlog", cap_seconds=_PROBE_MAX_SECONDS),
-            since=(await fetch(pool, "SELECT now() AS at"))[0]["at"],
-            hold_dead_keys=base.settings.outbox_dead_key == "hold",
-        )
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Return when no event of the backlog can be published within 5 seconds."""
-        with contextlib.suppress(StoppedError):
-            while not stop.is_set():
-                began = time.monotonic()
-                if not await call_when_available(self._is_deliverable, breaker=self.breaker, stop=stop):
-                    self.is_done = True
-                    return
-                took = time.monotonic() - began
-                await sleep_or_stop(stop, seconds=max(_POLL_SECONDS, _POLL_SHARE * took))
-
-    async def exit_code(self, base: WorkerContext) -> ExitCode:
-        """Return the code with which a worker exits whose loops have ended; log the events that are left.
-
-        Raises:
-            StoreUnavailableError: PostgreSQL cannot be reached.
-        """
-        if not self.is_done:
-            return stopped_early(base)
-        counts = await count_backlog(base.settings, since=self.since)
-        return _left(base, f"left: {counts}: run `outbox summary`") if counts.left else ExitCode.DONE
-
-    async def _is_deliverable(self) -> bool:
-        rows = await fetch(self.pool, _SQL["is_deliverable"], self.since, _SOON_SECONDS, self.hold_dead_keys)
-        return bool(rows[0]["is_deliverable"])
-
-
-def stopped_early(base: WorkerContext) -> ExitCode:
-    """Return the code of a worker that was stopped with events of its backlog unpublished."""
-    return _left(base, "the worker was stopped before all events were published: run it again")
-
-
-def _left(base: WorkerContext, text: str) -> ExitCode:
-    base.events.emit("backlog_left", text=text)
-    return ExitCode.FAILED
-
-
 _BATCH_BYTES = 8 * 2**20
 """Most bytes of a claim, headers included; a larger event is claimed alone."""
 _LINGER_SECONDS = 0.005
@@ -166,7 +48,6 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     publishing = _publishing(base, await _publisher(base, connection))
     store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
     wakeup = await _wakeup(base)
-    partitions = PostgresPartitions(pool=pool)
     outbox = partial(_outbox, base, pool, publishing.policy)
     turn = _turn(base, pool) if stands_by else None
     unordered, ordered = outbox(ordered=False), outbox(ordered=True, lane=turn)
@@ -180,17 +61,32 @@ async def outbound_loops(base: WorkerContext, *, stands_by: bool = True) -> dict
     )
     if base.takeover is not None:
         base.takeover.sides["outbox"] = ordered.take_over
-    reaper = LeaseReaper(outbox=unordered, events=base.events)
-    reap_seconds = min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX)
-    reaping = PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=reap_seconds)
-    maker = PartitionMaker(partitions=partitions, events=base.events, days_ahead=PARTITIONS_AHEAD_DAYS)
-    making = PeriodicTask(work=maker.make, store_breaker=store_breaker, seconds=_PARTITIONS_SECONDS)
     return {
         "outbox unordered": lane(unordered, keyed=False).run,
         "outbox ordered": lane(ordered, keyed=True, turn=turn).run,
-        "reaper": reaping.run,
-        "partitions": making.run,
-        "stream": lost_event_check(base, pool, connection, store_breaker),
+        "reaper": periodic(
+            partial(end_expired_leases, unordered, base.events),
+            breaker=store_breaker,
+            seconds=min(s.outbox_lease_seconds / 2, _REAP_SECONDS_MAX),
+        ),
+        "partitions": periodic(
+            partial(
+                make_partitions,
+                PostgresPartitions(pool=pool),
+                base.events,
+                days_ahead=PARTITIONS_AHEAD_DAYS,
+            ),
+            breaker=store_breaker,
+            seconds=_PARTITIONS_SECONDS,
+        ),
+        "stream": loss_check(
+            pool,
+            connection,
+            stream=s.stream,
+            breaker=store_breaker,
+            events=base.events,
+            on_look=base.metrics.set_events_lost,
+        ),
     }
 
 
@@ -207,7 +103,14 @@ async def _publisher(base: WorkerContext, connection: NatsConnection) -> JetStre
         find_timeout_seconds=_search_seconds(s),
     )
     await base.connect(publisher.start, f"stream {s.stream}")
-    _check_window(base, publisher.duplicate_window_seconds)
+    window, publish_seconds = publisher.duplicate_window_seconds, s.outbox_publish_timeout_seconds
+    if problem := unfit_window(s.stream, window, publish_seconds=publish_seconds):
+        raise SettingsError(problem)
+    short = short_window(
+        s.stream, window, publish_seconds=publish_seconds, lease_seconds=s.outbox_lease_seconds
+    )
+    if short:
+        base.events.emit("duplicate_window_short", text=short)
     if not s.tracing:
         return publisher
     from sea_mq_worker.telemetry.tracing import TracedPublisher  # noqa: PLC0415 - imports OpenTelemetry
@@ -219,23 +122,6 @@ def _search_seconds(s: Settings) -> float:
     """Return the time that a lease leaves for a search, before publish and settlement."""
     spare = s.outbox_lease_seconds - s.outbox_publish_timeout_seconds - s.database_timeout_seconds
     return max(spare, s.outbox_publish_timeout_seconds)
-
-
-def _check_window(base: WorkerContext, seconds: float) -> None:
-    """Require a deduplication window that covers the repetitions within one claim."""
-    s = base.settings
-    if seconds <= s.outbox_publish_timeout_seconds:
-        raise SettingsError(
-            f"SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS: must be below the duplicate_window of stream {s.stream} "
-            f"({seconds:g} s)"
-        )
-    if seconds < s.outbox_lease_seconds + s.outbox_publish_timeout_seconds:
-        text = (
-            f"the duplicate_window of stream {s.stream}, {seconds:g} s, is shorter than lease and publish "
-            "time-out together: after a crash the worker searches the stream before it sends an event again; "
-            "give all workers the same SEA_MQ_OUTBOX_LEASE_SECONDS"
-        )
-        base.events.emit("duplicate_window_short", text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from sea_mq_worker.dev.servers import EmbeddedPostgres, free_port
 from sea_mq_worker.doctor import examine
 from sea_mq_worker.doctor.findings import Severity
 from sea_mq_worker.doctor.services import read_readiness
-from sea_mq_worker.operators.streams import RECONCILE
+from sea_mq_worker.outbox.maintenance import RECONCILE
 from sea_mq_worker.postgres.migrations import (
     expected_objects,
     migrate,

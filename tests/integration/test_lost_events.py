@@ -8,9 +8,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.nats.connection import api
-from sea_mq_worker.operators.checks import Acknowledged, acknowledged
-from sea_mq_worker.operators.records import PublishedRow
-from sea_mq_worker.operators.streams import lost_since
+from sea_mq_worker.outbox.maintenance import PublishedRow, PublishedRows, find_loss, published_rows
 from tests.support.jetstream import SECOND, connected, create_stream, store
 from tests.support.partitions import partition_outbox
 from tests.support.servers import Database
@@ -37,17 +35,17 @@ async def test_the_greatest_sequence_of_a_stream_is_seen(
         await partition_outbox(database.dsn)
     await publish(pool, 50)
 
-    seen = await acknowledged(pool, "S")
+    seen = await published_rows(pool, "S")
 
     assert (seen.greatest, seen.shared, len(seen.some)) == (50, 0, 3)
-    assert await acknowledged(pool, "OTHER") == Acknowledged()
+    assert await published_rows(pool, "OTHER") == PublishedRows(some=[])
 
 
 async def test_the_latest_rows_of_a_large_table_are_among_those_that_are_read(pool: asyncpg.Pool) -> None:
     await publish(pool, 30_000)
     assert await pool.fetchval("SELECT pg_relation_size('outbox_events') / 8192") > 400, "all of it is read"
 
-    assert (await acknowledged(pool, "S")).greatest == 30_000
+    assert (await published_rows(pool, "S")).greatest == 30_000
 
 
 async def test_a_stream_that_was_rolled_back_and_went_on_is_known_by_sequences_that_rows_share(
@@ -55,14 +53,14 @@ async def test_a_stream_that_was_rolled_back_and_went_on_is_known_by_sequences_t
 ) -> None:
     await publish(pool, 10)
     await pool.execute("UPDATE outbox_events SET stream_seq = stream_seq - 3 WHERE seq > 6")
-    rows = await acknowledged(pool, "S")
+    rows = await published_rows(pool, "S")
     async with connected(nats_url) as connection:
         await create_stream(connection, names, f"{names}.>")
         for _ in range(7):
             await store(connection, f"{names}.made", b"{}", {})
 
-        reported = await lost_since(connection, names, greatest=rows.greatest, shared=rows.shared, some=())
-        well = await lost_since(connection, names, greatest=7, shared=0, some=())
+        reported = await find_loss(connection, names, rows._replace(some=()))
+        well = await find_loss(connection, names, PublishedRows(greatest=7))
 
     assert (rows.greatest, rows.shared) == (7, 3)
     assert reported.startswith("3 rows name a sequence that")
@@ -81,7 +79,7 @@ async def test_removed_messages_are_lost_where_no_limit_may_have_dropped_them(
                 await store(connection, f"{names}.made", b"{}", {})
             await api(connection, f"STREAM.PURGE.{names}", {"keep": keep})
             row = PublishedRow("e", 2, now - age)
-            found = await lost_since(connection, names, greatest=2, shared=0, some=[row])
+            found = await find_loss(connection, names, PublishedRows(greatest=2, some=[row]))
             await api(connection, f"STREAM.DELETE.{names}")
             return found
 

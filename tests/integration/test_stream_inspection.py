@@ -14,10 +14,10 @@ from sea_mq_worker.operators.records import (
     ConsumerDelivery,
     ConsumerState,
     DeliveryState,
-    PublishedRow,
     StoredMessage,
 )
-from sea_mq_worker.operators.streams import consumer_state, deliveries, locate, lost_since, oldest_deliverable
+from sea_mq_worker.operators.streams import consumer_state, deliveries, locate, oldest_deliverable
+from sea_mq_worker.outbox.maintenance import PublishedRow, PublishedRows, find_loss
 from tests.support.jetstream import create_consumer, create_stream, store
 
 
@@ -109,7 +109,9 @@ async def test_a_message_is_lost_if_another_is_in_its_place_or_somebody_removed_
 
     async def evidence(**other: Any) -> str:
         asked = row._replace(**other)
-        return await lost_since(world.connection, world.stream, greatest=asked.seq, shared=0, some=[asked])
+        return await find_loss(
+            world.connection, world.stream, PublishedRows(greatest=asked.seq, some=[asked])
+        )
 
     assert not await evidence()
     assert f"another message at {seq}" in await evidence(id=str(uuid.uuid4()))

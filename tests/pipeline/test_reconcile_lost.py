@@ -26,7 +26,7 @@ from sea_mq_worker.operators.changes import recorded
 from sea_mq_worker.operators.prune import prune
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.operators.streams import RECONCILE
+from sea_mq_worker.outbox.maintenance import RECONCILE
 from sea_mq_worker.pipeline import session
 from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
 from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile

@@ -15,9 +15,9 @@ from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetters, p
 from sea_mq_worker.operators.redrive import Redriver
 from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import EventState
-from sea_mq_worker.outbox.maintenance import LeaseReaper, PeriodicTask
+from sea_mq_worker.outbox.maintenance import end_expired_leases
 from sea_mq_worker.outbox.pace import MemoryBudget
-from sea_mq_worker.runtime.breaker import Backoff
+from sea_mq_worker.runtime.breaker import Backoff, periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
 from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
@@ -184,11 +184,12 @@ class Assembly:
         )
         if base.takeover is not None:
             base.takeover.sides["outbox"] = ordered.take_over
-        reaper = LeaseReaper(outbox=unordered, events=base.events)
         return {
             "outbox unordered": lane(unordered, keyed=False).run,
             "outbox ordered": lane(ordered, keyed=True).run,
-            "reaper": PeriodicTask(work=reaper.reap, store_breaker=store_breaker, seconds=LEASE / 2).run,
+            "reaper": periodic(
+                partial(end_expired_leases, unordered, base.events), breaker=store_breaker, seconds=LEASE / 2
+            ),
         }
 
     def _outbox(self, line: Line, *, ordered: bool) -> OutboxWire:

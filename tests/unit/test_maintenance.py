@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sea_mq_worker.errors import ContractError, StoreUnavailableError
-from sea_mq_worker.outbox.maintenance import PartitionMaker
+from sea_mq_worker.outbox.maintenance import make_partitions
 from sea_mq_worker.testing.events import Emitted, RecordingEvents
 from sea_mq_worker.testing.sessions import InMemoryPartitions
 from tests.support.simulation import Interrupted
@@ -17,7 +17,7 @@ TODAY = date(2025, 12, 31)
 
 async def reported(partitions: Any) -> Sequence[Emitted]:
     events = RecordingEvents()
-    await PartitionMaker(partitions=partitions, events=events, days_ahead=1).make()
+    await make_partitions(partitions, events, days_ahead=1)
     return events.emitted
 
 

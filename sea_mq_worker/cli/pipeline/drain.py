@@ -35,11 +35,11 @@ def drain(
     0: all events that were due at the start are published; 1: some are left, DEAD or waiting for a retry.
     """
     with job_settings(*(("database_url",) if dry_run else ("database_url", "nats_url"))) as settings:
+        from sea_mq_worker.pipeline.jobs.drain import count
         from sea_mq_worker.pipeline.jobs.drain import drain as drain_
-        from sea_mq_worker.wiring.outbound import count_backlog
 
         if dry_run:
-            counts = asyncio.run(count_backlog(settings))
+            counts = asyncio.run(count(settings))
         else:
             with open_spark("drain", master=master, conf=conf) as spark:
                 counts = drain_(spark, settings, tasks=tasks)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from sea_mq_worker.outbox.backlog import BacklogCounts
 from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult
 from sea_mq_worker.pipeline.jobs.erase.job import EraseResult
 from sea_mq_worker.pipeline.jobs.land.job import LandResult
 from sea_mq_worker.pipeline.jobs.reconcile.result import Reconciliation, Verdict
 from sea_mq_worker.pipeline.jobs.replay.job import ReplayJobResult
 from sea_mq_worker.pipeline.jobs.report.model import Report
-from sea_mq_worker.wiring.outbound import BacklogCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

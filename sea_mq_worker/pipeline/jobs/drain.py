@@ -7,6 +7,7 @@ one core. Spark stops a task by SIGKILL: other workers then take over its claims
 
 import asyncio
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 
 import pyarrow as pa
@@ -14,10 +15,11 @@ import uvloop
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.errors import ContractError, WorkerError
+from sea_mq_worker.operators.tables import open_tables
+from sea_mq_worker.outbox.backlog import BacklogCounts, count_backlog
 from sea_mq_worker.pipeline.session import described, parallelism
 from sea_mq_worker.runtime.supervisor import ExitCode
 from sea_mq_worker.settings import Settings, config_file, load_settings
-from sea_mq_worker.wiring.outbound import BacklogCounts, count_backlog
 from sea_mq_worker.worker import run_worker
 
 
@@ -32,11 +34,18 @@ def drain(spark: SparkSession, settings: Settings, *, tasks: int | None = None) 
         UnavailableError: PostgreSQL is unavailable at the start or at the end.
         WorkerError: a publisher failed.
     """
-    count = tasks or parallelism(spark)
-    found = asyncio.run(count_backlog(settings))
+    publishers = tasks or parallelism(spark)
+    found = asyncio.run(count(settings))
     with described(spark, f"drain {found.due} events"):
-        spark.range(0, count, 1, count).mapInArrow(partial(_publish, config_file()), "id bigint").collect()
-    return asyncio.run(count_backlog(settings, since=found.at))
+        ids = spark.range(0, publishers, 1, publishers)
+        ids.mapInArrow(partial(_publish, config_file()), "id bigint").collect()
+    return asyncio.run(count(settings, since=found.at))
+
+
+async def count(settings: Settings, *, since: datetime | None = None) -> BacklogCounts:
+    """Count the unpublished events of the backlog at a time; None: now."""
+    async with open_tables(settings, purpose="backlog") as pool:
+        return await count_backlog(pool, since=since)
 
 
 def _publish(config: str | None, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
