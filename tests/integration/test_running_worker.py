@@ -16,10 +16,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
+from sea_mq_worker.admin import status as sampling
 from sea_mq_worker.nats.connection import api
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings, SettingsError
-from sea_mq_worker.wiring import watch as sampling
 from sea_mq_worker.worker import RunningWorker, WorkerEndedError, running_worker
 from tests.support.builders import enqueueable
 from tests.support.documents import blocks
