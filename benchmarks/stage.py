@@ -8,18 +8,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import asyncpg
 import nats
 from nats.js import JetStreamContext
 
 from benchmarks.counters import Cost, Figure, Reading, cpu_seconds, peak_bytes, resident_bytes
-from sea_mq_worker.dev.demo import SampleHandler, WorkerProcess
-from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres
+from sea_mq_worker.dev.demo import sample_handler, worker_process
+from sea_mq_worker.dev.servers import EmbeddedNats, EmbeddedPostgres, PythonServer
 from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.postgres.migrations import migrate
-from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
 from tests.support.nats_cluster import nats_cluster
 from tests.support.servers import database_connection
@@ -36,18 +35,6 @@ SELECT (SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements
 """
 
 
-class BareHandler(SampleHandler):
-    """``bare.py`` in place of the sample handler."""
-
-    name: ClassVar[str] = "bare"
-
-    def _command(self) -> list[str]:
-        return ["bare", str(self.port)]
-
-    def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self._source)}
-
-
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """Both servers, by default with their own settings, synchronous commits included, and two handlers.
@@ -59,8 +46,8 @@ class Stage:
     folder: Path
     postgres: EmbeddedPostgres
     brokers: Sequence[EmbeddedNats]
-    handler: SampleHandler
-    bare: BareHandler
+    handler: PythonServer
+    bare: PythonServer
     runs: int = field(default=0, init=False)
 
     @property
@@ -166,7 +153,7 @@ class Run:
         folder, given = self.stage.folder, {**self.settings, **settings}
         async with AsyncExitStack() as stack:
             processes = [
-                await stack.enter_async_context(WorkerProcess(folder / f"worker{n}", settings=given))
+                await stack.enter_async_context(worker_process(folder / f"worker{n}", given))
                 for n in range(count)
             ]
             yield Worker(run=self, processes=processes)
@@ -182,7 +169,7 @@ class Worker:
     """A worker that is ready, or several, each as a process of its own."""
 
     run: Run
-    processes: Sequence[WorkerProcess]
+    processes: Sequence[PythonServer]
 
     async def read(self) -> Reading:
         """Read all counters."""
@@ -225,9 +212,16 @@ async def open_stage(
         else:
             server = EmbeddedNats(folder / "nats", config=nats_config)
             brokers = [await stack.enter_async_context(server)]
-        handler = SampleHandler(folder / "handler", source=resource_folder("examples"))
-        await stack.enter_async_context(handler)
-        bare = await stack.enter_async_context(BareHandler(folder / "bare", source=Path(__file__).parent))
+        handler = await stack.enter_async_context(sample_handler(folder / "handler"))
+        path = {"PYTHONPATH": str(Path(__file__).parent)}
+        bare = PythonServer(
+            folder / "bare",
+            name="bare",
+            command=["bare", "PORT"],
+            ready="/effects",
+            environment=os.environ | path,
+        )
+        await stack.enter_async_context(bare)
         yield Stage(folder=folder, postgres=postgres, brokers=brokers, handler=handler, bare=bare)
 
 

@@ -38,7 +38,7 @@ async def test_a_server_that_crashes_again_and_again_loses_nothing(
                 if number % 4 == 0:
                     await worker.ready()
                 await here.both_ways()
-            await own_postgres.stop("fast" if number % 5 == 4 else "immediate")
+            await (own_postgres.stop() if number % 5 == 4 else own_postgres.kill())
             await own_postgres.start()
         await worker.ready()
         async with reconnected(made) as here:

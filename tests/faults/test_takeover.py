@@ -34,13 +34,14 @@ UNTIL_TAKEN_OVER_SECONDS = 2.5
 """Longer than the two looks that a takeover takes."""
 
 
-async def restart(server: EmbeddedPostgres, mode: str = "fast") -> None:
-    await server.stop(mode)
+async def restart(server: EmbeddedPostgres) -> None:
+    await server.stop()
     await server.start()
 
 
 async def crash(server: EmbeddedPostgres) -> None:
-    await restart(server, "immediate")
+    await server.kill()
+    await server.start()
 
 
 async def crash_one_backend(server: EmbeddedPostgres) -> None:

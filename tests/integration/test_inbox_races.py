@@ -13,7 +13,7 @@ import pytest
 from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.inbox.message import FailedHandling, Lease, Leased, LeasedElsewhere
 from sea_mq_worker.postgres.pool import WORKER_HINTS
-from tests.integration.test_partitioning import generic_plan
+from tests.integration.test_partitions import generic_plan
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
 from tests.support.proxy import proxied
 from tests.support.rows import opened

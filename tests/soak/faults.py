@@ -305,7 +305,7 @@ class Chaos:
 
     @asynccontextmanager
     async def _database_restart(self, _: Fault) -> AsyncIterator[None]:
-        await self.stage.postgres.stop("immediate")
+        await self.stage.postgres.kill()
         yield
         await self.stage.postgres.start()
 

@@ -104,7 +104,7 @@ PROOFS = (
     Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
     Proof(
         document="docs/how-to/partitions.md",
-        test="tests/integration/test_partitioning.py::"
+        test="tests/integration/test_partitions.py::"
         "test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_record",
     ),
     Proof(
