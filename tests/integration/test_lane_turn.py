@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
@@ -13,7 +13,7 @@ from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.migrations import migrate
 from tests.support.outboxes import PostgresWorld
 from tests.support.rows import add_event, as_worker, opened
-from tests.support.servers import Database
+from tests.support.servers import Database, database_connection
 from tests.support.waiting import eventually
 
 HOLDER = """
@@ -21,6 +21,10 @@ SELECT l.pid FROM pg_locks l
  WHERE l.locktype = 'advisory' AND l.classid = 7182 AND l.granted
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+END_HOLDER = f"SELECT pg_terminate_backend(pid) FROM ({HOLDER}) holder"
+LEFT_ALONE_SECONDS = 0.3
+
+Turns: TypeAlias = tuple[PostgresLaneTurn, PostgresLaneTurn]
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
 
 
 @pytest.fixture
-async def turns(pool: asyncpg.Pool) -> AsyncIterator[tuple[PostgresLaneTurn, PostgresLaneTurn]]:
+async def turns(pool: asyncpg.Pool) -> AsyncIterator[Turns]:
     first, second = PostgresLaneTurn(pool=pool), PostgresLaneTurn(pool=pool)
     yield first, second
     await first.leave()
@@ -43,23 +47,15 @@ def outbox(pool: asyncpg.Pool, turn: PostgresLaneTurn) -> OutboxRepository:
 
 
 async def test_a_killed_workers_lane_is_free_as_soon_as_its_session_ends(
-    pool: asyncpg.Pool, turns: tuple[PostgresLaneTurn, PostgresLaneTurn]
+    pool: asyncpg.Pool, turns: Turns
 ) -> None:
     first, second = turns
     assert await first.take()
     assert not await second.take()
-    await pool.execute(f"SELECT pg_terminate_backend(pid) FROM ({HOLDER}) holder")
-
-    async def is_free() -> bool:
-        return not await pool.fetch(HOLDER)
-
-    await eventually(is_free)
+    await pool.execute(END_HOLDER)
+    await eventually(lambda: pool.fetch(HOLDER), until=lambda held: not held)
     assert await second.take()
-
-    async def is_noticed() -> bool:
-        return not await first.take()
-
-    await eventually(is_noticed, what="the first worker stands by")
+    await eventually(first.take, until=lambda own: not own, what="the first worker stands by")
 
 
 async def test_a_worker_that_claims_nothing_keeps_no_other_from_claiming(pool: asyncpg.Pool) -> None:
@@ -72,9 +68,7 @@ async def test_a_worker_that_claims_nothing_keeps_no_other_from_claiming(pool: a
     await frozen.leave()
 
 
-async def test_each_claim_shows_that_the_lane_is_served(
-    pool: asyncpg.Pool, turns: tuple[PostgresLaneTurn, PostgresLaneTurn]
-) -> None:
+async def test_each_claim_shows_that_the_lane_is_served(pool: asyncpg.Pool, turns: Turns) -> None:
     first, _ = turns
     assert await first.take()
     last_claim = f"SELECT query FROM pg_stat_activity WHERE pid = ({HOLDER})"
@@ -84,7 +78,7 @@ async def test_each_claim_shows_that_the_lane_is_served(
 
 
 async def test_a_claim_that_loses_its_connection_leaves_the_lane_and_takes_it_again(
-    pool: asyncpg.Pool, turns: tuple[PostgresLaneTurn, PostgresLaneTurn]
+    pool: asyncpg.Pool, turns: Turns
 ) -> None:
     first, _ = turns
     await add_event(pool, ordering_key="a")
@@ -92,29 +86,23 @@ async def test_a_claim_that_loses_its_connection_leaves_the_lane_and_takes_it_ag
     async with pool.acquire() as other, other.transaction():
         await other.execute("LOCK TABLE outbox_events")
         claim = asyncio.create_task(outbox(pool, first).find_unpublished(batch_max=9))
-
-        async def is_waiting() -> bool:
-            waiting = f"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = ({HOLDER})"
-            return bool(await other.fetchval(waiting))
-
-        await eventually(is_waiting, what="the claim waits for the table")
-        await other.execute(f"SELECT pg_terminate_backend(pid) FROM ({HOLDER}) holder")
+        waits = f"SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = ({HOLDER})"
+        await eventually(lambda: other.fetchval(waits), what="the claim waits for the table")
+        await other.execute(END_HOLDER)
         with pytest.raises(StoreUnavailableError):
             await claim
     assert await first.take()
     assert len((await outbox(pool, first).find_unpublished(batch_max=9)).events) == 1
 
 
-async def test_services_that_share_a_database_have_lanes_of_their_own(database: Database) -> None:
+async def test_services_that_share_a_database_have_lanes_of_their_own(
+    database: Database, turns: Turns
+) -> None:
     await migrate(database.dsn, schema="other")
-    async with opened(database) as here:
-        turn = PostgresLaneTurn(pool=here)
-        assert await turn.take()
-        there = await asyncpg.connect(database.dsn, server_settings={"search_path": "other"})
+    assert await turns[0].take()
+    async with database_connection(database.dsn, server_settings={"search_path": "other"}) as there:
         key = "hashtext(current_schema()::text)"
         assert await there.fetchval(f"SELECT pg_try_advisory_lock(7182, {key})")
-        await there.close()
-        await turn.leave()
 
 
 async def test_a_worker_that_cannot_ask_for_its_turn_may_claim(database: Database) -> None:
@@ -130,15 +118,13 @@ async def test_a_session_that_is_no_workers_keeps_nobody_from_claiming_and_is_na
 ) -> None:
     told: list[tuple[str, str]] = []
     turn = PostgresLaneTurn(pool=pool, on_event=lambda *event: told.append(event))
-    stranger = await asyncpg.connect(database.dsn, server_settings={"application_name": "billing"})
-    await stranger.execute("SELECT pg_advisory_lock(7182, hashtext(current_schema()::text))")
-    assert await turn.take()
-    assert await turn.take()
-    [(event, text)] = told
-    assert event == "lane_not_served"
-    assert f"session {stranger.get_server_pid()} " in text
-    assert "'billing'" in text
-    await stranger.close()
+    async with database_connection(database.dsn, server_settings={"application_name": "billing"}) as stranger:
+        await stranger.execute("SELECT pg_advisory_lock(7182, hashtext(current_schema()::text))")
+        assert [await turn.take(), await turn.take()] == [True, True]
+        [(event, text)] = told
+        assert event == "lane_not_served"
+        assert f"session {stranger.get_server_pid()} " in text
+        assert "'billing'" in text
 
     async def has_the_lock() -> bool:
         await turn.take()
@@ -148,38 +134,27 @@ async def test_a_session_that_is_no_workers_keeps_nobody_from_claiming_and_is_na
     await turn.leave()
 
 
-LEFT_ALONE_SECONDS = 0.3
-
-
 @pytest.mark.parametrize(
     ("events", "hold", "taken"),
     [
-        ([{}], False, True),
-        ([{"state": "PENDING", "error": "failed"}], False, True),
-        ([{"ordering_key": None}], False, False),
-        ([{"state": "CLAIMED"}, {}], False, False),
-        ([{"state": "DEAD"}, {}], True, False),
-        ([{"state": "DEAD"}, {}], False, True),
-    ],
-    ids=[
-        "due",
-        "a retry",
-        "without a key",
-        "behind a claimed one",
-        "held by a dead one",
-        "behind a dead one",
+        pytest.param([{}], False, True, id="due"),
+        pytest.param([{"state": "PENDING", "error": "failed"}], False, True, id="a retry"),
+        pytest.param([{"ordering_key": None}], False, False, id="without a key"),
+        pytest.param([{"state": "CLAIMED"}, {}], False, False, id="behind a claimed one"),
+        pytest.param([{"state": "DEAD"}, {}], True, False, id="held by a dead one"),
+        pytest.param([{"state": "DEAD"}, {}], False, True, id="behind a dead one"),
     ],
 )
 async def test_a_worker_that_leaves_an_event_alone_which_it_might_claim_keeps_nobody_from_claiming(
     pool: asyncpg.Pool, events: list[dict[str, Any]], hold: bool, taken: bool
 ) -> None:
+    told: list[str] = []
     idle = PostgresLaneTurn(pool=pool)
-    told: list[tuple[str, str]] = []
     standby = PostgresLaneTurn(
         pool=pool,
         hold_dead_keys=hold,
         idle_seconds=LEFT_ALONE_SECONDS,
-        on_event=lambda *event: told.append(event),
+        on_event=lambda event, _text: told.append(event),
     )
     assert await idle.take()
     for event in events:
@@ -197,6 +172,6 @@ async def test_a_worker_that_leaves_an_event_alone_which_it_might_claim_keeps_no
         began = asyncio.get_running_loop().time()
         while asyncio.get_running_loop().time() - began < 2 * LEFT_ALONE_SECONDS:
             assert not await looks()
-    assert [event for event, _ in told] == (["lane_not_served"] if taken else [])
+    assert told == (["lane_not_served"] if taken else [])
     await idle.leave()
     await standby.leave()

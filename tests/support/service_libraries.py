@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,8 +21,6 @@ from sqlmodel.ext.asyncio import session as sqlmodel_asyncio
 from tortoise import Model, Tortoise, fields
 from tortoise.transactions import in_transaction
 
-from tests.support.servers import database_connection
-
 CHANGE = "INSERT INTO orders VALUES ('o-1')"
 
 Transaction = Callable[..., AbstractAsyncContextManager[Any]]
@@ -33,29 +31,34 @@ def _end(session: Any, *, commit: bool) -> Any:
     return (session.commit if commit else session.rollback)()
 
 
-@asynccontextmanager
-async def _changed(connection: asyncpg.Connection, *, commit: bool) -> AsyncIterator[Any]:
-    transaction = connection.transaction()
-    await transaction.start()
-    await connection.execute(CHANGE)
-    yield connection
-    await _end(transaction, commit=commit)
+def url(dsn: str, driver: str) -> str:
+    return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
 
 
-@asynccontextmanager
-async def asyncpg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    async with database_connection(dsn) as connection, _changed(connection, commit=commit):
-        yield connection
+def _login(dsn: str, *names: str) -> dict[str, Any]:
+    """Return the parts of a DSN by the names that a library has for host, port, user, password, database."""
+    server = urlsplit(dsn)
+    parts = server.hostname, server.port, server.username, server.password or "", server.path[1:]
+    return dict(zip(names, parts, strict=True))
+
+
+# --- asynchronous ones
 
 
 @asynccontextmanager
 async def asyncpg_pool(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    async with (
-        asyncpg.create_pool(dsn, min_size=1) as pool,
-        pool.acquire() as connection,
-        _changed(connection, commit=commit),
-    ):
+    async with asyncpg.create_pool(dsn, min_size=1) as pool, pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(CHANGE)
         yield connection
+        await _end(transaction, commit=commit)
+
+
+@asynccontextmanager
+async def asyncpg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
+    async with asyncpg_pool(dsn, commit=commit) as proxy:
+        yield proxy._con
 
 
 @asynccontextmanager
@@ -63,8 +66,7 @@ async def psycopg_async(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
         await connection.execute(CHANGE)
         yield connection
-        if not commit:
-            await connection.rollback()
+        await _end(connection, commit=commit)
 
 
 @asynccontextmanager
@@ -75,27 +77,21 @@ async def psycopg_async_cursor(dsn: str, *, commit: bool = True) -> AsyncIterato
 
 @asynccontextmanager
 async def sqlalchemy_async_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    engine = sa_asyncio.create_async_engine(url(dsn, "asyncpg"))
-    try:
-        async with engine.connect() as connection:
-            await connection.execute(sa.text(CHANGE))
-            yield connection
-            await _end(connection, commit=commit)
-    finally:
-        await engine.dispose()
+    engine = sa_asyncio.create_async_engine(url(dsn, "asyncpg"), poolclass=sa.NullPool)
+    async with engine.connect() as connection:
+        await connection.execute(sa.text(CHANGE))
+        yield connection
+        await _end(connection, commit=commit)
 
 
 @asynccontextmanager
 async def sqlmodel_async_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     """Open a subclass of SQLAlchemy's AsyncSession."""
-    engine = sa_asyncio.create_async_engine(url(dsn, "psycopg"))
-    try:
-        async with sqlmodel_asyncio.AsyncSession(engine) as session:
-            await (await session.connection()).execute(sa.text(CHANGE))
-            yield session
-            await _end(session, commit=commit)
-    finally:
-        await engine.dispose()
+    engine = sa_asyncio.create_async_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
+    async with sqlmodel_asyncio.AsyncSession(engine) as session:
+        await (await session.connection()).execute(sa.text(CHANGE))
+        yield session
+        await _end(session, commit=commit)
 
 
 class Order(Model):
@@ -110,15 +106,8 @@ class Order(Model):
 @asynccontextmanager
 async def connected_tortoise(dsn: str, *, models: str) -> AsyncIterator[None]:
     """Lead Tortoise's default connection to a database; ``models`` is the module of its models."""
-    server = urlsplit(dsn)
-    credentials = {
-        "host": server.hostname,
-        "port": server.port,
-        "user": server.username,
-        "password": server.password,
-        "database": server.path[1:],
-    }
-    default = {"engine": "tortoise.backends.asyncpg", "credentials": credentials}
+    login = _login(dsn, "host", "port", "user", "password", "database")
+    default = {"engine": "tortoise.backends.asyncpg", "credentials": login}
     app = {"models": [models], "default_connection": "default"}
     await Tortoise.init(config={"connections": {"default": default}, "apps": {"shop": app}})
     try:
@@ -136,13 +125,15 @@ async def tortoise(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
             await connection.rollback()
 
 
+# --- synchronous ones
+
+
 @asynccontextmanager
 async def psycopg_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     with psycopg.connect(dsn) as connection:
         connection.execute(CHANGE)
         yield connection
-        if not commit:
-            connection.rollback()
+        _end(connection, commit=commit)
 
 
 @asynccontextmanager
@@ -157,28 +148,16 @@ async def psycopg_autocommit_block(dsn: str, *, commit: bool = True) -> AsyncIte
 
 @asynccontextmanager
 async def psycopg2_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    connection = psycopg2.connect(dsn)
-    try:
+    with closing(psycopg2.connect(dsn)) as connection:
         with connection.cursor() as cursor:
             cursor.execute(CHANGE)
         yield connection
         _end(connection, commit=commit)
-    finally:
-        connection.close()
-
-
-@contextmanager
-def _engine(dsn: str, driver: str) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(url(dsn, driver))
-    try:
-        yield engine
-    finally:
-        engine.dispose()
 
 
 @asynccontextmanager
 async def sqlalchemy_connection(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    with _engine(dsn, "psycopg2") as engine, engine.connect() as connection:
+    with sa.create_engine(url(dsn, "psycopg2"), poolclass=sa.NullPool).connect() as connection:
         connection.execute(sa.text(CHANGE))
         yield connection
         _end(connection, commit=commit)
@@ -186,18 +165,18 @@ async def sqlalchemy_connection(dsn: str, *, commit: bool = True) -> AsyncIterat
 
 @asynccontextmanager
 async def sqlalchemy_scoped_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
-    with _engine(dsn, "psycopg") as engine:
-        session = orm.scoped_session(orm.sessionmaker(engine))
-        session.execute(sa.text(CHANGE))
-        yield session
-        _end(session, commit=commit)
-        session.remove()
+    engine = sa.create_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)
+    session = orm.scoped_session(orm.sessionmaker(engine))
+    session.execute(sa.text(CHANGE))
+    yield session
+    _end(session, commit=commit)
+    session.remove()
 
 
 @asynccontextmanager
 async def sqlmodel_session(dsn: str, *, commit: bool = True) -> AsyncIterator[Any]:
     """Open a subclass of SQLAlchemy's Session."""
-    with _engine(dsn, "psycopg") as engine, sqlmodel.Session(engine) as session:
+    with sqlmodel.Session(sa.create_engine(url(dsn, "psycopg"), poolclass=sa.NullPool)) as session:
         session.connection().execute(sa.text(CHANGE))
         yield session
         _end(session, commit=commit)
@@ -219,15 +198,8 @@ def configured_django(dsn: str) -> Iterator[None]:
     if not django.conf.settings.configured:
         django.conf.settings.configure(LOGGING_CONFIG=None)
         django.setup()
-    server = urlsplit(dsn)
-    default = {
-        "ENGINE": "django.db.backends.postgresql",
-        "HOST": server.hostname,
-        "PORT": server.port,
-        "USER": server.username,
-        "PASSWORD": server.password or "",
-        "NAME": server.path[1:],
-    }
+    login = _login(dsn, "HOST", "PORT", "USER", "PASSWORD", "NAME")
+    default = {"ENGINE": "django.db.backends.postgresql", **login}
     handler = django.db.connections
     handler.databases.update(handler.configure_settings({"default": default}))
     try:
@@ -248,10 +220,6 @@ def with_cursor(connect: Transaction) -> Transaction:
 
     opened.__name__ = connect.__name__.replace("connection", "cursor")
     return opened
-
-
-def url(dsn: str, driver: str) -> str:
-    return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
 
 
 ASYNCHRONOUS = (
