@@ -63,8 +63,8 @@ def export_spans(resource: Resource) -> Callable[[], Awaitable[None]]:
         )
     except ImportError as error:
         raise _missing("tracing") from error
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     try:
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     except ValueError as error:
         raise ValueError(f"OTEL_*: {error}") from error

@@ -231,13 +231,19 @@ def test_without_the_exporter_the_error_names_the_extra(monkeypatch: pytest.Monk
         export_spans(RESOURCE) if module == "trace_exporter" else MetricsExport(Metrics(), RESOURCE)
 
 
-@pytest.mark.parametrize("interval", ["0", "1s", "-1", ""])
-def test_an_interval_that_is_no_number_of_milliseconds_is_named(
-    monkeypatch: pytest.MonkeyPatch, interval: str
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        *(("METRIC_EXPORT_INTERVAL", wrong, "METRIC_EXPORT_INTERVAL") for wrong in ("0", "1s", "-1", "")),
+        ("SPAN_ATTRIBUTE_COUNT_LIMIT", "many", r"\*: .*many"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, named: str
 ) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
-    with pytest.raises(ValueError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds"):
-        MetricsExport(Metrics(), RESOURCE)
+    monkeypatch.setenv(f"OTEL_{variable}", value)
+    with pytest.raises(ValueError, match=f"^OTEL_{named}"):
+        export_spans(RESOURCE) if "SPAN" in variable else MetricsExport(Metrics(), RESOURCE)
 
 
 def test_the_service_attributes_of_the_environment_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
