@@ -36,7 +36,6 @@ _GROUPS = {
     _PIPELINE: "spark",
     "tests/soak/test_soak.py": "soak",
     "tests/acceptance/test_release.py": "release",
-    "tests/acceptance/test_wheel.py": "wheel",
 }
 """The group of tests that one process runs, by how their ids begin; empty: any process runs the test."""
 

@@ -11,52 +11,48 @@ from sea_mq_worker.settings import Settings
 __all__ = ["Examination", "Finding", "Severity", "examine"]
 
 
-async def examine(settings: Settings) -> Examination:
+async def examine(s: Settings) -> Examination:
     """Check everything once."""
     found: list[Finding] = []
-    facts = await database.read_database(settings, found)
-    seen = await broker.read_broker(settings, facts, found)
-    parts: list[tuple[str, bool]] = []
+    checked: list[str] = []
+    not_checked: list[str] = []
+    facts = await database.read_database(s, found)
+    seen = await broker.read_broker(s, facts, found)
     if "identity" in facts:
-        found += [*database.server_findings(facts, settings), *database.session_findings(facts)]
-        found += [*database.table_findings(facts), *database.object_findings(facts)]
+        found += database.database_findings(facts, s)
         version = facts["settings"]["server_version"]["setting"].partition(" ")[0]
-        parts.append((f"PostgreSQL {version} (schema {facts['identity']['schema']})", True))
-        if "outbox" in facts:
-            found += [*database.row_findings(facts, settings), *broker.missed_findings(facts)]
-            if any(row["last"] is None for row in facts["sequence"]):
-                parts.append(("the sequence of outbox_events (grant SELECT on it)", False))
-        else:
-            parts.append(("the backlog in its tables", False))
+        checked.append(f"PostgreSQL {version} (schema {facts['identity']['schema']})")
+        if database.only_reads(facts):
+            not_checked.append("the rights of the worker (this login may only read: use the worker's)")
+        if "outbox" not in facts:
+            not_checked.append("the backlog in its tables")
+        elif any(row["last"] is None for row in facts["sequence"]):
+            not_checked.append("the sequence of outbox_events (grant SELECT on it)")
     else:
-        parts.append(("PostgreSQL", False))
+        not_checked.append("PostgreSQL")
     if seen:
-        found += [
-            *broker.topology_findings(seen, settings),
-            *broker.stream_findings(seen, settings),
-            *broker.consumer_findings(seen, settings),
-        ]
-        found += broker.lost_findings(facts, seen)
+        found += broker.broker_findings(seen, s)
         held = f"streams: {len(seen.streams)}, consumers: {len(seen.consumers)}"
-        parts += [(f"NATS {seen.version} ({held})", True), *((where, False) for where in sorted(seen.silent))]
+        checked.append(f"NATS {seen.version} ({held})")
+        not_checked += sorted(seen.silent)
     else:
-        parts.append(("NATS", False))
-    found += broker.clock_findings(facts.get("clock_offset_seconds"), seen, settings)
-    if settings.consumers and settings.handler_url:
-        found += [finding async for finding in services.handler_findings(settings)]
-        parts.append(("the handler", True))
-    parts.append(("the settings", True))
-    if settings.admin_port:
-        workers = await services.read_readiness(settings)
+        not_checked.append("NATS")
+    found += broker.missed_findings(facts, seen)
+    found += broker.clock_findings(facts.get("clock_offset_seconds"), seen, s)
+    if s.consumers and s.handler_url:
+        found += [finding async for finding in services.handler_findings(s)]
+        checked.append("the handler")
+    checked.append("the settings")
+    if s.admin_port:
+        workers = await services.read_readiness(s)
         for where, answer in workers.items():
             found += services.worker_findings(where, answer)
-        at = f"{settings.admin_host}:{settings.admin_port}"
-        parts += [(f"the {where}", True) for where in workers] or [
-            (f"a worker (none answers at {at})", False)
-        ]
+            checked.append(f"the {where}")
+        if not workers:
+            not_checked.append(f"a worker (none answers at {s.admin_host}:{s.admin_port})")
     order = list(Severity)
     return Examination(
         findings=sorted(dict.fromkeys(found), key=lambda finding: order.index(finding.severity)),
-        checked=[name for name, is_checked in parts if is_checked],
-        not_checked=[name for name, is_checked in parts if not is_checked],
+        checked=checked,
+        not_checked=not_checked,
     )

@@ -56,7 +56,7 @@ async def read_broker(s: Settings, rows: Mapping[str, Any], found: list[Finding]
         async with open_broker(s) as connection:
             seen = await _facts(connection, s, found)
             if "acknowledged" in rows and s.stream in seen.streams:
-                found.extend(await _lost(connection, rows, s.stream))
+                found += await _lost(connection, rows, s.stream)
             return seen
     except UnavailableError as failed:
         found.append(_unreachable("NATS", failed))
@@ -115,19 +115,21 @@ async def _facts(connection: NatsConnection, s: Settings, found: list[Finding]) 
     )
 
 
-async def _lost(connection: NatsConnection, rows: Mapping[str, Any], stream: str) -> Iterator[Finding]:
+async def _lost(connection: NatsConnection, rows: Mapping[str, Any], stream: str) -> list[Finding]:
     """Check that the stream still has the events of PUBLISHED rows; needs the right to read the stream."""
     try:
         what = await find_loss(connection, stream, rows["acknowledged"])
     except ContractError:
-        what = ""
+        return []
+    if not what:
+        return []
     lost = error(
         "events_lost", f"stream {stream}", what,
         why="the stream was recreated, restored or purged: consumers never receive events of PUBLISHED rows",
         fix="run `pipeline reconcile --requeue`, or prune the rows",
         command=RECONCILE,
     )  # fmt: skip
-    return iter([lost] if what else [])
+    return [lost]
 
 
 def _unreachable(where: str, failed: Exception) -> Finding:
@@ -155,7 +157,14 @@ def _topology(where: str, what: str, *, command: str = APPLY) -> Finding:
     )  # fmt: skip
 
 
-def topology_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+def broker_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+    """Judge streams and consumers by themselves."""
+    yield from _topology_findings(facts, s)
+    yield from _stream_findings(facts, s)
+    yield from consumer_findings(facts, s)
+
+
+def _topology_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Compare with the definitions, and name what the settings need and nobody defines."""
     for difference in facts.differences:
         fix = "" if difference.field == AWAITED else APPLY
@@ -170,7 +179,7 @@ def topology_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
             yield _topology(where, "it exists neither on the server nor as a file", command="")
 
 
-def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
+def _stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
     """Judge the streams that the worker publishes to, consumes or reads."""
     for name, subject in _own_subjects(s).items():
         if stream := facts.streams.get(name):
@@ -191,11 +200,18 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
             ("max_msgs", stream.messages, 1),
         ):
             most = stream.config.get(limit, -1)
-            if stream.config.get("discard") == "new" and most > 0 and used >= _FULL * most:
+            if stream.config.get("discard") != "new" or most <= 0 or used < _FULL * most:
+                continue
+            if used + more > most:
                 yield error(
-                    "stream_full", where,
-                    f"{used} of {most} ({limit}){', no message more' if used + more > most else ''}",
-                    why="a full stream refuses messages: events wait, and dead letters hold messages up",
+                    "stream_full", where, f"{used} of {most} ({limit}), no message more",
+                    why="it refuses messages: events wait, and dead letters hold messages up",
+                    fix="raise max_bytes or max_msgs and apply, or remove unneeded messages",
+                )  # fmt: skip
+            else:
+                yield warning(
+                    "stream_nearly_full", where, f"{used} of {most} ({limit})",
+                    why="a full stream refuses messages",
                     fix="raise max_bytes or max_msgs and apply, or remove unneeded messages",
                 )  # fmt: skip
     if single := [stream.name for stream in facts.streams.values() if stream.replicas == 1]:
@@ -216,38 +232,34 @@ def stream_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         )  # fmt: skip
     if stream := facts.streams.get(s.stream):
         window, timeout = stream.duplicate_window_seconds, s.outbox_publish_timeout_seconds
-        longest = s.outbox_backoff_max_seconds + s.outbox_lease_seconds + timeout
-        if window < longest:
-            refuses = f"{window:g} s, the publish time-out is {timeout:g} s: the worker refuses to start"
-            searches = f"{window:g} s, backoff, lease and publish time-out are {longest:g} s"
-            yield warning(
-                "window_short", f"stream {stream.name}", refuses if window <= timeout else searches,
-                why="duplicate_window is short: the worker searches the stream before it repeats a publish",
-                fix="raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_BACKOFF_MAX_SECONDS",
+        if window <= timeout:
+            yield error(
+                "window_short", f"stream {stream.name}",
+                f"duplicate_window is {window:g} s, the publish time-out {timeout:g} s",
+                why="the worker refuses to start: a publish that is repeated could be stored twice",
+                fix="raise duplicate_window and apply, or lower SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS",
                 command=APPLY,
             )  # fmt: skip
 
 
 def _own_stream(stream: StreamInfo, subject: str, facts: BrokerFacts) -> Iterator[Finding]:
     where, config = f"stream {stream.name}", stream.config
-    if stream.volatile:
+    storage = f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}"
+    retention = config.get("retention")
+    if stream.volatile or retention != "limits":
         yield error(
-            "stream_volatile", where,
-            f"storage {config.get('storage')}, persist_mode {config.get('persist_mode') or 'default'}",
-            why="it acknowledges before it stores: messages may be lost with the server's process",
-            fix="recreate the stream with storage file and without persist_mode async",
+            "stream_volatile", where, storage if stream.volatile else f"retention {retention}",
+            why="it does not keep what it acknowledged: the server's process ends, or one reader has read it",
+            fix="recreate the stream with storage file, retention limits and without persist_mode async",
         )  # fmt: skip
-    drops = [
-        f"{name} is {config.get(name)}" for name, safe in (("discard", "new"), ("retention", "limits"))
-        if config.get(name) != safe
-    ]  # fmt: skip
-    if stream.replaces and config.get("discard") == "new" and not config.get("discard_new_per_subject"):
+    drops = [] if config.get("discard") == "new" else [f"discard is {config.get('discard')}"]
+    if stream.replaces and not drops and not config.get("discard_new_per_subject"):
         drops.append(f"max_msgs_per_subject is {config['max_msgs_per_subject']}")
     if drops:
         yield warning(
             "stream_discards_old", where, ", ".join(drops),
-            why="it drops events or dead letters before all readers have them",
-            fix="set discard to new, max_msgs_per_subject to -1, and apply; for retention recreate it",
+            why="a full stream drops events or dead letters before all readers have them",
+            fix="set discard to new, max_msgs_per_subject to -1, and apply",
             command=APPLY,
         )  # fmt: skip
     others = [name for name in facts.takers.get(subject, ()) if name != stream.name]
@@ -291,7 +303,11 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
         overdue = consumer.now - timedelta(seconds=_ACK_WAITS * consumer.ack_wait_seconds)
         oldest = facts.oldest_seconds.get((name, durable), 0.0)
         most, out = consumer.max_ack_pending, consumer.ack_pending
-        unattended = consumer.pending and not consumer.waiting and consumer.delivered_at < overdue
+        stalled = ""
+        if 0 < most <= out and max(consumer.delivered_at, consumer.ack_floor_at) < overdue:
+            stalled = f"{out} of {most} messages are in flight for two ack_waits"
+        elif consumer.pending and not consumer.waiting and consumer.delivered_at < overdue:
+            stalled = f"{consumer.pending} messages wait, and no worker has pulled for two ack_waits"
         if consumer.is_paused:
             yield warning(
                 "consumer_paused", where, f"until {consumer.pause_until}",
@@ -299,49 +315,39 @@ def consumer_findings(facts: BrokerFacts, s: Settings) -> Iterator[Finding]:
                 fix="resume the consumer",
                 command=f"nats consumer resume {name} {durable}",
             )  # fmt: skip
-        elif 0 < most <= out and max(consumer.delivered_at, consumer.ack_floor_at) < overdue:
-            yield warning(
-                "consumer_stuck", where, f"{out} of {most} messages are in flight for two ack_waits",
-                why="the consumer delivers no more messages",
+        elif stalled:
+            yield error(
+                "consumer_unattended", where, stalled,
+                why="nothing more is received",
                 fix="start the worker, or check its /readyz and the handler",
             )  # fmt: skip
-        elif unattended or oldest > _ACK_WAITS * consumer.ack_wait_seconds:
-            since = f", the oldest for {format_duration(oldest)}" if oldest else ""
-            pulls = ", and no worker has pulled for two ack_waits" if unattended else ""
+        elif oldest > _ACK_WAITS * consumer.ack_wait_seconds:
             yield warning(
-                "consumer_behind", where, f"{consumer.pending} messages wait{since}{pulls}",
+                "consumer_behind", where,
+                f"{consumer.pending} messages wait, the oldest for {format_duration(oldest)}",
                 why="messages are late",
-                fix="start the worker or read its /readyz; make the handler faster, raise "
-                "SEA_MQ_HANDLER_CONCURRENCY and max_ack_pending, or run more workers",
+                fix="make the handler faster, raise SEA_MQ_HANDLER_CONCURRENCY and max_ack_pending, or run "
+                "more workers",
             )  # fmt: skip
 
 
-def missed_findings(rows: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report missed messages that a worker recorded, until an operator acknowledges them."""
-    for gone in rows["missed"]:
+def missed_findings(rows: Mapping[str, Any], facts: BrokerFacts | None) -> Iterator[Finding]:
+    """Report missed messages that a worker recorded, until an operator acknowledges them, and lost ones."""
+    for gone in rows.get("missed", ()):
         latest = f"some of {gone.first_seq} to {gone.last_seq}, {format_duration(gone.seconds)} ago"
         table = f"{quoted_schema(rows['identity']['schema'])}.sea_mq_standings"
         consumer = f"stream = '{gone.stream}' AND durable = '{gone.durable}'"
         yield _missed(
             label(gone.stream, gone.durable),
             f"{gone.count} in all; the latest are {latest}",
-            "-- only acknowledges: ends this finding and the page's first line, and brings no message back\n"
-            f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer}",
+            sql="-- only acknowledges: ends this finding and the page's first line; no message comes back\n"
+            f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer};",
         )
-
-
-def lost_findings(rows: Mapping[str, Any], facts: BrokerFacts) -> Iterator[Finding]:
-    """Compare the inbox with streams."""
     for waiting in rows.get("inbox", ()):
-        stream, first = facts.streams.get(waiting["stream"]), waiting["first_seq"]
+        stream, first = facts and facts.streams.get(waiting["stream"]), waiting["first_seq"]
         if stream and first is not None and first < stream.first_seq:
-            yield warning(
-                "message_lost", f"stream {stream.name}",
-                f"message {first} waits in the inbox, the stream begins at {stream.first_seq}",
-                why="it has no effect",
-                fix="have its sender send it again with the same id",
-                command="python -m sea_mq_worker inbox list",
-            )  # fmt: skip
+            what = f"message {first} waits in the inbox, the stream begins at {stream.first_seq}"
+            yield _missed(f"stream {stream.name}", what, command="python -m sea_mq_worker inbox list")
 
 
 def clock_findings(database: float | None, facts: BrokerFacts | None, s: Settings) -> Iterator[Finding]:
@@ -361,11 +367,12 @@ def clock_findings(database: float | None, facts: BrokerFacts | None, s: Setting
             )  # fmt: skip
 
 
-def _missed(where: str, what: str, sql: str = "") -> Finding:
+def _missed(where: str, what: str, *, command: str = "", sql: str = "") -> Finding:
     return error(
         "messages_missed", where, what,
-        why="limits, a purge or a lost disk took messages before the consumer got them: they have no effect",
-        fix="have their sender replay them, and raise the stream's limits",
+        why="limits, a purge or a lost disk took messages from the stream before they had an effect",
+        fix="have their sender send them again with the same ids, and raise the stream's limits",
+        command=command,
         sql=sql,
     )  # fmt: skip
 

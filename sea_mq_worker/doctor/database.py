@@ -15,7 +15,7 @@ from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.missed import recorded_missed
 from sea_mq_worker.operators.records import MARKED, NUMBERS
 from sea_mq_worker.outbox.maintenance import published_rows
-from sea_mq_worker.postgres.errors import PoolerError, ReplicaIdentityError
+from sea_mq_worker.postgres.errors import ReplicaIdentityError
 from sea_mq_worker.postgres.migrations import (
     MIGRATE,
     TABLES,
@@ -35,6 +35,7 @@ Facts = Mapping[str, Any]
 
 _SETTINGS = (
     *("fsync", "synchronous_commit", "synchronous_standby_names", "autovacuum", "track_counts"),
+    "session_replication_role",
     *("max_connections", "superuser_reserved_connections", "reserved_connections", "server_version"),
 )
 _UPDATED = {"outbox_events": "publish_error", "inbox_messages": "last_error"}
@@ -67,14 +68,6 @@ async def read_database(s: Settings, found: list[Finding]) -> Facts:
                 "database_unreachable", "PostgreSQL", _text(failed),
                 why="nothing is published or received",
                 fix="start PostgreSQL, check its load, or name the primary in SEA_MQ_DATABASE_URL",
-            )
-        )  # fmt: skip
-    except PoolerError as refused:
-        found.append(
-            error(
-                "pooler_undeclared", "PostgreSQL", _text(refused),
-                why="prepared statements and session settings are lost between transactions",
-                fix="set SEA_MQ_DATABASE_POOLER=true, or connect directly",
             )
         )  # fmt: skip
     except ContractError as refused:
@@ -119,7 +112,7 @@ async def _read_server(s: Settings, pool: asyncpg.Pool, facts: dict[str, Any]) -
     server["settings"] = {row["name"]: row for row in await ask("settings", list(_SETTINGS))}
     [server["connections"]] = await ask("connections", s.outbox_lease_seconds / 2)
     server["transactions"] = await ask("transactions", _LEASES * s.outbox_lease_seconds)
-    for name in ("lane", "slots", "notifications", "rights"):
+    for name in ("notifications", "rights"):
         server[name] = await ask(name)
     for name in ("tables", "indexes", "triggers"):
         server[name] = await ask(name, list(TABLES))
@@ -183,38 +176,58 @@ def _locks(locks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def server_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
+def database_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
+    """Judge what was read."""
+    yield from _server_findings(facts, s)
+    yield from _session_findings(facts)
+    yield from _table_findings(facts)
+    yield from _object_findings(facts)
+    if "outbox" in facts:
+        yield from _row_findings(facts, s)
+        if s.outbox_enabled:
+            yield from _outbox_findings(facts, s)
+
+
+def only_reads(facts: Facts) -> bool:
+    """Whether the login may read all tables and write none, so that it is no worker's."""
+    lacks = facts["rights"]
+    return len(lacks) == _WRITES and all(lack["privilege"] != "SELECT" for lack in lacks)
+
+
+def _server_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
     """Judge the login, the server's settings and its connections."""
     identity, settings = facts["identity"], facts["settings"]
     role, schema = identity["role"], quoted_schema(identity["schema"])
-    where = f"role {role}"
-
-    lacks = facts["rights"]
-    writes = [lack for lack in lacks if lack["privilege"] != "SELECT"]
-    is_reader = len(writes) == len(lacks) == _WRITES
-    if is_reader:
-        yield warning(
-            "rights_of_a_reader", where, "it may read all tables and write none",
-            why="the worker cannot run with this login",
-            fix="also run doctor with the worker's login",
-        )  # fmt: skip
-    for lack in () if is_reader else lacks:
+    for lack in () if only_reads(facts) else facts["rights"]:
         columns = f" ({', '.join(lack['columns'])})" if lack["columns"] else ""
         yield error(
-            "rights_missing", where, f"no {lack['privilege']}{columns} on {lack['relation']}",
+            "rights_missing", f"role {role}", f"no {lack['privilege']}{columns} on {lack['relation']}",
             why="the worker does not start, or pauses a side",
             fix="grant the privilege, preferably with sql/roles.sql",
-            sql=f"GRANT {lack['privilege']}{columns} ON {schema}.{lack['relation']} TO {_quoted(role)}",
+            sql=f"GRANT {lack['privilege']}{columns} ON {schema}.{lack['relation']} TO {_quoted(role)};",
         )  # fmt: skip
 
-    for name in ("fsync", "synchronous_commit"):
-        if settings[name]["setting"] == "off":
-            yield error(
-                "commits_not_durable", "PostgreSQL's settings", _set(settings[name]),
-                why="a crash of its machine loses commits: the worker repeats their work, perhaps twice",
-                fix="switch it on, also for the service; restore a backup if fsync was off in a crash",
-                sql=_reset(facts, name, "on"),
-            )  # fmt: skip
+    unsafe = [
+        (f"table {table['name']}", "it is unlogged", f"ALTER TABLE {schema}.{table['name']} SET LOGGED;")
+        for table in facts["tables"]
+        if table["unlogged"]
+    ]
+    if settings["fsync"]["setting"] == "off":
+        unsafe.append(("PostgreSQL's settings", _set(settings["fsync"]), _reset(facts, "fsync", "on")))
+    for where, what, sql in unsafe:
+        yield error(
+            "commits_not_durable", where, what,
+            why="a crash loses events and messages that were committed, of an unlogged table all",
+            fix="switch fsync on, or set the table LOGGED; after a crash restore a backup",
+            sql=sql,
+        )  # fmt: skip
+    if settings["synchronous_commit"]["setting"] == "off":
+        yield warning(
+            "synchronous_commit_off", "PostgreSQL's settings", _set(settings["synchronous_commit"]),
+            why="a crash loses the latest commits: the worker repeats their work, perhaps twice",
+            fix="switch it on, also for the service",
+            sql=_reset(facts, "synchronous_commit", "on"),
+        )  # fmt: skip
     waits = settings["synchronous_commit"]["setting"] not in {"off", "local"}
     if waits and settings["synchronous_standby_names"]["setting"] and not identity["standbys"]:
         yield error(
@@ -240,9 +253,8 @@ def server_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def session_findings(facts: Facts) -> Iterator[Finding]:
-    """Judge what others hold: notifications, transactions, the lane and replication slots."""
-    identity = facts["identity"]
+def _session_findings(facts: Facts) -> Iterator[Finding]:
+    """Judge what others hold: notifications and transactions."""
     [queue] = facts["notifications"]
     if queue["usage"] > _QUEUE_USAGE:
         since = f"; the oldest transaction is {format_duration(queue['seconds'])} old"
@@ -262,28 +274,11 @@ def session_findings(facts: Facts) -> Iterator[Finding]:
             f"{format_duration(one['seconds'])} old" + ("" if prepared else f", {one['name']}"),
             why="vacuum removes no row that died since: claims slow down",
             fix="end the transaction in its program, or by the statement",
-            sql=f"ROLLBACK PREPARED {_literal(one['name'])}" if prepared else _terminate(one["pid"]),
-        )  # fmt: skip
-    for holder in facts["lane"]:
-        yield warning(
-            "lane_held", f"session {holder['pid']}",
-            f"it holds advisory lock (7182, hashtext({_literal(identity['schema'])})), "
-            f"of {holder['name'] or 'an unnamed program'}, which is no worker",
-            why="all workers claim events with ordering keys, and in turns: publishing is slower",
-            fix="give that program's advisory lock another number, or terminate its session",
-            sql=_terminate(holder["pid"]),
-        )  # fmt: skip
-    for slot in facts["slots"]:
-        yield warning(
-            "slot_inactive", f"replication slot {slot['name']}",
-            f"it is inactive and retains {slot['bytes'] / 2**20:.0f} MiB of WAL",
-            why="the disk fills up, and PostgreSQL stops",
-            fix="start its consumer, or drop the slot",
-            sql=f"SELECT pg_drop_replication_slot({_literal(slot['name'])})",
+            sql=f"ROLLBACK PREPARED {_literal(one['name'])};" if prepared else _terminate(one["pid"]),
         )  # fmt: skip
 
 
-def table_findings(facts: Facts) -> Iterator[Finding]:
+def _table_findings(facts: Facts) -> Iterator[Finding]:
     """Judge the tables."""
     identity, settings = facts["identity"], facts["settings"]
     schema = quoted_schema(identity["schema"])
@@ -295,14 +290,14 @@ def table_findings(facts: Facts) -> Iterator[Finding]:
     for table in facts["tables"]:
         where, name = f"table {table['name']}", f"{schema}.{table['name']}"
         if not table["vacuumed"]:
-            reset = f"ALTER TABLE {name} RESET (autovacuum_enabled)"
+            reset = f"ALTER TABLE {name} RESET (autovacuum_enabled);"
             unvacuumed.append((where, "autovacuum_enabled is false", reset))
         if table["filtered"]:
             yield error(
                 "row_security", where, f"row-level security applies to role {identity['role']}",
                 why="the worker never publishes or handles hidden rows",
                 fix="disable row-level security, or give the login BYPASSRLS",
-                sql=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY",
+                sql=f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY;",
             )  # fmt: skip
     for where, what, sql in unvacuumed:
         yield warning(
@@ -313,7 +308,7 @@ def table_findings(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def object_findings(facts: Facts) -> Iterator[Finding]:
+def _object_findings(facts: Facts) -> Iterator[Finding]:
     """Judge migrations, indexes and triggers."""
     schema = quoted_schema(facts["identity"]["schema"])
     in_schema = f"SET search_path = {schema}, pg_temp;\n"
@@ -323,7 +318,7 @@ def object_findings(facts: Facts) -> Iterator[Finding]:
             why="the schema may not be the one that this worker knows",
             fix="compare the schema with a fresh one, then record the file's SHA-256",
             sql=f"UPDATE {schema}.sea_mq_migrations SET sha256 = {_literal(script.sha256)}"  # noqa: S608
-            f" WHERE version = {script.version}",
+            f" WHERE version = {script.version};",
         )  # fmt: skip
     valid = {row["name"]: row["valid"] for row in facts["indexes"]}
     parts = {table["name"] for table in facts["tables"] if table["partitioned"]}
@@ -331,25 +326,33 @@ def object_findings(facts: Facts) -> Iterator[Finding]:
         if valid.get(name):
             continue
         how = "INDEX" if index.relation in parts else "INDEX CONCURRENTLY"  # refused for a partitioned table
-        make = in_schema + index.sql.rstrip(";").replace("INDEX", how, 1)
+        make = f"{in_schema}{index.sql.rstrip(';').replace('INDEX', how, 1)};"
         yield error(
             "index_missing", f"table {index.relation}",
             f"index {name} is {'invalid' if name in valid else 'missing'}",
             why="statements that need the index read the whole table",
             fix="create the index again",
-            sql=f"REINDEX INDEX CONCURRENTLY {schema}.{name}" if name in valid else make,
+            sql=f"REINDEX INDEX CONCURRENTLY {schema}.{name};" if name in valid else make,
         )  # fmt: skip
     enabled = {row["name"]: row["enabled"] for row in facts["triggers"]}
+    off = []
+    role = facts["settings"]["session_replication_role"]
+    if role["setting"] == "replica":
+        off.append(("PostgreSQL's settings", _set(role), _reset(facts, role["name"], "origin")))
     for name, trigger in expected_objects("TRIGGER").items():
-        if enabled.get(name):
-            continue
-        enable = f"ALTER TABLE {schema}.{trigger.relation} ENABLE TRIGGER {name}"
+        where = f"table {trigger.relation}"
+        if name not in enabled:
+            make = f"{in_schema}{trigger.sql.rstrip(';')};"
+            off.append((where, f"trigger {name} is missing", make))
+        elif not enabled[name]:
+            enable = f"ALTER TABLE {schema}.{trigger.relation} ENABLE TRIGGER {name};"
+            off.append((where, f"trigger {name} is disabled", enable))
+    for where, what, sql in off:
         yield error(
-            "trigger_disabled", f"table {trigger.relation}",
-            f"trigger {name} is {'disabled' if name in enabled else 'missing'}",
+            "trigger_disabled", where, what,
             why="a rule of the lifecycle is not enforced, or no insert wakes the worker",
-            fix="enable the trigger, or create it again",
-            sql=enable if name in enabled else in_schema + trigger.sql.rstrip(";"),
+            fix="enable the trigger, create it again, or let triggers run",
+            sql=sql,
         )  # fmt: skip
     if "outbox_published_by_old_worker" in enabled:
         yield warning(
@@ -365,17 +368,17 @@ def object_findings(facts: Facts) -> Iterator[Finding]:
                 f"trigger {row['name']} calls {row['function']} before each change of a row",
                 why="it can change an event behind the rules, and each claim reads the whole payload",
                 fix="let it run AFTER, or at the insert alone",
-                sql=f"ALTER TABLE {schema}.{row['relation']} DISABLE TRIGGER {_quoted(row['name'])}",
+                sql=f"ALTER TABLE {schema}.{row['relation']} DISABLE TRIGGER {_quoted(row['name'])};",
             )  # fmt: skip
 
 
-def row_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
+def _row_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
     """Judge the rows: what waits too long, fails or stays for ever."""
     schema = quoted_schema(facts["identity"]["schema"])
     for one, problem in facts["publications"]:
         index = _quoted(one["primary_key"])
-        identify = f"ALTER TABLE {schema}.{one['relation']} REPLICA IDENTITY USING INDEX {index}"
-        inserts = f"ALTER PUBLICATION {_quoted(one['name'])} SET (publish = 'insert')"
+        identify = f"ALTER TABLE {schema}.{one['relation']} REPLICA IDENTITY USING INDEX {index};"
+        inserts = f"ALTER PUBLICATION {_quoted(one['name'])} SET (publish = 'insert');"
         yield error(
             "publication_blocks", f"table {one['relation']}", f"publication {one['name']}: {problem}",
             why="PostgreSQL refuses each change of a row: nothing is published or received",
@@ -402,10 +405,8 @@ def row_findings(facts: Facts, s: Settings) -> Iterator[Finding]:
                 why="as after a copy of rows: new events overtake older ones of their key",
                 fix="set it to the table's highest number; check events written meanwhile",
                 sql=f"SELECT pg_catalog.setval(pg_catalog.pg_get_serial_sequence('{table}', 'seq'), "  # noqa: S608
-                f"pg_catalog.max(seq)) FROM {table}",
+                f"pg_catalog.max(seq)) FROM {table};",
             )  # fmt: skip
-    if s.outbox_enabled:
-        yield from _outbox_findings(facts, s)
     configured = {(consumer.stream, consumer.durable) for consumer in s.consumers}
     for waiting in facts["inbox"]:
         where = f"inbox, by consumer {waiting['consumer']} of stream {waiting['stream']}"
@@ -493,15 +494,15 @@ def _reset(facts: Facts, name: str, right: str) -> str:
     """Reset a setting at its source; SQL cannot reset one of the command line."""
     role, database = _quoted(facts["identity"]["role"]), _quoted(facts["identity"]["database"])
     return {
-        "database": f"ALTER DATABASE {database} RESET {name}",
-        "user": f"ALTER ROLE {role} RESET {name}",
-        "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name}",
-        "configuration file": f"ALTER SYSTEM SET {name} = {right};\nSELECT pg_reload_conf()",
+        "database": f"ALTER DATABASE {database} RESET {name};",
+        "user": f"ALTER ROLE {role} RESET {name};",
+        "database user": f"ALTER ROLE {role} IN DATABASE {database} RESET {name};",
+        "configuration file": f"ALTER SYSTEM SET {name} = {right};\nSELECT pg_reload_conf();",
     }.get(facts["settings"][name]["source"], "")
 
 
 def _terminate(pid: int) -> str:
-    return f"SELECT pg_terminate_backend({pid})"
+    return f"SELECT pg_terminate_backend({pid});"
 
 
 def _quoted(name: str) -> str:

@@ -1,25 +1,26 @@
 """A finding of doctor, and the result of one run.
 
-Each finding is made where its condition is checked, with its consequence and its remedy; the reference of
+Each finding is made where its condition is checked, with its consequence and its remedy. The reference of
 findings is read from those calls, so slug, ``why`` and ``fix`` are literals, and a slug has one call.
 """
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 APPLY = "python -m sea_mq_worker streams apply"
 
 
 class Severity(enum.StrEnum):
-    """``error``: something fails or may be lost; ``warning``: trouble ahead; ``info``: a note."""
+    """``error``: something stops or is lost now; ``warning``: it will or may be; ``info``: a note."""
 
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One problem.
 
@@ -34,49 +35,25 @@ class Finding:
     """
 
     slug: str
-    severity: Severity
+    severity: Severity = field(kw_only=True)
     where: str
     what: str
-    why: str
-    fix: str
-    command: str = ""
-    sql: str = ""
+    why: str = field(kw_only=True)
+    fix: str = field(kw_only=True)
+    command: str = field(kw_only=True, default="")
+    sql: str = field(kw_only=True, default="")
 
 
-def error(
-    slug: str, where: str, what: str, *, why: str, fix: str, command: str = "", sql: str = ""
-) -> Finding:
-    return _finding(Severity.ERROR, slug, where, what, why, fix, command, sql)
-
-
-def warning(
-    slug: str, where: str, what: str, *, why: str, fix: str, command: str = "", sql: str = ""
-) -> Finding:
-    return _finding(Severity.WARNING, slug, where, what, why, fix, command, sql)
-
-
-def info(
-    slug: str, where: str, what: str, *, why: str, fix: str, command: str = "", sql: str = ""
-) -> Finding:
-    return _finding(Severity.INFO, slug, where, what, why, fix, command, sql)
-
-
-def _finding(severity: Severity, slug: str, *texts: str) -> Finding:
-    where, what, why, fix, command, sql = texts
-    return Finding(
-        slug=slug, severity=severity, where=where, what=what, why=why, fix=fix, command=command,
-        sql=f"{sql};" if sql else "",
-    )  # fmt: skip
+error = partial(Finding, severity=Severity.ERROR)
+warning = partial(Finding, severity=Severity.WARNING)
+info = partial(Finding, severity=Severity.INFO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Result of one run of doctor.
+    """Findings, the worst first, and the parts that doctor checked and could not check.
 
-    Attributes:
-        findings: the worst first.
-        checked: the parts that doctor checked.
-        not_checked: the parts that doctor could not check; they may have further problems.
+    A part that could not be checked may have further problems.
     """
 
     findings: Sequence[Finding]

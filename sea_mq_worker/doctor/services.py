@@ -43,11 +43,7 @@ async def _examine(name: str, url: SplitResult, s: Settings) -> Finding | None:
             reader, writer = await asyncio.open_connection(url.hostname, port, ssl=trust)
     except ssl.SSLError as refused:
         reason = getattr(refused, "verify_message", "") or refused.reason
-        return error(
-            "handler_untrusted", where, f"it cannot be trusted ({reason})",
-            why="receiving pauses",
-            fix="check its certificate and host name, SEA_MQ_HANDLER_TLS_* and both clocks",
-        )  # fmt: skip
+        return _unreachable(where, f"it cannot be trusted ({reason})")
     except (OSError, UnicodeError) as failed:
         what = getattr(failed, "strerror", "") or str(failed) or f"no answer within {_SECONDS:g} s"
         return _unreachable(where, what)
@@ -75,7 +71,8 @@ def _unreachable(where: str, what: str) -> Finding:
     return error(
         "handler_unreachable", where, what,
         why="receiving pauses, or calls wait until SEA_MQ_HANDLER_TIMEOUT_SECONDS without effect",
-        fix="start the handler, restart one that does not answer, or correct SEA_MQ_HANDLER_URL",
+        fix="start the handler, restart one that does not answer, or correct SEA_MQ_HANDLER_URL, its "
+        "certificate, SEA_MQ_HANDLER_TLS_* or a clock",
     )  # fmt: skip
 
 

@@ -50,25 +50,6 @@ SELECT pg_catalog.count(a.pid) AS used,
   ORDER BY p.prepared
   LIMIT 5);
 
--- name: lane
--- Sessions that hold the lane of events with ordering keys (lane.sql) and are no worker's.
-SELECT l.pid, coalesce(a.application_name, '') AS name
-  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'advisory' AND l.classid = 7182::oid AND l.objsubid = 2 AND l.granted
-   AND l.objid = (hashtext(current_schema()::text)::bigint & 4294967295)::oid
-   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND NOT EXISTS (SELECT FROM pg_locks s
-                    WHERE s.pid = l.pid AND s.locktype = 'advisory' AND s.classid = 7184::oid AND s.objsubid = 2
-                      AND s.granted);
-
--- name: slots
--- Replication slots that retain WAL without a consumer.
-SELECT s.slot_name::text AS name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS bytes
-  FROM pg_replication_slots s
- WHERE NOT s.active AND s.restart_lsn IS NOT NULL
- ORDER BY s.restart_lsn
- LIMIT 5;
-
 -- name: locks
 -- Sessions that block the worker from a table, or will when they get their lock. A login without rights sees no age.
 -- $1 tables, $2 least age in seconds; below 0: also those without an age.
@@ -89,6 +70,7 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
 -- Each partition is listed separately; the partitioned table itself has no rows.
 -- $1 tables.
 SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, row_security_active(c.oid) AS filtered,
+       c.relpersistence = 'u' AND c.relname <> 'sea_mq_sessions' AS unlogged,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
                   WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed
   FROM pg_catalog.unnest($1::text[]) AS wanted (name)

@@ -34,13 +34,13 @@ from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 from tools.docs.tables import findings
 
-BELOW = {"commits_not_durable", "standby_missing", "pooler_undeclared", "sync_unknown", "stream_replicas"}
+BELOW = {
+    *("commits_not_durable", "synchronous_commit_off", "standby_missing", "sync_unknown", "stream_replicas")
+}
 ELSEWHERE = {
     "rights_missing": "security/test_doctor_rights.py",
-    "rights_of_a_reader": "security/test_doctor_rights.py",
     "row_security": "security/test_doctor_rights.py",
     "broker_refuses": "security/test_doctor_rights.py",
-    "handler_untrusted": "security/test_tls.py",
     "notifications_full": "faults/test_other_tools.py",
 }
 
@@ -136,19 +136,20 @@ async def test_how_a_database_quotes_names_and_reads_literals_makes_no_finding(w
 
 
 @pytest.mark.parametrize(
-    ("setting", "slug"),
+    ("statement", "slug"),
     [
-        ("autovacuum = off", "autovacuum_off"),
-        ("track_counts = off", "autovacuum_off"),
-        ("fsync = off", "commits_not_durable"),
-        ("synchronous_commit = off", "commits_not_durable"),
-        ("synchronous_standby_names = 'nobody'", "standby_missing"),
+        ("ALTER SYSTEM SET autovacuum = off", "autovacuum_off"),
+        ("ALTER SYSTEM SET track_counts = off", "autovacuum_off"),
+        ("ALTER SYSTEM SET fsync = off", "commits_not_durable"),
+        ("ALTER TABLE inbox_messages SET UNLOGGED", "commits_not_durable"),
+        ("ALTER SYSTEM SET synchronous_commit = off", "synchronous_commit_off"),
+        ("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "standby_missing"),
     ],
 )
-async def test_a_bad_server_setting_is_found_and_its_printed_fix_works(
-    setting: str, slug: str, sound: Patient
+async def test_a_server_that_may_lose_or_delay_commits_is_found_and_its_printed_fix_works(
+    statement: str, slug: str, sound: Patient
 ) -> None:
-    await sound.sql(f"ALTER SYSTEM SET {setting}")
+    await sound.sql(statement)
     await sound.sql("SELECT pg_reload_conf()")
     found = await sound.finds(slug)
     await sound.paste(found[slug])
@@ -176,7 +177,8 @@ async def test_a_prepared_transaction_is_found(sound: Patient) -> None:
 async def test_a_pooler_that_is_not_declared_is_found(sound: Patient, durable: EmbeddedPostgres) -> None:
     async with transaction_pooler(durable) as url:
         sound.given["database_url"] = url
-        await sound.finds("pooler_undeclared")
+        found = await sound.finds("database_refuses")
+        assert "SEA_MQ_DATABASE_POOLER=true" in found["database_refuses"].what
         sound.given["database_pooler"] = True
         await sound.finds()
 

@@ -48,9 +48,12 @@ async def test_with_the_rights_of_the_worker_nothing_is_found(kind: str, well: P
         assert (await examine(well.settings())).not_checked == []
 
 
-async def test_with_the_rights_of_a_reader_that_is_all_that_is_found(well: Patient, roles: Roles) -> None:
+async def test_a_readers_rights_are_no_problem_and_no_proof_of_the_workers(
+    well: Patient, roles: Roles
+) -> None:
     well.given["database_url"] = roles.dsn("reader")
-    assert set(await well.examined()) == {"rights_of_a_reader"}
+    assert await well.examined() == {}
+    assert "this login may only read" in str((await examine(well.settings())).not_checked)
     well.given["database_url"] = roles.dsn("relay")
     assert await well.examined() == {}
 

@@ -234,7 +234,7 @@ async def test_a_handler_that_cannot_be_trusted_gets_nothing_and_is_reported_by_
         assert isinstance(result, NotDelivered)
         assert re.search(UNTRUSTED[kind], result.error)
         [(slug, what)] = found
-        assert (slug, re.search(UNTRUSTED[kind], what) is None) == ("handler_untrusted", False)
+        assert (slug, re.search(UNTRUSTED[kind], what) is None) == ("handler_unreachable", False)
 
 
 @pytest.mark.fault("S03")

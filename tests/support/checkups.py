@@ -29,7 +29,7 @@ from tests.support.servers import Database, database_connection
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, WorkerProcess, change_json, deployment, running
 
-OF_TEST_SERVERS = frozenset({"commits_not_durable", "sync_unknown"})
+OF_TEST_SERVERS = frozenset({"commits_not_durable", "synchronous_commit_off", "sync_unknown"})
 """True of the session's own servers: they need not outlive the machine, and have no cluster."""
 
 Mend = Callable[[Finding], Awaitable[None]]
@@ -151,8 +151,6 @@ class Patient:
             return await shell(
                 f"{printed} --force", self.files, nats_cli(), NATS_URL=str(self.given["nats_url"])
             )
-        if printed.startswith("chmod "):
-            return await shell(printed, self.files, Path())
         program = (psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
         process = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
         reported, _ = await process.communicate(printed.encode())

@@ -16,15 +16,12 @@ PURPOSES = {
     "7181": {"sql/queries/pipeline_archive.sql"},
     "7182": {
         "sea_mq_worker/postgres/lane.py",
-        "sea_mq_worker/doctor/database.py",
-        "sql/queries/doctor.sql",
         "sql/queries/sessions.sql",
     },
     "7183": {"sea_mq_worker/postgres/migrations.py"},
     "7184": {
         "sea_mq_worker/postgres/sessions.py",
         "sql/migrations/0001_schema.sql",
-        "sql/queries/doctor.sql",
         "sql/queries/inbox.sql",
         "sql/queries/operators.sql",
         "sql/queries/outbox.sql",

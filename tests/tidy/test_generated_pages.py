@@ -1,5 +1,6 @@
 """The pages that follow from the code are current, and the code says enough to write them."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -49,3 +50,9 @@ def test_no_two_findings_have_one_name() -> None:
 
 def test_every_setting_has_a_meaning() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_the_architecture_has_a_row_for_each_room() -> None:
+    rooms = {path.parent.name for path in (ROOT / "sea_mq_worker").glob("*/*.py")} - {"pipeline"}
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)) == {*rooms, "sea_mq_worker"}

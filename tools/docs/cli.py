@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
 from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
-from tools.docs.markdown import table
+from tools.docs.markdown import entries
 
 PRINTED: dict[str, Any] = {**OUTPUTS, **PIPELINE_OUTPUTS}
 """By command, the type that it prints with ``--json``."""
@@ -31,15 +31,12 @@ def _below(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield full, command
 
 
-def table_of_commands() -> str:
-    """Return a row for each command: the first clause of its help, which has the rest."""
-    return table(
-        ("command", ""),
-        (
-            (f"`{name}`", f"{re.split(r'[;.]', command.help)[0]}.")
-            for name, command in commands().items()
-            if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
-        ),
+def list_of_commands() -> str:
+    """Return an entry for each command: the first clause of its help, which has the rest."""
+    return entries(
+        (name, f"{re.split(r'[;.]', command.help)[0]}.")
+        for name, command in commands().items()
+        if not name.startswith("pipeline ")  # docs/how-to/pipeline.md
     )
 
 

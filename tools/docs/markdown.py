@@ -13,6 +13,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join((head, "|" + "---|" * len(heads) + "\n", *lines))
 
 
+def entries(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a list of names with their meanings."""
+    return "".join(f"- `{name}`: {meaning}\n" for name, meaning in rows)
+
+
 def code(names: Iterable[str]) -> str:
     """Return names as code, with commas between them."""
     return ", ".join(f"`{name}`" for name in names)

@@ -10,7 +10,6 @@ from tools.docs.markdown import Text, sections, whole
 ROOT = Path(__file__).parents[2]
 _REFERENCE, _PROOF = ROOT / "docs" / "reference", ROOT / "docs" / "proof"
 
-ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 CONFIGURATION = _REFERENCE / "configuration.md"
 CLI, CLI_SCHEMA = _REFERENCE / "cli.md", _REFERENCE / "cli.schema.json"
 PAGE = _REFERENCE / "page.md"
@@ -44,12 +43,11 @@ def prometheus_rule() -> str:
 
 
 PAGES: Mapping[Path, Text] = {
-    ARCHITECTURE: tables.with_files_of_rooms,
-    CONFIGURATION: sections(settings=tables.table_of_settings),
-    CLI: sections(commands=cli.table_of_commands),
+    CONFIGURATION: sections(settings=tables.list_of_settings),
+    CLI: sections(commands=cli.list_of_commands),
     CLI_SCHEMA: whole(cli.schema),
     PAGE: sections(routes=admin.table_of_routes),
-    DOCTOR: sections(findings=tables.table_of_findings),
+    DOCTOR: sections(findings=tables.list_of_findings),
     TELEMETRY: sections(
         metrics=tables.metrics,
         pipeline_metrics=tables.pipeline_metrics,

@@ -6,7 +6,7 @@ They come from the catalog of an embedded PostgreSQL, after the migrations and `
 import asyncio
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import asyncpg
@@ -64,15 +64,14 @@ def _is_internal(described: Record) -> bool:
 
 async def _table(connection: asyncpg.Connection, described: Record) -> str:
     columns = await connection.fetch(_COLUMNS, described["oid"])
-    heads = ("column", "type", "meaning")
-    return f"## {described['name']}\n\n{described['meaning']}\n\n{table(heads, map(_column, columns))}"
+    return f"## {described['name']}\n\n{described['meaning']}\n\n{''.join(map(_column, columns))}"
 
 
-def _column(column: Record) -> Sequence[str]:
+def _column(column: Record) -> str:
     key = ", key" if column["in_key"] else ""
     null = "" if column["required"] else ", null"
     default = f", {column['value']}".replace("::text", "") if column["value"] else ""
-    return f"`{column['name']}`", _short(column["type"]) + key + null + default, column["meaning"]
+    return f"- `{column['name']}` ({_short(column['type'])}{key}{null}{default}): {column['meaning']}\n"
 
 
 async def _functions(connection: asyncpg.Connection) -> str:

@@ -1,7 +1,6 @@
-"""The tables of rooms, settings, findings, metrics, spans and log events: each follows from the code."""
+"""The tables of settings, findings, metrics, spans and log events: each follows from the code."""
 
 import ast
-import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,33 +13,16 @@ from sea_mq_worker.doctor import Severity
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.telemetry.events import EVENTS, FATAL_NOTICES, METRICS, NOTICES, PIPELINE_METRICS
 from sea_mq_worker.telemetry.tracing import RESOURCE, SPANS, SpanSpec
-from tools.docs.markdown import code, table
+from tools.docs.markdown import code, entries, table
 
 _PACKAGE = Path(__file__).parents[2] / "sea_mq_worker"
-_ROOM = re.compile(r"^\| `([\w/]+)/` \|[^|]*\|(.*\|)$", re.MULTILINE)
-"""A row of the table of rooms: the folder, its files, and what it owns."""
 
 
-def with_files_of_rooms(page: str) -> str:
-    """Return the page with the files of each room; the pipeline's folders are left to its own page."""
-    rooms: dict[str, list[str]] = {}
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        room = path.parent.relative_to(_PACKAGE.parent).as_posix().removeprefix(f"{_PACKAGE.name}/")
-        if not path.stem.startswith("__") and "pipeline" not in path.parts:
-            rooms.setdefault(room, []).append(path.stem)
-    if {row[1] for row in _ROOM.finditer(page)} != rooms.keys():
-        raise ValueError(f"the table of rooms has to have a row for each of {sorted(rooms)}")
-    return _ROOM.sub(lambda row: f"| `{row[1]}/` | {code(rooms[row[1]])} |{row[2]}", page)
-
-
-def table_of_settings() -> str:
-    """Return a row for each setting, in the order of the class."""
-    return table(
-        ("variable", "default", "meaning"),
-        (
-            (f"`{ENV_PREFIX}{name.upper()}`", _default(field), _meaning(field))
-            for name, field in Settings.model_fields.items()
-        ),
+def list_of_settings() -> str:
+    """Return an entry for each setting, with its default, in the order of the class."""
+    return "".join(
+        f"- `{ENV_PREFIX}{name.upper()}`{_default(field)}: {_meaning(field)}\n"
+        for name, field in Settings.model_fields.items()
     )
 
 
@@ -50,13 +32,13 @@ def _default(field: FieldInfo) -> str:
         case None | "" | SecretStr():
             return ""
         case bool() as value:
-            return f"`{str(value).lower()}`"
+            return f" (`{str(value).lower()}`)"
         case float() as value:
-            return f"`{value:.15g}`"
+            return f" (`{value:.15g}`)"
         case frozenset() | tuple() as values:
-            return f"`{','.join(sorted(map(_element, values)))}`"
+            return f" (`{','.join(sorted(map(_element, values)))}`)"
         case value:
-            return f"`{value}`"
+            return f" (`{value}`)"
 
 
 def _element(value: object) -> str:
@@ -64,7 +46,7 @@ def _element(value: object) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    text = " ".join((field.description or "").split()).replace("|", "\\|")
+    text = " ".join((field.description or "").split())
     if get_origin(field.annotation) is not Literal:
         return text
     return f"{text} One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
@@ -96,40 +78,27 @@ def _kind(call: ast.Call, severity: Severity) -> Kind:
     return Kind(slug, severity, why, fix)
 
 
-def table_of_findings() -> str:
-    """Return a table for each severity."""
+def list_of_findings() -> str:
+    """Return a list for each severity; doctor itself prints the remedies."""
     return "\n".join(
         f"### {severity.title()}\n\n"
-        + table(
-            ("slug", "why it matters", "remedy"),
-            ((f"`{kind.slug}`", kind.why, kind.fix) for kind in findings() if kind.severity is severity),
-        )
+        + entries((kind.slug, kind.why) for kind in findings() if kind.severity is severity)
         for severity in Severity
     )
 
 
 def metrics() -> str:
-    """Return a row for each metric of the worker; the names tell counters from gauges."""
-    return table(
-        ("metric", "labels", "what", "what to make of it"),
-        (
-            (
-                f"`{m.name}`",
-                code(m.labels),
-                f"Histogram. {m.meaning}" if m.kind == "histogram" else m.meaning,
-                m.conclusion,
-            )
-            for m in METRICS
-        ),
+    """Return an entry for each metric of the worker, with its labels; the names tell counters from gauges."""
+    return "".join(
+        f"- `{m.name}`{f' ({code(m.labels)})' if m.labels else ''}: "
+        f"{'Histogram. ' if m.kind == 'histogram' else ''}{m.meaning} {m.conclusion}\n"
+        for m in METRICS
     )
 
 
 def pipeline_metrics() -> str:
-    """Return a row for each metric that jobs of the pipeline write; all are gauges with the same labels."""
-    return table(
-        ("metric", "what", "what to make of it"),
-        ((f"`{m.name}`", m.meaning, m.conclusion) for m in PIPELINE_METRICS),
-    )
+    """Return an entry for each gauge that jobs of the pipeline write; all have the same labels."""
+    return entries((m.name, f"{m.meaning} {m.conclusion}") for m in PIPELINE_METRICS)
 
 
 def spans() -> str:
@@ -152,12 +121,9 @@ def resource() -> str:
 
 
 def events() -> str:
-    """Return a row for each log event, without level and fields for a warning that has a text alone."""
+    """Return an entry for each log event, without level and fields for a warning that has a text alone."""
     warnings = [EVENTS[key] for key in NOTICES if key not in FATAL_NOTICES]
     others = [e for e in EVENTS.values() if e not in warnings]
-    heads = ("event", "what, and what to do")
-    first = table(
-        (*heads, "level", "fields"), ((f"`{e.key}`", e.meaning, e.level, code(e.fields)) for e in others)
-    )
-    second = table(heads, ((f"`{e.key}`", e.meaning) for e in warnings))
+    first = "".join(f"- `{e.key}` ({e.level}; {code(e.fields)}): {e.meaning}\n" for e in others)
+    second = entries((e.key, e.meaning) for e in warnings)
     return f"{first}\nWarnings with the one field `text`:\n\n{second}"
