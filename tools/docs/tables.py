@@ -116,8 +116,8 @@ def _span(span: SpanSpec) -> tuple[str, ...]:
 
 
 def resource() -> str:
-    """Return a row for each attribute of the resource."""
-    return table(("attribute", "value"), ((f"`{key}`", value) for key, value in RESOURCE.items()))
+    """Return an entry for each attribute of the resource."""
+    return entries(RESOURCE.items())
 
 
 def events() -> str:
