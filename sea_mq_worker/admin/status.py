@@ -163,11 +163,10 @@ class Status:
             self.set_depth("outbox", outbox)
             self.set_depth("inbox", inbox)
             self._missed = await recorded_missed(pool)
-            before, dead = dead, (outbox.dead, inbox.dead)
-            if rounds % _OVERVIEW_EVERY == 0 or dead != before:
+            if rounds % _OVERVIEW_EVERY == 0 or dead != (outbox.dead, inbox.dead):
                 await check_rows_visible(pool)
                 self._overview = await overview(pool, sessions=f"sea_mq_worker {_PURPOSE}")
-            rounds += 1
+            rounds, dead = rounds + 1, (outbox.dead, inbox.dead)
             await check_version(pool)  # a migration may be too new for this worker
 
         with contextlib.suppress(StoppedError):
