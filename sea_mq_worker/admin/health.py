@@ -1,7 +1,8 @@
 """Health summary: the page's first line, with its causes and next steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from shlex import quote
 from typing import Literal, TypeAlias
 
@@ -99,32 +100,87 @@ class HealthSummary:
 
 
 def health_summary(now: Situation) -> HealthSummary:
-    """Return the summary of the first rule that holds; the most urgent rule is first."""
-    rules = (_stopping, _starting, _paused, _lost, _slow, _held, _stale, _behind, _dead, _empty)
-    return next((found for rule in rules if (found := rule(now))), _working(now))
+    """Return the summary of the first rule that holds."""
+    return next(chain(_not_working(now), _working_badly(now), _working(now)))
 
 
-def _stopping(now: Situation) -> HealthSummary | None:
-    if "stop" not in now.reasons:
-        return None
-    return HealthSummary(level="warn", state="Stopping", text="The worker finishes work in flight.")
+def _not_working(now: Situation) -> Iterator[HealthSummary]:
+    """Yield a summary for each rule that holds, the most urgent first."""
+    if "stop" in now.reasons:
+        yield HealthSummary(level="warn", state="Stopping", text="The worker finishes work in flight.")
+    if "start" in now.reasons:
+        yield HealthSummary(
+            level="bad" if now.waiting_for else "idle",
+            state="Starting",
+            text=now.waiting_for or "The worker connects to its servers.",
+            causes=(Cause(part="start", reason=now.reasons["start"], since=now.since["start"]),),
+            next_steps=(_DOCTOR,) if now.waiting_for else (),
+        )
+    if now.reasons:
+        yield _paused(now)
+    if now.missed:
+        what = "; ".join(
+            f"consumer {each.durable} of {each.stream} never got {each.count:,} messages, the last "
+            f"{_duration(each.seconds)} ago between {each.first_seq} and {each.last_seq}"
+            for each in now.missed
+        )
+        why = "The limits of the stream or a purge removed them: have their sender replay them"
+        text = f"{_capital(what)}. {why}; doctor prints how to acknowledge it."
+        yield HealthSummary(level="bad", state="Lost", text=text, next_steps=(_DOCTOR,))
 
 
-def _starting(now: Situation) -> HealthSummary | None:
-    if "start" not in now.reasons:
-        return None
-    return HealthSummary(
-        level="bad" if now.waiting_for else "idle",
-        state="Starting",
-        text=now.waiting_for or "The worker connects to its servers.",
-        causes=(Cause(part="start", reason=now.reasons["start"], since=now.since["start"]),),
-        next_steps=(_DOCTOR,) if now.waiting_for else (),
-    )
+def _working_badly(now: Situation) -> Iterator[HealthSummary]:
+    """Yield the same for a worker that works."""
+    if now.warnings:  # the handler fails some event types and accepts others
+        first, *others = causes = _causes(now.warnings, now.since)
+        more = f" Further failing types: {len(others)}." if others else ""
+        text = f"{_capital(first.part)} fails: {_first_sentence(first.reason)}.{more} Other types continue."
+        steps = _after_the_fix(now.slow_types)
+        yield HealthSummary(level="warn", state="Slow", text=text, causes=causes, next_steps=steps)
+    if now.paused_consumers:  # they deliver nothing, so no message is late and no circuit is open
+        what = "; ".join(
+            f"consumer {each.durable} of {each.stream} is paused for {_duration(each.paused_seconds)} more, "
+            f"and {each.pending:,} messages wait"
+            for each in now.paused_consumers
+        )
+        steps = [f"nats consumer resume {each.stream} {each.durable}" for each in now.paused_consumers]
+        yield HealthSummary(level="warn", state="Held", text=f"{_capital(what)}.", next_steps=steps)
+    if old := [side for side in now.sides if side.sample_age_seconds > STALE_SECONDS]:
+        names = " and ".join(side.name for side in old)
+        age = _duration(max(side.sample_age_seconds for side in old))
+        text = f"The worker could not count the {names} for {age}: the numbers are outdated."
+        yield HealthSummary(level="warn", state="Not sure", text=text, next_steps=(_DOCTOR,))
+    if late := [side for side in now.sides if side.oldest_seconds > BEHIND_SECONDS]:
+        what = "; ".join(
+            f"{side.name}: the oldest of {side.waiting:,} waits for "
+            f"{_duration(side.oldest_seconds)}{_trend(side)}"
+            for side in late
+        )
+        yield HealthSummary(level="warn", state="Behind", text=f"{_capital(what)}.", next_steps=(_DOCTOR,))
+    if dead := {side.name: side.dead for side in now.sides if side.dead}:
+        counts = " and ".join(f"{n:,} {_DEAD[side][0]}{'s' * (n != 1)}" for side, n in dead.items())
+        steps = [_DEAD[side][1] for side in dead]
+        text = f"{counts}: no retry without an operator."
+        yield HealthSummary(level="warn", state="Working", text=text, next_steps=steps)
 
 
-def _paused(now: Situation) -> HealthSummary | None:
-    if not now.reasons:
-        return None
+def _working(now: Situation) -> Iterator[HealthSummary]:
+    """Yield the summary of a worker without a problem."""
+    undelivered = sum(side.undelivered for side in now.sides)
+    if undelivered:
+        text = f"No received message is late; the streams have {undelivered:,} more to deliver."
+    elif any(side.waiting for side in now.sides):
+        text = "Nothing is late."
+    elif any(side.done or side.scheduled for side in now.sides):
+        text = "Nothing waits."
+    else:
+        text = "No event or message yet. Insert an event, and it appears here."
+        yield HealthSummary(level="idle", state="Ready", text=text, next_steps=(_FIRST_EVENT,))
+    yield HealthSummary(level="good", state="Working", text=text)
+
+
+def _paused(now: Situation) -> HealthSummary:
+    """Name the first cause: the others may follow from it."""
     causes = sorted(_causes(now.reasons, now.since), key=_rank)
     part, reason = causes[0].part, causes[0].reason.removeprefix("PostgreSQL: ")
     if "database" in part:
@@ -146,66 +202,6 @@ def _paused(now: Situation) -> HealthSummary | None:
     return HealthSummary(level="bad", state="Paused", text=text, causes=causes, next_steps=steps)
 
 
-def _lost(now: Situation) -> HealthSummary | None:
-    if not now.missed:
-        return None
-    what = "; ".join(
-        f"consumer {each.durable} of {each.stream} never got {each.count:,} messages, the last "
-        f"{_duration(each.seconds)} ago between {each.first_seq} and {each.last_seq}"
-        for each in now.missed
-    )
-    why = "The limits of the stream or a purge removed them: have their sender replay them"
-    text = f"{_capital(what)}. {why}; doctor prints how to acknowledge it."
-    return HealthSummary(level="bad", state="Lost", text=text, next_steps=(_DOCTOR,))
-
-
-def _slow(now: Situation) -> HealthSummary | None:
-    """The handler fails some event types and accepts others."""
-    if not now.warnings:
-        return None
-    first, *others = causes = _causes(now.warnings, now.since)
-    more = f" Further failing types: {len(others)}." if others else ""
-    text = f"{_capital(first.part)} fails: {_first_sentence(first.reason)}.{more} Other types continue."
-    steps = _after_the_fix(now.slow_types)
-    return HealthSummary(level="warn", state="Slow", text=text, causes=causes, next_steps=steps)
-
-
-def _held(now: Situation) -> HealthSummary | None:
-    """A paused consumer delivers nothing, so no message is late and no circuit is open."""
-    if not now.paused_consumers:
-        return None
-    what = "; ".join(
-        f"consumer {each.durable} of {each.stream} is paused for {_duration(each.paused_seconds)} more, "
-        f"and {each.pending:,} messages wait"
-        for each in now.paused_consumers
-    )
-    steps = [f"nats consumer resume {each.stream} {each.durable}" for each in now.paused_consumers]
-    return HealthSummary(level="warn", state="Held", text=f"{_capital(what)}.", next_steps=steps)
-
-
-def _stale(now: Situation) -> HealthSummary | None:
-    ages = {
-        side.name: side.sample_age_seconds for side in now.sides if side.sample_age_seconds > STALE_SECONDS
-    }
-    if not ages:
-        return None
-    age = _duration(max(ages.values()))
-    text = f"The worker could not count the {' and '.join(ages)} for {age}: the numbers are outdated."
-    return HealthSummary(level="warn", state="Not sure", text=text, next_steps=(_DOCTOR,))
-
-
-def _behind(now: Situation) -> HealthSummary | None:
-    late = [side for side in now.sides if side.oldest_seconds > BEHIND_SECONDS]
-    if not late:
-        return None
-    what = "; ".join(
-        f"{side.name}: the oldest of {side.waiting:,} waits for "
-        f"{_duration(side.oldest_seconds)}{_trend(side)}"
-        for side in late
-    )
-    return HealthSummary(level="warn", state="Behind", text=f"{_capital(what)}.", next_steps=(_DOCTOR,))
-
-
 def _trend(side: Side) -> str:
     if side.before is None or side.before == side.waiting:
         return ""
@@ -213,32 +209,6 @@ def _trend(side: Side) -> str:
         return ", increasing"
     left = side.waiting / (side.before - side.waiting) * TREND_SECONDS
     return f", decreasing: none is left in about {_duration(left)}"
-
-
-def _dead(now: Situation) -> HealthSummary | None:
-    dead = {side.name: side.dead for side in now.sides if side.dead}
-    if not dead:
-        return None
-    counts = " and ".join(f"{n:,} {_DEAD[side][0]}{'s' * (n != 1)}" for side, n in dead.items())
-    steps = [_DEAD[side][1] for side in dead]
-    text = f"{counts}: no retry without an operator."
-    return HealthSummary(level="warn", state="Working", text=text, next_steps=steps)
-
-
-def _empty(now: Situation) -> HealthSummary | None:
-    if any(side.done or side.waiting or side.scheduled for side in now.sides):
-        return None
-    text = "No event or message yet. Insert an event, and it appears here."
-    return HealthSummary(level="idle", state="Ready", text=text, next_steps=(_FIRST_EVENT,))
-
-
-def _working(now: Situation) -> HealthSummary:
-    undelivered = sum(side.undelivered for side in now.sides)
-    if undelivered:
-        text = f"No received message is late; the streams have {undelivered:,} more to deliver."
-    else:
-        text = "Nothing is late." if any(side.waiting for side in now.sides) else "Nothing waits."
-    return HealthSummary(level="good", state="Working", text=text)
 
 
 def _causes(reasons: Mapping[str, str], since: Mapping[str, float]) -> list[Cause]:
