@@ -1,7 +1,7 @@
 """Opens the connections that the settings name: to PostgreSQL, NATS and the handler.
 
-Each function raises SettingsError if a URL, a secret or a file cannot be used, and imports the driver of its
-server: a command starts without those of the others.
+Each function raises SettingsError if a URL, a secret or a file cannot be used, and UnavailableError if this
+machine can open no file now. It imports the driver of its server: a command starts without those of others.
 """
 
 import os
@@ -29,91 +29,13 @@ if TYPE_CHECKING:
     from sea_mq_worker.nats.connection import NatsConnection
     from sea_mq_worker.postgres.pool import Join
 
-# --- Reads secrets and certificates from the files that settings name.
-
-_READ_AGAIN_SECONDS = 1.0
-
-
-class SecretFile:
-    """Returns the secret of a file, empty without a file; reads the file again after a second.
-
-    Raises:
-        SettingsError: the file cannot be read at first, or is empty.
-        UnavailableError: this machine can open no file now.
-    """
-
-    def __init__(self, path: Path | None, *, key: str) -> None:
-        self._path = path
-        self._key = key
-        self._read()
-
-    def __call__(self) -> str:
-        """Return the secret.
-
-        Raises:
-            UnavailableError: the file cannot be read now, or is empty.
-        """
-        if self._path and time.monotonic() >= self._read_again_at:
-            try:
-                self._read()
-            except SettingsError as error:
-                raise UnavailableError(str(error)) from None
-        return self._secret
-
-    def _read(self) -> None:
-        self._secret = read_secret(self._path, key=self._key)
-        self._read_again_at = time.monotonic() + _READ_AGAIN_SECONDS
-
-
-def read_secret(path: Path | None, *, key: str) -> str:
-    """Read a secret from its file; empty without a file.
-
-    Raises:
-        SettingsError: the file cannot be read or is empty.
-        UnavailableError: this machine can open no file now.
-    """
-    if path is None:
-        return ""
-    try:
-        secret = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise _kind(error)(f"SEA_MQ_{key.upper()}: {error.strerror}: {path}") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"SEA_MQ_{key.upper()}: no text: {path}") from None
-    if not secret:
-        raise SettingsError(f"SEA_MQ_{key.upper()}: empty: {path}")
-    return secret
-
-
-def tls_context(side: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    """Return the context that verifies a server; without ``ca`` it uses the system's trust store.
-
-    Raises:
-        SettingsError: a file cannot be used; the text names the settings of ``side``.
-        UnavailableError: this machine can open no file now.
-    """
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert:
-            context.load_cert_chain(cert, key, password=_no_passphrase)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        where = f"SEA_MQ_{side}_TLS_CA_FILE, _CERT_FILE or _KEY_FILE"
-        raise _kind(error)(f"{where}: {getattr(error, 'strerror', '') or error}") from None
-    return context
-
-
-def _kind(error: OSError | ValueError) -> type[SettingsError | UnavailableError]:
-    return UnavailableError if isinstance(error, OSError) and is_shortage(error) else SettingsError
-
-
-def _no_passphrase() -> str:
-    """Raise instead of a prompt, which OpenSSL would show at the terminal."""
-    raise ValueError("the private key is encrypted; use an unencrypted key")
-
-
-# --- Connections to PostgreSQL.
-
 _CONNECT_SECONDS = 10.0
+_READ_AGAIN_SECONDS = 1.0
+_BATCH_BYTES = 2**20
+"""Most bytes of a batch's body; a larger message is sent by itself."""
+_ANSWER_BYTES_MAX = 65_536
+_STATUS_BYTES_MAX = 256
+"""Room for a message's ID and status in the answer to a batch."""
 
 
 async def open_pool(
@@ -168,24 +90,132 @@ async def open_nats(
     )
 
 
-def demands_nats_tls(settings: Settings) -> bool:
+def open_handler(
+    settings: Settings,
+    *,
+    concurrency: int,
+    url_key: str = "handler_url",
+    answer_bytes_max: int = _ANSWER_BYTES_MAX,
+) -> "HttpEventHandler":
+    """Create the client of the service's handler for single messages; it connects at the first call."""
+    from sea_mq_worker.inbox.http import HttpEventHandler
+
+    try:
+        return HttpEventHandler(
+            url=getattr(settings, url_key),
+            timeout_seconds=settings.handler_timeout_seconds,
+            concurrency=concurrency,
+            accept_statuses=settings.handler_accept_statuses,
+            token=SecretFile(settings.handler_token_file, key="handler_token_file"),
+            response_bytes_max=answer_bytes_max,
+            verify=handler_tls(settings),
+            keep_problem=settings.handler_keep_problem,
+            forbidden=(lambda _: False) if settings.handler_allow_link_local else is_metadata_host,
+        )
+    except ValueError as error:
+        raise SettingsError(f"SEA_MQ_{url_key.upper()} or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
+
+
+def open_batch_handler(
+    settings: Settings, *, concurrency: int, on_failed: Callable[[str], None]
+) -> "HttpBatchHandler":
+    """Create the client of a handler that has a batch endpoint; it connects at the first call."""
+    from sea_mq_worker.inbox.http import HttpBatchHandler
+
+    answer_bytes_max = _ANSWER_BYTES_MAX + _STATUS_BYTES_MAX * settings.handler_batch_max
+    return HttpBatchHandler(
+        single=open_handler(settings, concurrency=concurrency),
+        batch=open_handler(
+            settings, concurrency=concurrency, url_key="handler_batch_url", answer_bytes_max=answer_bytes_max
+        ),
+        concurrency=concurrency,
+        messages_max=settings.handler_batch_max,
+        bytes_max=_BATCH_BYTES,
+        on_failed=on_failed,
+    )
+
+
+# --- Secrets and certificates, from the files that settings name.
+
+
+class SecretFile:
+    """Returns the secret of a file, empty without a file; reads the file again after a second.
+
+    A file that cannot be read is a wrong setting at first, and later an UnavailableError.
+    """
+
+    def __init__(self, path: Path | None, *, key: str) -> None:
+        self._path = path
+        self._key = key
+        self._read()
+
+    def __call__(self) -> str:
+        if self._path and time.monotonic() >= self._read_again_at:
+            try:
+                self._read()
+            except SettingsError as error:
+                raise UnavailableError(str(error)) from None
+        return self._secret
+
+    def _read(self) -> None:
+        self._secret = read_secret(self._path, key=self._key)
+        self._read_again_at = time.monotonic() + _READ_AGAIN_SECONDS
+
+
+def read_secret(path: Path | None, *, key: str) -> str:
+    """Read a secret from its file; empty without a file."""
+    if path is None:
+        return ""
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise _kind(error)(f"SEA_MQ_{key.upper()}: {error.strerror}: {path}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: no text: {path}") from None
+    if not secret:
+        raise SettingsError(f"SEA_MQ_{key.upper()}: empty: {path}")
+    return secret
+
+
+def demands_nats_tls(s: Settings) -> bool:
     """Return whether every connection to NATS must use TLS."""
-    s = settings
     servers = nats_addresses(s.nats_url.get_secret_value())
     by_setting = s.nats_tls_ca_file or s.nats_tls_cert_file or s.nats_tls_handshake_first
     return bool(by_setting) or any(server.demands_tls for server in servers)
 
 
-def nats_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the context that verifies NATS; None uses TLS only if the server requires it.
-
-    Raises:
-        SettingsError: a file cannot be used.
-    """
-    s = settings
+def nats_tls(s: Settings) -> ssl.SSLContext | None:
+    """Return the context that verifies NATS; None uses TLS only if the server requires it."""
     if not demands_nats_tls(s):
         return None
     return tls_context("NATS", ca=s.nats_tls_ca_file, cert=s.nats_tls_cert_file, key=s.nats_tls_key_file)
+
+
+def handler_tls(s: Settings) -> ssl.SSLContext | None:
+    """Return the context that verifies the handler's certificate; None for the system's trust store."""
+    ca, cert = s.handler_tls_ca_file, s.handler_tls_cert_file
+    return tls_context("HANDLER", ca=ca, cert=cert, key=s.handler_tls_key_file) if ca or cert else None
+
+
+def tls_context(side: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Return the context that verifies a server; without ``ca`` it uses the system's trust store."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert:
+            context.load_cert_chain(cert, key, password=_no_passphrase)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        where = f"SEA_MQ_{side}_TLS_CA_FILE, _CERT_FILE or _KEY_FILE"
+        raise _kind(error)(f"{where}: {getattr(error, 'strerror', '') or error}") from None
+    return context
+
+
+def _no_passphrase() -> str:
+    """Raise instead of a prompt, which OpenSSL would show at the terminal."""
+    raise ValueError("the private key is encrypted; use an unencrypted key")
+
+
+def _kind(error: OSError | ValueError) -> type[SettingsError | UnavailableError]:
+    return UnavailableError if isinstance(error, OSError) and is_shortage(error) else SettingsError
 
 
 # --- Security warnings about the settings: plaintext connections, and secret files that everybody may read.
@@ -194,28 +224,22 @@ def nats_tls(settings: Settings) -> ssl.SSLContext | None:
 # can listen, and some platforms provide secrets in files with such a mode.
 
 _SECRETS = (
-    "database_password_file",
-    "nats_creds_file",
-    "nats_nkey_seed_file",
-    "nats_tls_key_file",
-    "handler_token_file",
-    "handler_tls_key_file",
-    "admin_token_file",
+    *("database_password_file", "admin_token_file", "handler_token_file", "handler_tls_key_file"),
+    *("nats_creds_file", "nats_nkey_seed_file", "nats_tls_key_file"),
 )
 
 
 def exposures(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the key and the text of a notice per kind of exposure."""
-    plain = "; ".join(in_plain_text(settings))
-    if plain:
+    if plain := "; ".join(_in_plain_text(settings)):
         yield "plaintext_connection", plain
-    readable = ", ".join(f"{key} ({path})" for key, path in readable_by_all(settings))
+    readable = ", ".join(f"{key} ({path})" for key, path in _secret_files(settings) if _is_exposed(path))
     if readable:
         text = f"every user of this machine may read {readable}; remove the permission (chmod o-rwx)"
         yield "secret_file_exposed", text
 
 
-def in_plain_text(s: Settings) -> Iterator[str]:
+def _in_plain_text(s: Settings) -> Iterator[str]:
     """Yield the fix for each URL that connects in plain text."""
     mode = os.environ.get("PGSSLMODE", "prefer")
     if is_postgres_exposed(s.database_url.get_secret_value(), default_mode=mode):
@@ -228,7 +252,7 @@ def in_plain_text(s: Settings) -> Iterator[str]:
             yield f"{ENV_PREFIX}{key.upper()}: use https://"
 
 
-def secret_files(s: Settings) -> Iterator[tuple[str, Path]]:
+def _secret_files(s: Settings) -> Iterator[tuple[str, Path]]:
     """Yield the files of secrets, by the variable that names each."""
     for key in _SECRETS:
         if path := getattr(s, key):
@@ -237,78 +261,8 @@ def secret_files(s: Settings) -> Iterator[tuple[str, Path]]:
         yield CONFIG_VARIABLE, Path(config)
 
 
-def readable_by_all(s: Settings) -> Iterator[tuple[str, Path]]:
-    """Yield the files of secrets that every user may read."""
-    for name, path in secret_files(s):
-        try:
-            mode = path.stat().st_mode
-        except OSError:
-            continue  # the reader of the file reports that
-        if mode & stat.S_IROTH:
-            yield name, path
-
-
-_BATCH_BYTES = 2**20
-"""Most bytes of a batch's body; a larger message is sent by itself."""
-_ANSWER_BYTES_MAX = 65_536
-_STATUS_BYTES_MAX = 256
-"""Room for a message's ID and status in the answer to a batch."""
-
-
-def open_handler(settings: Settings, *, concurrency: int) -> "HttpEventHandler":
-    """Create the client of the service's handler for single messages; it connects at the first call."""
-    return _client(settings, "handler_url", concurrency=concurrency)
-
-
-def open_batch_handler(
-    settings: Settings, *, concurrency: int, on_failed: Callable[[str], None]
-) -> "HttpBatchHandler":
-    """Create the client of a handler that has a batch endpoint; it connects at the first call."""
-    from sea_mq_worker.inbox.http import HttpBatchHandler
-
-    answer_bytes_max = _ANSWER_BYTES_MAX + _STATUS_BYTES_MAX * settings.handler_batch_max
-    return HttpBatchHandler(
-        single=open_handler(settings, concurrency=concurrency),
-        batch=_client(
-            settings, "handler_batch_url", concurrency=concurrency, answer_bytes_max=answer_bytes_max
-        ),
-        concurrency=concurrency,
-        messages_max=settings.handler_batch_max,
-        bytes_max=_BATCH_BYTES,
-        on_failed=on_failed,
-    )
-
-
-def _client(
-    settings: Settings, key: str, *, concurrency: int, answer_bytes_max: int = _ANSWER_BYTES_MAX
-) -> "HttpEventHandler":
-    from sea_mq_worker.inbox.http import HttpEventHandler
-
+def _is_exposed(path: Path) -> bool:
     try:
-        return HttpEventHandler(
-            url=getattr(settings, key),
-            timeout_seconds=settings.handler_timeout_seconds,
-            concurrency=concurrency,
-            accept_statuses=settings.handler_accept_statuses,
-            token=SecretFile(settings.handler_token_file, key="handler_token_file"),
-            response_bytes_max=answer_bytes_max,
-            verify=handler_tls(settings),
-            keep_problem=settings.handler_keep_problem,
-            forbidden=_allow_all if settings.handler_allow_link_local else is_metadata_host,
-        )
-    except ValueError as error:
-        raise SettingsError(f"SEA_MQ_{key.upper()} or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
-
-
-def handler_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the context that verifies the handler's certificate; None for the system's trust store."""
-    s = settings
-    if not (s.handler_tls_ca_file or s.handler_tls_cert_file):
-        return None
-    return tls_context(
-        "HANDLER", ca=s.handler_tls_ca_file, cert=s.handler_tls_cert_file, key=s.handler_tls_key_file
-    )
-
-
-def _allow_all(_address: str) -> bool:
-    return False
+        return bool(path.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False  # the reader of the file reports that

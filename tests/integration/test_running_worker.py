@@ -168,7 +168,7 @@ async def test_a_service_that_is_cancelled_while_it_starts_leaves_no_worker(targ
 async def test_a_changed_filter_of_a_consumer_is_reported(
     target: Deployment, nats_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(sampling, "SAMPLE_SECONDS", 0.1)
     stream, durable = target.upstream_stream, target.durable
     async with connected(nats_url) as broker, running_worker(settings_of(target)) as worker:
         for number in ("pending", "oldest_seconds"):

@@ -1,4 +1,4 @@
-"""A worker as bootstrap makes it, and an operator, on wires to the simulated servers."""
+"""A worker put together as the real one, and an operator, on wires to the simulated servers."""
 
 import random
 from collections.abc import Coroutine, Mapping
@@ -16,18 +16,17 @@ from sea_mq_worker.operators.redrive import Redriver
 from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.maintenance import end_expired_leases
-from sea_mq_worker.outbox.pace import MemoryBudget
-from sea_mq_worker.runtime.breaker import Backoff, periodic
+from sea_mq_worker.parts import Parts
+from sea_mq_worker.runtime.breaker import periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
-from sea_mq_worker.runtime.takeover import AbandonedDeliveries, Takeover
+from sea_mq_worker.runtime.takeover import AbandonedDeliveries, EndLeases, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.events import Emitted
 from sea_mq_worker.testing.inbox import InboxTable
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from sea_mq_worker.testing.stream import InMemoryStream
-from sea_mq_worker.wiring.context import WorkerContext
-from sea_mq_worker.wiring.outbound import _lane, _publishing
+from sea_mq_worker.worker import publisher_lanes
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
@@ -54,7 +53,6 @@ ATTEMPTS_MAX, ATTEMPTS_MAX_TIGHT = 8, 2
 CONCURRENCY = 4
 SLOW_AFTER = 4
 GRACE = 12.0
-_PROBE_MAX_SECONDS = 2.0
 _SOMETIMES: Mapping[str, str] = {
     "circuit_opened": "gate closed",
     "circuit_closed": "gate opened",
@@ -110,14 +108,6 @@ class _Watcher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SimulatedBase(WorkerContext):
-    dice: random.Random
-
-    def backoff(self, *, base_seconds: float, cap_seconds: float) -> Backoff:
-        return Backoff(base_seconds=base_seconds, cap_seconds=cap_seconds, random=self.dice.random)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """Makes workers for one simulation."""
 
@@ -129,67 +119,53 @@ class Assembly:
 
     def running(self, line: Line) -> Coroutine[Any, Any, ExitCode]:
         """Put one worker together; a side that the plan has nothing for is left out."""
-        base = self._base(line)
+        parts = self._parts(line)
         loops: dict[str, Loop] = {}
+        take_overs: dict[str, EndLeases] = {}
         if self.plan.transactions:
-            loops |= self._outbound(base, line)
+            loops |= self._outbound(parts, line, take_overs)
         if self.plan.messages:
-            loops |= self._inbound(base, line)
-        if base.takeover is not None:
-            loops["takeover"] = base.takeover.run
-        given = {"name": line.life.name, "version": "0", "events": base.events}
+            loops |= self._inbound(parts, line, take_overs)
+        if line.life.session is not None:
+            takeover = Takeover(sessions=line.life.session, events=parts.events, sides=take_overs)
+            loops["takeover"] = takeover.run
+        given = {"name": line.life.name, "version": "0", "events": parts.events}
         return supervise(loops, line.life.stop, grace_seconds=GRACE, **given)
 
-    def _base(self, line: Line) -> _SimulatedBase:
+    def _parts(self, line: Line) -> Parts:
         started = line.life.number * 1000.0
         line.life.clock = lambda: line.loop.time() + started
-        events = _Watcher(line)
-        takeover = None
         if not isinstance(line.servers, PostgresServers):  # real locks do not know of simulated workers
             line.life.session = SessionWire(line)
-            takeover = Takeover(sessions=line.life.session, events=events)
-        return _SimulatedBase(
+        return Parts(
             settings=settings_of(tight=self.plan.tight, hold_dead_keys=self.plan.hold_dead_keys),
             name=line.life.name,
-            events=events,
+            events=_Watcher(line),
             metrics=cast("Any", None),
             stop=line.life.stop,
             stack=AsyncExitStack(),
             clock=line.life.clock,
+            random=self.dice.random,
             session=cast("Any", line.life.session),
-            takeover=takeover,
-            dice=self.dice,
         )
 
-    def _outbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
-        publishing = _publishing(
-            base,
-            PublisherWire(
-                line=line,
-                twin=line.servers.publisher,
-                keeps_order=self.plan.keeps_order,
-                timeout_seconds=PUBLISH_TIMEOUT,
-                audit=self.outbox_audit,
-            ),
+    def _outbound(self, parts: Parts, line: Line, take_overs: dict[str, EndLeases]) -> dict[str, Loop]:
+        publisher = PublisherWire(
+            line=line,
+            twin=line.servers.publisher,
+            keeps_order=self.plan.keeps_order,
+            timeout_seconds=PUBLISH_TIMEOUT,
+            audit=self.outbox_audit,
         )
-        store_breaker = base.breaker("outbox database", cap_seconds=_PROBE_MAX_SECONDS)
+        breaker = parts.breaker("outbox database")
         unordered, ordered = (self._outbox(line, ordered=ordered) for ordered in (False, True))
-        lane = partial(
-            _lane,
-            base,
-            publishing,
-            wakeup=lambda _keyed: self.wakeup,
-            store_breaker=store_breaker,
-            room=MemoryBudget(base.settings.outbox_bytes_max),
-        )
-        if base.takeover is not None:
-            base.takeover.sides["outbox"] = ordered.take_over
+        take_overs["outbox"] = ordered.take_over
+        lane = publisher_lanes(parts, publisher, breaker)
+        reap = partial(end_expired_leases, unordered, parts.events)
         return {
-            "outbox unordered": lane(unordered, keyed=False).run,
-            "outbox ordered": lane(ordered, keyed=True).run,
-            "reaper": periodic(
-                partial(end_expired_leases, unordered, base.events), breaker=store_breaker, seconds=LEASE / 2
-            ),
+            "outbox unordered": lane(unordered, self.wakeup, keyed=False).run,
+            "outbox ordered": lane(ordered, self.wakeup, keyed=True).run,
+            "reaper": periodic(reap, breaker=breaker, seconds=LEASE / 2),
         }
 
     def _outbox(self, line: Line, *, ordered: bool) -> OutboxWire:
@@ -206,32 +182,18 @@ class Assembly:
         twin = InMemoryOutbox(table=line.servers.outbox, random=self.dice.random, **lane)
         return OutboxWire(line, twin, self.outbox_audit)
 
-    def _inbound(self, base: _SimulatedBase, line: Line) -> dict[str, Loop]:
+    def _inbound(self, parts: Parts, line: Line, take_overs: dict[str, EndLeases]) -> dict[str, Loop]:
         inbox = inbox_wire(line, self.inbox_audit, worker=line.life.name)
-        store_breaker = base.breaker("inbox database", cap_seconds=_PROBE_MAX_SECONDS)
         letters = PublisherWire(line=line, twin=line.servers.burier, timeout_seconds=PUBLISH_TIMEOUT)
         consumer = cast("Any", ConsumerWire(line, self.inbox_audit))
-        loop = inbox_loop(
-            base,
-            consumer=consumer,
-            inbox=inbox,
-            store_breaker=store_breaker,
-            handler=HandlerWire(line, self.inbox_audit),
-            dead_letters=letters,
-        )
-        if base.takeover is not None:
-            base.takeover.sides["inbox"] = AbandonedDeliveries(
-                inbox=inbox,
-                consumers={(consumer.stream, consumer.name): consumer},
-                backoff=base.backoff(base_seconds=1.0, cap_seconds=4.0),
-            ).take_over
-        recovering = partial(
-            recover_exhausted,
-            StrandedWire(line, self.inbox_audit),
-            {(consumer.stream, consumer.name): loop},
-            base.breaker("exhausted messages", cap_seconds=_PROBE_MAX_SECONDS),
-        )
-        return {"inbox": loop.run, "rescue": recovering}
+        loop = inbox_loop(parts, consumer, inbox, HandlerWire(line, self.inbox_audit), letters)
+        consumers = {(consumer.stream, consumer.name): consumer}
+        backoff = parts.backoff(1.0, 4.0)
+        abandoned = AbandonedDeliveries(inbox=inbox, consumers=consumers, backoff=backoff)
+        take_overs["inbox"] = abandoned.take_over
+        running, breaker = {(consumer.stream, consumer.name): loop}, parts.breaker("exhausted messages")
+        stranded = StrandedWire(line, self.inbox_audit)
+        return {"inbox": loop.run, "rescue": partial(recover_exhausted, stranded, running, breaker)}
 
 
 _LEASE = 8.0

@@ -10,15 +10,14 @@ from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.leases import InboxLeases, InFlightMessage
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.runtime.breaker import CircuitBreaker
+from sea_mq_worker.parts import Parts
 from sea_mq_worker.settings import ConsumerSettings
 from sea_mq_worker.testing.consumer import InMemoryConsumer, InMemoryExhaustedMessages
 from sea_mq_worker.testing.handler import Behaviour, InMemoryHandler
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
 from sea_mq_worker.testing.stream import InMemoryPublisher, InMemoryStream
-from sea_mq_worker.wiring import inbound
-from sea_mq_worker.wiring.context import WorkerContext
-from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
+from sea_mq_worker.worker import consumer_loops, handler_health
+from tests.support.loop_world import LoopWorld
 from tests.support.simulation import Interrupted
 
 LEASE = 60.0
@@ -108,7 +107,7 @@ class World(LoopWorld):
         """Run the loop and the max-deliveries loop for a block; then stop them gracefully."""
         loop = self.loop()
         loops = {(self.consumer.stream, self.consumer.name): loop}
-        recovering = recover_exhausted(self.exhausted, loops, self._breaker("stranded"), self.stop)
+        recovering = recover_exhausted(self.exhausted, loops, self.parts().breaker("stranded"), self.stop)
         async with asyncio.TaskGroup() as group:
             group.create_task(loop.run(self.stop))
             group.create_task(recovering)
@@ -116,7 +115,7 @@ class World(LoopWorld):
             self.stop.set()
 
     def leases(self) -> InboxLeases:
-        return inbound.inbox_leases(self.context(), self.inbox, self._breaker("store"))
+        return self.loop().leases
 
     async def record(self, message: InboundMessage) -> InFlightMessage:
         """Record a message as a worker does that dies then."""
@@ -125,41 +124,22 @@ class World(LoopWorld):
         return item
 
     def loop(self) -> InboxConsumer:
-        loop = inbox_loop(
-            self.context(),
-            consumer=self.consumer,
-            inbox=self.inbox,
-            store_breaker=self._breaker("store"),
-            handler=self.handler,
-            dead_letters=self.dlq,
-        )
+        loop = inbox_loop(self.parts(), self.consumer, self.inbox, self.handler, self.dlq)
         self.health = loop.health
         return loop
 
-    def _breaker(self, name: str) -> CircuitBreaker:
-        return self.context().breaker(name, cap_seconds=PROBE_MAX_SECONDS)
 
-
-def inbox_loop(
-    base: WorkerContext,
-    *,
-    consumer: Any,
-    inbox: Any,
-    store_breaker: CircuitBreaker,
-    handler: Any,
-    dead_letters: Any,
-) -> InboxConsumer:
+def inbox_loop(parts: Parts, consumer: Any, inbox: Any, handler: Any, dead_letters: Any) -> InboxConsumer:
     """Put the loop together as the worker does, between these ends."""
-    leases = inbound.inbox_leases(base, inbox, store_breaker)
-    return inbound.inbox_loop(
-        base,
-        consumer,
-        base.breaker(f"consumer {consumer.name}", cap_seconds=PROBE_MAX_SECONDS),
+    make = consumer_loops(
+        parts,
+        inbox=inbox,
         handler=handler,
-        health=inbound.handler_health(base),
-        leases=leases,
-        dead_letters=inbound.dead_letter_publisher(base, leases, dead_letters),
+        health=handler_health(parts),
+        letters=dead_letters,
+        store_breaker=parts.breaker("store"),
     )
+    return make(consumer, parts.breaker(f"consumer {consumer.name}"))
 
 
 def always(behaviour: Behaviour) -> Any:

@@ -123,7 +123,7 @@ class Failing(LoopWorld):
 
     def __init__(self, error: DependencyError) -> None:
         super().__init__()
-        self._breaker = self.context().breaker("store", cap_seconds=2.0)
+        self._breaker = self.parts().breaker("store", cap_seconds=2.0)
         self.errors = [error] * 3
 
     async def ask(self) -> str:

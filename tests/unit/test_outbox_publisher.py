@@ -12,15 +12,14 @@ import pytest
 from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.event import EventState
-from sea_mq_worker.outbox.pace import MemoryBudget
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.runtime.breaker import Permit
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream
-from sea_mq_worker.wiring.outbound import _lane, _publishing
-from tests.support.loop_world import PROBE_MAX_SECONDS, LoopWorld
+from sea_mq_worker.worker import publisher_lanes
+from tests.support.loop_world import LoopWorld
 from tests.support.simulation import Interrupted, in_virtual_time
 
 LEASE = 60.0
@@ -99,17 +98,9 @@ class World(LoopWorld):
             self.stop.set()
 
     def lane(self) -> OutboxPublisher:
-        base = self.context()
-        lane = _lane(
-            base,
-            _publishing(base, self.publisher),
-            self.outbox,
-            keyed=self._ordered,
-            wakeup=lambda _keyed: PollingWakeup(),
-            store_breaker=base.breaker("store", cap_seconds=PROBE_MAX_SECONDS),
-            room=MemoryBudget(self.settings.outbox_bytes_max),
-            turn=self.turn,
-        )
+        parts = self.parts()
+        make = publisher_lanes(parts, self.publisher, parts.breaker("store"))
+        lane = make(self.outbox, PollingWakeup(), keyed=self._ordered, turn=self.turn)
         return replace(lane, batch_bytes_max=2**20)
 
     def _meet(self, message: OutboundMessage) -> Fault:

@@ -69,9 +69,9 @@ class Broken(LoopWorld):
 
     def __init__(self, error: DependencyError) -> None:
         super().__init__()
-        context = self.context()
-        self.readiness = context.readiness
-        self.breaker = context.breaker("inbox database", cap_seconds=2.0)
+        parts = self.parts()
+        self.readiness = parts.readiness
+        self.breaker = parts.breaker("inbox database", cap_seconds=2.0)
         self.error: DependencyError | None = error
 
     async def ask(self) -> None:

@@ -12,8 +12,8 @@ _NAMESPACE = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "8
 _READ = """
 import time
 from dataclasses import fields
-from sea_mq_worker.wiring.context import WorkerContext
-[clock] = [one.default for one in fields(WorkerContext) if one.name == "clock"]
+from sea_mq_worker.parts import Parts
+[clock] = [one.default for one in fields(Parts) if one.name == "clock"]
 print(clock() - time.clock_gettime(time.CLOCK_BOOTTIME))
 """
 

@@ -1,1 +1,0 @@
-"""Builds the worker from its settings."""
