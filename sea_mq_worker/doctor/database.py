@@ -4,7 +4,7 @@ A locked table hides no other table: what no lock can delay is read first.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -33,6 +33,7 @@ from sea_mq_worker.settings import Settings
 Facts = Mapping[str, Any]
 """Answers by the names of their statements, each a list of rows, and what other modules read."""
 
+_SQL = load_queries("doctor")
 _SETTINGS = (
     *("fsync", "synchronous_commit", "synchronous_standby_names", "autovacuum", "track_counts"),
     "session_replication_role",
@@ -84,18 +85,16 @@ async def read_database(s: Settings, found: list[Finding]) -> Facts:
 
 async def _serves(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> bool:
     """Check that the schema is of this worker's version and context; facts of another one would mislead."""
-    command = ""
     try:
         await check_version(pool)
         await check_owner(pool, s.context)
     except ContractError as refused:
-        command = MIGRATE if isinstance(refused, OutdatedSchemaError) else ""
         found.append(
             error(
                 "schema_version", f"schema {s.database_schema}", str(refused),
                 why="the worker refuses to start",
                 fix="run `migrate` or another version of the worker, or correct what the message names",
-                command=command,
+                command=MIGRATE if isinstance(refused, OutdatedSchemaError) else "",
             )
         )  # fmt: skip
         return False
@@ -104,42 +103,39 @@ async def _serves(s: Settings, pool: asyncpg.Pool, found: list[Finding]) -> bool
 
 async def _read_server(s: Settings, pool: asyncpg.Pool, facts: dict[str, Any]) -> None:
     """Read all that no lock can delay, or nothing."""
-    ask = _questions(pool)
     began = time.time()
     server: dict[str, Any] = {}
-    [server["identity"]] = await ask("identity")
+    [server["identity"]] = await _ask(pool, "identity")
     server["clock_offset_seconds"] = server["identity"]["epoch"] - (began + time.time()) / 2
-    server["settings"] = {row["name"]: row for row in await ask("settings", list(_SETTINGS))}
-    [server["connections"]] = await ask("connections", s.outbox_lease_seconds / 2)
-    server["transactions"] = await ask("transactions", _LEASES * s.outbox_lease_seconds)
+    server["settings"] = {row["name"]: row for row in await _ask(pool, "settings", list(_SETTINGS))}
+    [server["connections"]] = await _ask(pool, "connections", s.outbox_lease_seconds / 2)
+    server["transactions"] = await _ask(pool, "transactions", _LEASES * s.outbox_lease_seconds)
     for name in ("notifications", "rights"):
-        server[name] = await ask(name)
+        server[name] = await _ask(pool, name)
     for name in ("tables", "indexes", "triggers"):
-        server[name] = await ask(name, list(TABLES))
+        server[name] = await _ask(pool, name, list(TABLES))
     own = list(expected_objects("TRIGGER"))
-    server["foreign_triggers"] = await ask("foreign_triggers", list(_UPDATED), own)
+    server["foreign_triggers"] = await _ask(pool, "foreign_triggers", list(_UPDATED), own)
     server["altered"] = await altered_migrations(pool)
     facts |= server
 
 
 async def _read_rows(s: Settings, pool: asyncpg.Pool, facts: dict[str, Any]) -> None:
     """Read the rows, and the locks that block them; a worker waits for a lock half a statement's time."""
-    ask = _questions(pool)
     try:
         facts |= await row_facts(pool, s.stream)
-        facts["locks"] = await ask("locks", list(TABLES), s.database_timeout_seconds / 2)
+        facts["locks"] = await _ask(pool, "locks", list(TABLES), s.database_timeout_seconds / 2)
     except UnavailableError:
         facts.pop("outbox", None)
-        facts["locks"] = await ask("locks", list(TABLES), -1.0)
+        facts["locks"] = await _ask(pool, "locks", list(TABLES), -1.0)
         if not facts["locks"]:
             raise
 
 
 async def row_facts(pool: asyncpg.Pool, stream: str) -> Facts:
     """Query the backlog of the tables; a lock on a table delays the answer."""
-    ask = _questions(pool)
-    facts: dict[str, Any] = {name: await ask(name) for name in ("sequence", "partitions", "inbox")}
-    facts["failing"] = await ask("failing", NUMBERS, MARKED)
+    facts: dict[str, Any] = {name: await _ask(pool, name) for name in ("sequence", "partitions", "inbox")}
+    facts["failing"] = await _ask(pool, "failing", NUMBERS, MARKED)
     facts["missed"] = await recorded_missed(pool)
     facts["acknowledged"] = await published_rows(pool, stream)
     facts["publications"] = []
@@ -147,20 +143,18 @@ async def row_facts(pool: asyncpg.Pool, stream: str) -> Facts:
         try:
             await fetch(pool, f"EXPLAIN UPDATE {table} SET {column} = NULL")  # noqa: S608
         except ReplicaIdentityError as refused:
-            facts["publications"] += [(row, refused.problem) for row in await ask("publications", table)]
+            facts["publications"] += [
+                (row, refused.problem) for row in await _ask(pool, "publications", table)
+            ]
         except ContractError:  # a right is missing, which is another finding
             continue
-    [facts["outbox"]] = await ask("outbox")
+    [facts["outbox"]] = await _ask(pool, "outbox")
     return facts
 
 
-def _questions(pool: asyncpg.Pool) -> Callable[..., Awaitable[Sequence[Mapping[str, Any]]]]:
-    sql = load_queries("doctor")
-
-    async def ask(name: str, *args: object) -> Sequence[Mapping[str, Any]]:
-        return [dict(row) for row in await fetch(pool, sql[name], *args)]
-
-    return ask
+async def _ask(pool: asyncpg.Pool, name: str, *args: object) -> Sequence[Mapping[str, Any]]:
+    """Return what a statement of doctor.sql answers."""
+    return [dict(row) for row in await fetch(pool, _SQL[name], *args)]
 
 
 def _locks(locks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from tests.support.waiting import eventually
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=40)
 UNUSED = "127.0.0.1:1"
+PROCESSED = "SELECT bool_and(processed_at IS NOT NULL) FROM inbox_messages"
 VARIANT = "__"
 """Behind a slug: one of several ways to provoke the same."""
 
@@ -360,8 +361,7 @@ async def inbox_stuck(p: Patient) -> Mend:
     async def run_a_worker(finding: Finding) -> None:
         assert finding.fix == "check its error, and whether a worker is running"
         async with p.worker():
-            processed = "SELECT processed_at IS NOT NULL FROM inbox_messages"
-            await eventually(lambda: p.pool.fetchval(processed), what="the message has its effect")
+            await eventually(lambda: p.pool.fetchval(PROCESSED), what="the message has its effect")
 
     return run_a_worker
 
@@ -543,8 +543,6 @@ async def consumer_unattended(p: Patient) -> Mend:
     await p.send()
     return mended_by(p.take)
 
-
-PROCESSED = "SELECT bool_and(processed_at IS NOT NULL) FROM inbox_messages"
 
 # --- the handler
 

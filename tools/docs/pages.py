@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import figures, results
-from tools.docs import admin, cli, proofs, schema, tables
+from tools.docs import cli, proofs, schema, tables
 from tools.docs.markdown import Text, sections, whole
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ PAGES: Mapping[Path, Text] = {
     CONFIGURATION: sections(settings=tables.list_of_settings),
     CLI: sections(commands=cli.list_of_commands),
     CLI_SCHEMA: whole(cli.schema),
-    PAGE: sections(routes=admin.table_of_routes),
+    PAGE: sections(routes=tables.routes),
     DOCTOR: sections(findings=tables.list_of_findings),
     TELEMETRY: sections(
         metrics=tables.metrics,

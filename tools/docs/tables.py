@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from sea_mq_worker.admin.api import ROUTES
 from sea_mq_worker.doctor import Severity
 from sea_mq_worker.settings import ENV_PREFIX, ConsumerSettings, Settings
 from sea_mq_worker.telemetry.events import EVENTS, FATAL_NOTICES, METRICS, NOTICES, PIPELINE_METRICS
@@ -127,3 +128,8 @@ def events() -> str:
     first = "".join(f"- `{e.key}` ({e.level}; {code(e.fields)}): {e.meaning}\n" for e in others)
     second = entries((e.key, e.meaning) for e in warnings)
     return f"{first}\nWarnings with the one field `text`:\n\n{second}"
+
+
+def routes() -> str:
+    """Return an entry for each route of the page: the first line about the call that it makes."""
+    return entries((f"{method} {path}", (call.__doc__ or "").split("\n")[0]) for method, path, call in ROUTES)
