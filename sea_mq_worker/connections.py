@@ -91,47 +91,42 @@ async def open_nats(
 
 
 def open_handler(
-    settings: Settings,
-    *,
-    concurrency: int,
-    url_key: str = "handler_url",
-    answer_bytes_max: int = _ANSWER_BYTES_MAX,
-) -> "HttpEventHandler":
-    """Create the client of the service's handler for single messages; it connects at the first call."""
-    from sea_mq_worker.inbox.http import HttpEventHandler
+    settings: Settings, *, concurrency: int, on_batch_failed: Callable[[str], None] | None = None
+) -> "HttpEventHandler | HttpBatchHandler":
+    """Create the client of the service's handler; it connects at the first call.
 
-    try:
-        return HttpEventHandler(
-            url=getattr(settings, url_key),
-            timeout_seconds=settings.handler_timeout_seconds,
-            concurrency=concurrency,
-            accept_statuses=settings.handler_accept_statuses,
-            token=SecretFile(settings.handler_token_file, key="handler_token_file"),
-            response_bytes_max=answer_bytes_max,
-            verify=handler_tls(settings),
-            keep_problem=settings.handler_keep_problem,
-            forbidden=(lambda _: False) if settings.handler_allow_link_local else is_metadata_host,
-        )
-    except ValueError as error:
-        raise SettingsError(f"SEA_MQ_{url_key.upper()} or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
+    With ``on_batch_failed`` it sends batches, too, where the settings name an endpoint for them.
+    """
+    from sea_mq_worker.inbox.http import HttpBatchHandler, HttpEventHandler
 
+    s = settings
 
-def open_batch_handler(
-    settings: Settings, *, concurrency: int, on_failed: Callable[[str], None]
-) -> "HttpBatchHandler":
-    """Create the client of a handler that has a batch endpoint; it connects at the first call."""
-    from sea_mq_worker.inbox.http import HttpBatchHandler
+    def client(key: str, answer_bytes_max: int) -> HttpEventHandler:
+        try:
+            return HttpEventHandler(
+                url=getattr(s, key),
+                timeout_seconds=s.handler_timeout_seconds,
+                concurrency=concurrency,
+                accept_statuses=s.handler_accept_statuses,
+                token=SecretFile(s.handler_token_file, key="handler_token_file"),
+                response_bytes_max=answer_bytes_max,
+                verify=handler_tls(s),
+                keep_problem=s.handler_keep_problem,
+                forbidden=(lambda _: False) if s.handler_allow_link_local else is_metadata_host,
+            )
+        except ValueError as error:
+            raise SettingsError(f"SEA_MQ_{key.upper()} or SEA_MQ_HANDLER_TOKEN_FILE: {error}") from None
 
-    answer_bytes_max = _ANSWER_BYTES_MAX + _STATUS_BYTES_MAX * settings.handler_batch_max
+    single = client("handler_url", _ANSWER_BYTES_MAX)
+    if on_batch_failed is None or not s.handler_batch_url:
+        return single
     return HttpBatchHandler(
-        single=open_handler(settings, concurrency=concurrency),
-        batch=open_handler(
-            settings, concurrency=concurrency, url_key="handler_batch_url", answer_bytes_max=answer_bytes_max
-        ),
+        single=single,
+        batch=client("handler_batch_url", _ANSWER_BYTES_MAX + _STATUS_BYTES_MAX * s.handler_batch_max),
         concurrency=concurrency,
-        messages_max=settings.handler_batch_max,
+        messages_max=s.handler_batch_max,
         bytes_max=_BATCH_BYTES,
-        on_failed=on_failed,
+        on_failed=on_batch_failed,
     )
 
 

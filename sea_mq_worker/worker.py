@@ -31,7 +31,7 @@ import asyncpg
 from sea_mq_worker.admin.api import OperatorApi
 from sea_mq_worker.admin.server import AdminServer
 from sea_mq_worker.admin.status import DEPTH_MAX, Status, open_upkeep
-from sea_mq_worker.connections import SecretFile, exposures, open_batch_handler, open_handler
+from sea_mq_worker.connections import SecretFile, exposures, open_handler
 from sea_mq_worker.errors import ContractError, LimitsError, WorkerError
 from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher
@@ -534,16 +534,11 @@ async def _consume(
 
 def _handler(parts: Parts) -> EventHandler:
     s = parts.settings
-    concurrency = s.handler_concurrency * len(s.consumers)
-    http = (
-        open_batch_handler(
-            s,
-            concurrency=concurrency,
-            on_failed=lambda error: parts.events.emit("handler_batch_failed", text=error),
-        )
-        if s.handler_batch_url
-        else open_handler(s, concurrency=concurrency)
-    )
+
+    def report(error: str) -> None:
+        parts.events.emit("handler_batch_failed", text=error)
+
+    http = open_handler(s, concurrency=s.handler_concurrency * len(s.consumers), on_batch_failed=report)
     parts.stack.push_async_callback(http.close)
     if not s.tracing:
         return http

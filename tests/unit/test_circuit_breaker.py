@@ -1,3 +1,5 @@
+"""The circuit breaker, by its waits in virtual time: 0.2 s at first, twice as long each time, at most 2 s."""
+
 import asyncio
 
 import pytest
@@ -9,146 +11,135 @@ from sea_mq_worker.errors import (
     FinalError,
     RowsRefusedError,
 )
-from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, Permit, call_when_available
-from sea_mq_worker.testing.events import Emitted, RecordingEvents
+from sea_mq_worker.runtime.breaker import Permit, call_when_available
+from sea_mq_worker.testing.events import Emitted
 from tests.support.loop_world import LoopWorld
 from tests.support.simulation import in_virtual_time
-from tests.support.waiting import eventually
 
 
-class World:
+class World(LoopWorld):
     def __init__(self) -> None:
-        self.now = 0.0
-        self.stop = asyncio.Event()
-        self.events = RecordingEvents()
-        backoff = Backoff(base_seconds=0.01, cap_seconds=1.0, random=lambda: 1.0)
-        self.breaker = CircuitBreaker(
-            name="broker", backoff=backoff, events=self.events, clock=lambda: self.now
-        )
+        super().__init__()
+        self.breaker = self.parts().breaker("store")
+
+    async def enter(self) -> Permit:
+        return await self.breaker.enter(self.stop)
+
+    async def probe_seconds(self) -> float:
+        """Wait for the permit to probe; return for how long."""
+        began = self.clock()
+        assert await self.enter() is Permit.PROBE
+        return round(self.clock() - began, 3)
 
 
-async def test_a_closed_circuit_breaker_lets_everything_through() -> None:
+@in_virtual_time
+async def test_a_closed_circuit_lets_everything_through_even_during_a_stop() -> None:
     world = World()
-    assert await world.breaker.enter(world.stop) is Permit.FREE
+    assert await world.enter() is Permit.FREE
     world.stop.set()
-    assert await world.breaker.enter(world.stop) is Permit.FREE
+    assert await world.enter() is Permit.FREE
 
 
-async def test_an_open_circuit_breaker_lets_one_probe_through_when_it_is_due() -> None:
+@in_virtual_time
+async def test_an_open_circuit_lets_one_probe_through_and_the_others_after_its_success() -> None:
     world = World()
     world.breaker.record_failure("down")
-    world.now = 1.0
-    assert await world.breaker.enter(world.stop) is Permit.PROBE
-    second = asyncio.create_task(world.breaker.enter(world.stop))
-    await asyncio.sleep(0)
+    first, second, third = (asyncio.create_task(world.enter()) for _ in range(3))
+    assert await first is Permit.PROBE
+    await asyncio.sleep(10.0)
     assert not second.done()
     world.breaker.record_success()
-    assert await second is Permit.FREE
+    assert [await second, await third] == [Permit.FREE] * 2
 
 
+@in_virtual_time
+async def test_a_failed_probe_makes_the_next_wait_longer_and_one_that_tried_nothing_does_not() -> None:
+    world = World()
+    world.breaker.record_failure("down")
+    waits = []
+    for _ in range(6):
+        waits.append(await world.probe_seconds())
+        world.breaker.record_failure("down")
+    assert waits == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    world = World()
+    world.breaker.record_failure("down")
+    for _ in range(2):
+        assert await world.probe_seconds() == 0.2
+        world.breaker.release()
+
+
+@in_virtual_time
 async def test_callers_probe_in_turn() -> None:
     world = World()
     world.breaker.record_failure("down")
     turns: list[str] = []
 
     async def probe(name: str) -> None:
-        while await world.breaker.enter(world.stop) is Permit.PROBE:
+        while await world.enter() is Permit.PROBE:
             turns.append(name)
             world.breaker.record_failure("down")
-            world.now += 1.0
 
     async with asyncio.TaskGroup() as group:
         for name in "abc":
             group.create_task(probe(name))
-        await asyncio.sleep(0)
-        world.now = 1.0
-        await eventually(lambda: len(turns) >= 9)
+        await asyncio.sleep(60.0)
         world.stop.set()
     assert "".join(turns).startswith("abcabcabc")
 
 
-async def test_a_failed_probe_keeps_it_closed_for_longer() -> None:
-    world = World()
-    world.breaker.record_failure("down")
-    world.now = 1.0
-    await world.breaker.enter(world.stop)
-    world.breaker.record_failure("down")
-    assert not world.breaker.is_closed
-    waiting = asyncio.create_task(world.breaker.enter(world.stop))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    world.now = 2.0
-    assert await waiting is Permit.PROBE
-
-
+@in_virtual_time
 async def test_a_probe_may_try_more_each_time_that_it_was_refused_and_one_thing_after_silence() -> None:
     world = World()
     world.breaker.record_failure("no room", answered=True)
     allowed = [world.breaker.probe_batch_max]
     for answered in (True, True, True, True, False):
-        world.now += 1.0
-        assert await world.breaker.enter(world.stop) is Permit.PROBE
+        await world.probe_seconds()
         world.breaker.record_failure("no room", answered=answered)
         allowed.append(world.breaker.probe_batch_max)
     assert allowed == [8, 64, 512, 4096, 4096, 1]
 
 
-async def test_failures_of_others_do_not_answer_for_the_probe() -> None:
+@in_virtual_time
+async def test_late_failures_of_others_do_not_answer_for_the_probe() -> None:
     world = World()
     world.breaker.record_failure("down")
     world.breaker.record_failure("down, says a late one")
     assert world.breaker.reason == "down"
+    assert await world.probe_seconds() == 0.2
 
 
-async def test_a_probe_without_work_leaves_its_permit_to_the_next() -> None:
-    world = World()
-    world.breaker.record_failure("down")
-    world.now = 1.0
-    assert await world.breaker.enter(world.stop) is Permit.PROBE
-    world.breaker.release()
-    world.now = 2.0
-    assert await world.breaker.enter(world.stop) is Permit.PROBE
-
-
+@in_virtual_time
 async def test_a_stop_ends_the_wait() -> None:
     world = World()
     world.breaker.record_failure("down")
-    waiting = asyncio.create_task(world.breaker.enter(world.stop))
+    waiting = asyncio.create_task(world.enter())
     world.stop.set()
     assert await waiting is Permit.STOPPED
 
 
-class Failing(LoopWorld):
-    """A dependency that fails three times."""
-
-    def __init__(self, error: DependencyError) -> None:
-        super().__init__()
-        self._breaker = self.parts().breaker("store", cap_seconds=2.0)
-        self.errors = [error] * 3
-
-    async def ask(self) -> str:
-        return await call_when_available(self._answer, breaker=self._breaker, stop=self.stop)
-
-    async def _answer(self) -> str:
-        if self.errors:
-            raise self.errors.pop()
+async def ask(world: World, errors: list[DependencyError]) -> str:
+    async def answer() -> str:
+        if errors:
+            raise errors.pop()
         return "done"
+
+    return await call_when_available(answer, breaker=world.breaker, stop=world.stop)
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailableError("away"), ContractError("a stream is missing")])
 @in_virtual_time
 async def test_outages_and_fixable_errors_are_retried(error: DependencyError) -> None:
-    failing = Failing(error)
-    assert [await failing.ask(), await failing.ask()] == ["done"] * 2
-    opened, closed = failing.events.emitted
+    world, errors = World(), [error] * 3
+    assert [await ask(world, errors), await ask(world, errors)] == ["done"] * 2
+    opened, closed = world.events.emitted
     assert opened.key == "circuit_opened"
-    assert closed == Emitted("circuit_closed", circuit="store", paused_seconds=failing.clock())
+    assert closed == Emitted("circuit_closed", circuit="store", paused_seconds=world.clock())
 
 
 @pytest.mark.parametrize("error", [FinalError("the schema is newer"), RowsRefusedError("a trigger")])
 @in_virtual_time
 async def test_what_no_waiting_helps_is_raised_at_once(error: DependencyError) -> None:
-    failing = Failing(error)
+    world, errors = World(), [error] * 3
     with pytest.raises(type(error)):
-        await failing.ask()
-    assert (len(failing.errors), failing.events.emitted) == (2, [])
+        await ask(world, errors)
+    assert (len(errors), world.events.emitted) == (2, [])
