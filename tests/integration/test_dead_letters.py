@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
 import asyncpg
@@ -13,7 +13,7 @@ from sea_mq_worker.errors import BrokerUnavailableError, ContractError, StoreUna
 from sea_mq_worker.inbox.dead_letter import Reason, dead_letter_message, headers_only
 from sea_mq_worker.inbox.message import Lease, content_hash
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
-from sea_mq_worker.nats.connection import NatsConnection
+from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.nats.message import InboundMessage, OutboundMessage
 from sea_mq_worker.operators.dead_letters import (
     DeadLetterEntry,
@@ -36,6 +36,7 @@ LEASED = (
     " locked_until = now() + interval '1 minute'"
 )
 LEASE = 30.0
+REQUEST = "0c2f3b8e-0000-4000-8000-00000000000c"
 
 
 class Letters(DeadLetters):
@@ -77,11 +78,9 @@ class World:
     async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
         return await store(self.connection, subject, payload, headers)
 
-    async def dead_letter(
-        self, *, omit_body: bool = False, as_id: str = "", detail: str = "422"
-    ) -> tuple[str, int]:
+    async def dead_letter(self, *, omit: str = "", as_id: str = "", detail: str = "422") -> tuple[str, int]:
         """Dead-letter a message; return its ID and the sequence of its dead letter."""
-        headers = {"Nats-Msg-Id": str(uuid.uuid4())}
+        headers = {"Nats-Msg-Id": str(uuid.uuid4()), "ce-correlationid": REQUEST}
         subject = f"{self.name}v.event.vibe_created.v1"
         seq = await self.store(subject, b'{"vibe": "calm"}', headers)
         message = inbound_message(
@@ -91,7 +90,11 @@ class World:
         built = dead_letter_message(
             dead_letter(message, message_id=message_id, detail=detail), context=self.name
         )
-        built = headers_only(built) if omit_body else built
+        if omit == "body":
+            built = headers_only(built)
+        elif omit == "headers":
+            kept = {name: value for name, value in built.headers.items() if name != "ce-correlationid"}
+            built = built._replace(headers=kept | {"Dlq-Headers-Omitted": "1"})
         worker = PostgresInboxAdapter(pool=self.pool, worker="worker")
         run = await lease(worker, inbox_entry(message_id, content_hash=content_hash(message)))
         await worker.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
@@ -202,18 +205,6 @@ async def test_a_list_is_filtered_and_bounded_and_skips_what_was_removed(world: 
     assert await listed(DeadLetterFilter(until=letters[3].stored_at)) == [1, 2]
 
 
-async def test_the_source_of_an_entry_is_read_from_its_stream(world: World) -> None:
-    stored = source(world, b'{"large": true}')
-    seq = await world.store(stored.subject, stored.payload, {"Nats-Msg-Id": "a"})
-    entry = replace(await put(world, headers_only(letter(world))), stream_sequence=seq)
-    assert (entry.body_omitted, entry.body_bytes, entry.payload) == (True, 14, b"")
-    found = await world.letters.source(entry)
-    assert (found.payload, found.headers, found.seq) == (b'{"large": true}', {"Nats-Msg-Id": "a"}, seq)
-    assert (found.stream, found.consumer, found.deliveries) == (entry.stream, entry.consumer, 3)
-    with pytest.raises(ContractError, match="has no message 9"):
-        await world.letters.source(replace(entry, stream_sequence=9))
-
-
 async def test_what_is_not_there_is_named(world: World) -> None:
     with pytest.raises(ContractError, match=f"{world.name}_DLQ has no message 9"):
         await world.letters.show(9)
@@ -259,10 +250,7 @@ async def test_a_redrive_calls_no_handler_for_a_message_that_was_processed_since
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        (
-            LEASED,
-            "retry when the lease has ended",
-        ),
+        (LEASED, "retry when the lease has ended"),
         ("content_hash = 'another'", "another content under its ID"),
     ],
 )
@@ -326,10 +314,20 @@ async def test_a_redrive_that_failed_in_the_middle_is_recorded_and_repeated_with
     assert (await world.row(message_id))["processed_at"] is not None
 
 
-async def test_a_body_that_was_omitted_is_read_from_the_stream(world: World) -> None:
-    _, seq = await world.dead_letter(omit_body=True)
+@pytest.mark.parametrize("omitted", ["body", "headers"])
+async def test_what_was_omitted_is_read_from_the_stream_and_a_body_that_is_gone_is_named(
+    world: World, omitted: str
+) -> None:
+    _, seq = await world.dead_letter(omit=omitted)
+    _, again = await world.dead_letter(omit=omitted)
     assert (await world.redrive(seq)).done
-    assert world.handler.requests[0].payload == b'{"vibe": "calm"}'
+    [request] = world.handler.requests
+    assert (request.payload, request.correlation_id) == (b'{"vibe": "calm"}', REQUEST)
+    await api(world.connection, f"STREAM.PURGE.{source_name(world)}")
+    outcome = await world.redrive(again)
+    assert outcome.done == (omitted == "headers")
+    if omitted == "body":
+        assert "has no message 2 (any more)" in outcome.text
 
 
 async def test_a_message_that_can_never_be_handled_is_not_redriven(world: World) -> None:

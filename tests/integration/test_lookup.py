@@ -15,7 +15,7 @@ from sea_mq_worker.errors import BrokerUnavailableError
 from sea_mq_worker.inbox.dead_letter import conflict_detail, dead_letter_message
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.operators import lookup as looking
-from sea_mq_worker.operators.changes import discard
+from sea_mq_worker.operators.changes import close, discard
 from sea_mq_worker.operators.dead_letters import DeadLetters
 from sea_mq_worker.operators.lookup import Lookup, LookupReport, NoIdError, lookup_report
 from sea_mq_worker.operators.records import OutboxFilter
@@ -60,12 +60,12 @@ class World:
         await self.place(event, seq)
         return event, seq
 
-    async def place(self, event: UUID, seq: int) -> None:
+    async def place(self, event: UUID, seq: int | None, stream: str | None = "") -> None:
+        stream = self.stream if stream == "" else stream
         async with self.pool.acquire() as connection, connection.transaction():
             await connection.execute("SET LOCAL session_replication_role = replica")
-            await connection.execute(
-                "UPDATE outbox_events SET stream = $2, stream_seq = $3 WHERE id = $1", event, self.stream, seq
-            )
+            changed = "UPDATE outbox_events SET stream = $2, stream_seq = $3 WHERE id = $1"
+            await connection.execute(changed, event, stream, seq)
 
     async def dead_letter(self, message_id: UUID) -> int:
         built = dead_letter_message(dead_letter(inbound_message(str(message_id))), context=self.name)
@@ -92,6 +92,8 @@ async def test_an_event_that_waits_names_what_it_waits_for(world: World) -> None
     )
     assert behind.next_steps == (f"{RUN} where {first}",)
     assert (await world.ask(free)).answer[0].startswith("it waits for a worker since 20")
+    *_, last = [await add_event(world.pool, ordering_key="long") for _ in range(102)]
+    assert "waits for 100 or more earlier events" in (await world.ask(last)).answer[0]
 
 
 async def test_an_event_waits_for_a_dead_one_only_where_dead_ones_hold_their_key(world: World) -> None:
@@ -103,16 +105,12 @@ async def test_an_event_waits_for_a_dead_one_only_where_dead_ones_hold_their_key
     assert found.next_steps == (f"{RUN} where {dead}",)
 
 
+GONE = "; its session is gone: a worker takes the lease over, or the lease ends by its time"
+
+
 @pytest.mark.parametrize(
     ("token", "session"),
-    [
-        ("9", ""),
-        ("00c0ffee12345678", "; its session lives"),
-        (
-            "0000dead12345678",
-            "; its session is gone: a worker takes the lease over, or the lease ends by its time",
-        ),
-    ],
+    [("9", ""), ("00c0ffee12345678", "; its session lives"), ("0000dead12345678", GONE)],
 )
 async def test_a_lease_names_its_worker_and_whether_its_session_lives(
     world: World, token: str, session: str
@@ -147,6 +145,28 @@ async def test_a_published_event_names_the_progress_of_each_consumer(world: Worl
     assert {step.text.split()[0] for step in found.steps} == {"written", "acknowledged", "stored"}
     await message.ack_sync()
     assert f"consumer holder of {world.stream} is done with it" in (await world.ask(event)).answer
+
+
+async def test_an_event_without_a_place_in_the_stream_is_not_called_lost(world: World) -> None:
+    """A worker of SDS-047 published it, and noted no place."""
+    event = await add_event(world.pool, "PUBLISHED")
+    await world.place(event, None, stream=None)
+    found = await world.ask(event)
+    assert found.answer == ("it is published, by another worker, which noted no place in the stream",)
+    assert found.next_steps == ()
+    assert "published by another worker" in {step.text for step in found.steps}
+
+
+async def test_an_event_that_the_stream_dropped_by_its_limits_is_not_called_lost(world: World) -> None:
+    limited = f"{world.name}_LIMITED"
+    await create_stream(world.connection, limited, f"{world.name}.limited.>", max_msgs=1)
+    event = await add_event(world.pool, "PUBLISHED")
+    for message_id in (event, uuid.uuid4()):
+        await store(world.connection, f"{world.name}.limited.x", b"{}", {"Nats-Msg-Id": str(message_id)})
+    await world.place(event, 1, stream=limited)
+    found = await world.ask(event)
+    assert found.answer == (f"it was published, and is no longer in {limited} under sequence 1",)
+    assert found.next_steps == (f"{RUN} outbox replay {event} {WHY}",)
 
 
 async def test_an_event_that_the_stream_has_lost_is_to_be_replayed(world: World) -> None:
@@ -191,7 +211,11 @@ async def test_a_dead_lettered_message_names_its_dead_letter(world: World) -> No
     found = await world.ask(message)
     assert found.answer == ("it is dead-lettered: REJECTED: 422",)
     assert found.next_steps == (f"{RUN} dlq show {seq}", f"{RUN} dlq redrive {seq} {WHY}")
+    assert found.steps[0].text.startswith("received by durable: ")
     assert found.steps[-1].text == f"stored as dead letter {seq}: REJECTED"
+    await close(world.pool, [open_one := await add_message(world.pool)], actor="ann", reason="nobody has it")
+    given_up = (await world.ask(open_one)).answer
+    assert given_up == ("an operator gave it up: closed by ann: nobody has it",)
 
 
 async def test_another_content_under_the_id_is_named_with_its_dead_letter(world: World) -> None:
@@ -228,6 +252,9 @@ async def test_a_message_without_an_ending_waits_or_is_lost(world: World) -> Non
     lost = await world.ask(message)
     assert lost.answer[0].startswith("it is lost: 3 attempts had no effect, the last: no answer")
     assert f"inbox close {message}" in lost.next_steps[0]
+    await world.pool.execute("UPDATE inbox_messages SET attempts = 0")
+    uncounted = (await world.ask(message)).answer[0]
+    assert uncounted.startswith("it is lost: no attempt counts: none was made;")
 
 
 async def test_the_beginning_of_an_id_and_a_correlation_id_are_enough(world: World) -> None:
@@ -253,6 +280,12 @@ async def test_what_no_table_knows_is_found_in_the_streams_when_they_are_searche
     found = await world.ask(unknown, since=datetime.now(UTC) - timedelta(hours=1))
     assert f"under sequence {seq}; neither table has a row of it" in found.answer[0]
     assert f"dlq redrive {letter}" in (await world.ask(invalid)).next_steps[1]
+
+
+async def test_an_audit_that_cannot_be_read_is_named(world: World) -> None:
+    await world.pool.execute("ALTER TABLE operator_actions RENAME TO elsewhere")
+    [note] = (await world.ask(uuid.uuid4())).not_checked
+    assert note.startswith("the audit: ")
 
 
 async def test_the_time_within_an_id_tells_where_the_search_of_the_streams_begins(world: World) -> None:
