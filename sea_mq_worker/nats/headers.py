@@ -238,8 +238,11 @@ class CorrelationContext(NamedTuple):
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> "CorrelationContext":
         """Read the headers, whose names are in lower case; what is not a UUID counts as missing."""
-        found = {field: headers.get(name, "").lower() for field, name in _CORRELATION}
-        return cls(**{field: text if _UUID.fullmatch(text) else None for field, text in found.items()})
+        return cls(**{field: _uuid_or_none(headers.get(name)) for field, name in _CORRELATION})
+
+
+def _uuid_or_none(text: str | None) -> str | None:
+    return text.lower() if text and _UUID.fullmatch(text.lower()) else None
 
 
 _CORRELATION = tuple((header.field, header.name) for header in EVENT_HEADERS if header.field)

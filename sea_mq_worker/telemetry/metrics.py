@@ -45,27 +45,31 @@ class _Durations(Histogram):
 class Rate:
     """Events per second over the last ten whole seconds, in a ring of one bucket per second."""
 
+    __slots__ = ("_buckets", "_clock", "_second")
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._second = int(clock())
         self._buckets = [0] * (_RATE_SECONDS + 1)
 
     def add(self, count: int) -> None:
-        self._buckets[self._now() % len(self._buckets)] += count
+        second = int(self._clock())
+        if second != self._second:
+            self._advance(second)
+        self._buckets[second % len(self._buckets)] += count
 
     def per_second(self) -> float:
-        second = self._now()
+        second = int(self._clock())
+        self._advance(second)
         whole = sum(self._buckets) - self._buckets[second % len(self._buckets)]
         return round(whole / _RATE_SECONDS, 1)
 
-    def _now(self) -> int:
-        """Return the current second; clear the buckets of those that began since the last call."""
-        second, size = int(self._clock()), len(self._buckets)
-        if second != self._second:
-            for passed in range(self._second + 1, min(second, self._second + size) + 1):
-                self._buckets[passed % size] = 0
-            self._second = second
-        return second
+    def _advance(self, second: int) -> None:
+        """Clear the buckets of the seconds that began since the last call."""
+        size = len(self._buckets)
+        for passed in range(self._second + 1, min(second, self._second + size) + 1):
+            self._buckets[passed % size] = 0
+        self._second = second
 
 
 class Metrics(Collector):
