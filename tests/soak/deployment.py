@@ -37,10 +37,10 @@ _PAYLOAD = b', "payload": '
 _HANG_SECONDS = 3.0
 """Longer than the worker's time-out."""
 
-Mood = str
-MOODS: dict[Mood, Behaviour] = {
+MOODS: dict[str, Behaviour] = {
     "fails": answer(500),
     "resets": raw(b"", reset=True),
+    "works_then_resets": raw(b"", reset=True),
     "busy": answer(429, retry_after="1"),
     "garbles": raw(b"HTTP/1.1 2", close=True),
 }
@@ -48,14 +48,13 @@ MOODS: dict[Mood, Behaviour] = {
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One call: message, worker, time, and hash of the payload."""
+    """One call: message, worker, time, hash of the payload, and status of the response; 0: none."""
 
     id: str
     worker: str
     at: float
     digest: str
     status: int
-    """Status of the response; 0: no response."""
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Service:
     """An idempotent service; messages in ``rejects`` get status 422, those in ``never`` 500."""
 
     chance: random.Random
-    mood: Mood = "well"
+    mood: str = "well"
     heard: list[Heard] = field(default_factory=list)
     effects: Counter[str] = field(default_factory=Counter)
     rejects: set[str] = field(default_factory=set)
@@ -73,22 +72,15 @@ class Service:
         """Respond to a call according to the present behaviour."""
         mood, came = self.mood, time.time()
         await asyncio.sleep(self.chance.uniform(0.005, 0.1))
+        worked = self._status(call.message_id) if mood in {"well", "works_then_resets"} else 0
+        status = worked if mood == "well" else 0
+        digest = hashlib.sha256(call.body.partition(_PAYLOAD)[2][:-1]).hexdigest()
+        self.heard.append(Heard(call.message_id, call.path.rpartition("/")[2], came, digest, status))
         if mood == "hangs":
-            self._note(call, came, 0)
             await asyncio.sleep(_HANG_SECONDS)
             writer.transport.abort()
-            return
-        if mood in MOODS:
-            self._note(call, came, 0)
-            await MOODS[mood](call, writer)
-            return
-        status = self._status(call.message_id)
-        if mood == "works_then_resets":
-            self._note(call, came, 0)
-            await MOODS["resets"](call, writer)
-            return
-        self._note(call, came, status)
-        await answer(status)(call, writer)
+        else:
+            await (answer(status) if mood == "well" else MOODS[mood])(call, writer)
 
     def _status(self, message_id: str) -> int:
         if message_id in self.rejects:
@@ -99,12 +91,6 @@ class Service:
             return 409
         self.effects[message_id] += 1
         return 200
-
-    def _note(self, call: Call, came: float, status: int) -> None:
-        payload = call.body.partition(_PAYLOAD)[2][:-1]
-        worker = call.path.rpartition("/")[2]
-        digest = hashlib.sha256(payload).hexdigest()
-        self.heard.append(Heard(call.message_id, worker, came, digest, status))
 
 
 _SCRAPE_SECONDS_MAX = 2.0

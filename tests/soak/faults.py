@@ -6,10 +6,10 @@ import random
 import signal
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
 
@@ -32,61 +32,56 @@ _REPLAYS_END_SECONDS = 25.0
 """Time before the end without replays, since a replay waits for the stream's deduplication window."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of fault: weight, range of the duration, and the victim, hit by one fault at a time."""
+class Kind(NamedTuple):
+    """A kind of fault: how often it is drawn, and the range of its duration in seconds."""
 
-    name: str
     weight: float
     shortest: float
     longest: float
-    where: str
-    """``worker``, ``proxy`` (of one worker), or the name of a shared part."""
 
 
-KINDS = (
-    Kind("worker.kill", 6, 0.2, 2, "worker"),
-    Kind("worker.freeze", 5, 4, 8, "worker"),
-    Kind("worker.freeze_with_claims", 4, 4, 8, "worker"),
-    Kind("worker.stop", 3, 0.2, 2, "worker"),
-    Kind("broker.kill", 3, 0.2, 3, "broker"),
-    Kind("broker.freeze", 2, 1, 6, "broker"),
-    Kind("broker.full", 2, 2, 6, "broker"),
-    Kind("broker.full_dead_letters", 1, 2, 6, "broker"),
-    Kind("broker.forbid", 2, 2, 5, "broker"),
-    Kind("broker.delete_consumer", 0.7, 1, 3, "broker"),
-    Kind("database.restart", 3, 0.2, 2, "database"),
-    Kind("database.freeze", 2, 1, 5, "database"),
-    Kind("database.freeze_backend", 3, 1, 6, "database"),
-    Kind("database.terminate", 2, 0.1, 0.5, "database"),
-    Kind("proxy.stall", 4, 1, 8, "proxy"),
-    Kind("proxy.cut", 3, 0.1, 0.5, "proxy"),
-    Kind("proxy.refuse", 3, 1, 6, "proxy"),
-    Kind("proxy.delay", 2, 2, 6, "proxy"),
-    Kind("proxy.drop_to_server", 3, 1, 6, "proxy"),
-    Kind("proxy.drop_to_client", 3, 1, 6, "proxy"),
-    Kind("producer.cut", 2, 0.1, 0.5, "producer"),
-    Kind("handler.fails", 2, 2, 6, "handler"),
-    Kind("handler.hangs", 1.5, 2, 6, "handler"),
-    Kind("handler.resets", 1.5, 2, 6, "handler"),
-    Kind("handler.works_then_resets", 2, 2, 6, "handler"),
-    Kind("handler.busy", 1, 2, 5, "handler"),
-    Kind("handler.garbles", 1, 2, 5, "handler"),
-    Kind("operator.replay", 1.5, 1, 2, "operator"),
-    Kind("operator.redrive", 1.5, 1, 2, "operator"),
-)
+KINDS = {
+    "worker.kill": Kind(6, 0.2, 2),
+    "worker.freeze": Kind(5, 4, 8),
+    "worker.freeze_with_claims": Kind(4, 4, 8),
+    "worker.stop": Kind(3, 0.2, 2),
+    "broker.kill": Kind(3, 0.2, 3),
+    "broker.freeze": Kind(2, 1, 6),
+    "broker.full": Kind(2, 2, 6),
+    "broker.full_dead_letters": Kind(1, 2, 6),
+    "broker.forbid": Kind(2, 2, 5),
+    "broker.delete_consumer": Kind(0.7, 1, 3),
+    "database.restart": Kind(3, 0.2, 2),
+    "database.freeze": Kind(2, 1, 5),
+    "database.freeze_backend": Kind(3, 1, 6),
+    "database.terminate": Kind(2, 0.1, 0.5),
+    "proxy.stall": Kind(4, 1, 8),
+    "proxy.cut": Kind(3, 0.1, 0.5),
+    "proxy.refuse": Kind(3, 1, 6),
+    "proxy.delay": Kind(2, 2, 6),
+    "proxy.drop_to_server": Kind(3, 1, 6),
+    "proxy.drop_to_client": Kind(3, 1, 6),
+    "producer.cut": Kind(2, 0.1, 0.5),
+    "handler.fails": Kind(2, 2, 6),
+    "handler.hangs": Kind(1.5, 2, 6),
+    "handler.resets": Kind(1.5, 2, 6),
+    "handler.works_then_resets": Kind(2, 2, 6),
+    "handler.busy": Kind(1, 2, 5),
+    "handler.garbles": Kind(1, 2, 5),
+    "operator.replay": Kind(1.5, 1, 2),
+    "operator.redrive": Kind(1.5, 1, 2),
+}
+"""By ``victim.effect``; a victim is hit by one fault at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault: seconds after the start, kind, victim and duration."""
+class Fault(NamedTuple):
+    """One fault: seconds after the start, kind, victim, duration, and a random number for further choices."""
 
     at: float
     kind: str
     victim: str
     seconds: float
     draw: int
-    """A random number for further choices."""
 
     @property
     def end(self) -> float:
@@ -96,52 +91,52 @@ class Fault:
 def draw(seed: int, seconds: float, *, only: frozenset[str] = frozenset()) -> list[Fault]:
     """Draw two lanes of faults with short pauses; every kind comes once before kinds are drawn by weight.
 
-    Args:
-        seed: the same seed gives the same plan.
-        seconds: duration of the traffic.
-        only: kinds of faults to draw; empty: all.
+    ``seconds`` is the duration of the traffic; ``only`` are the kinds of faults to draw, empty: all.
     """
     chance = random.Random(seed)
-    kinds = [kind for kind in KINDS if not only or kind.name in only]
+    kinds = [name for name in KINDS if not only or name in only]
     untried = list(kinds)
     chance.shuffle(untried)
     lanes = [CALM_SECONDS] * _LANES
     planned: list[Fault] = []
     while (at := min(lanes)) < seconds - 1:
         lane = lanes.index(at)
-        kind = chance.choice(untried) if untried else chance.choices(kinds, [k.weight for k in kinds])[0]
+        weights = [KINDS[name].weight for name in kinds]
+        kind = chance.choice(untried) if untried else chance.choices(kinds, weights)[0]
         fault = _fault(chance, kind, at, seconds)
-        if fault is None and kind in untried:
+        if kind in untried and (fault is None or not _collides(fault, planned)):
             untried.remove(kind)
-        if fault is None or any(_collide(fault, other) for other in planned):
+        if fault is None or _collides(fault, planned):
             lanes[lane] = at + 0.1
-            continue
-        planned.append(fault)
-        lanes[lane] = fault.end + chance.uniform(0.2, 1.2)
-        if kind in untried:
-            untried.remove(kind)
-    return sorted(planned, key=lambda fault: fault.at)
+        else:
+            planned.append(fault)
+            lanes[lane] = fault.end + chance.uniform(0.2, 1.2)
+    return sorted(planned)
 
 
-def _fault(chance: random.Random, kind: Kind, at: float, end: float) -> Fault | None:
-    length = min(chance.uniform(kind.shortest, kind.longest), end - at)
-    victim = kind.where
-    if kind.where == "worker":
-        victim = chance.choice(WORKERS if "freeze" in kind.name else MORTAL)
-    elif kind.where == "proxy":
+def _fault(chance: random.Random, kind: str, at: float, end: float) -> Fault | None:
+    """Draw victim and duration; None: it is too late for such a fault."""
+    length = min(chance.uniform(KINDS[kind].shortest, KINDS[kind].longest), end - at)
+    victim = kind.partition(".")[0]
+    if victim == "worker":
+        victim = chance.choice(WORKERS if "freeze" in kind else MORTAL)
+    elif victim == "proxy":
         victim = f"{chance.choice(WORKERS)}:{chance.choice(SIDES)}"
-    if kind.name == "broker.delete_consumer" and at > CALM_SECONDS + end * _DELETIONS_END:
+    if kind == "broker.delete_consumer" and at > CALM_SECONDS + end * _DELETIONS_END:
         return None
-    if kind.name == "operator.replay" and at > end - _REPLAYS_END_SECONDS:
+    if kind == "operator.replay" and at > end - _REPLAYS_END_SECONDS:
         return None
-    return Fault(round(at, 2), kind.name, victim, round(length, 2), chance.getrandbits(32))
+    return Fault(round(at, 2), kind, victim, round(length, 2), chance.getrandbits(32))
 
 
-def _collide(one: Fault, other: Fault) -> bool:
-    """Return whether two faults hit one victim at the same time, or with too short a pause."""
-    if one.at > other.end + 0.5 or other.at > one.end + 0.5:
-        return False
-    return one.victim.split(":")[0] == other.victim.split(":")[0]
+def _collides(fault: Fault, planned: Sequence[Fault]) -> bool:
+    """Return whether another fault hits its victim at the same time, or with too short a pause."""
+    return any(
+        fault.at <= other.end + 0.5
+        and other.at <= fault.end + 0.5
+        and fault.victim.split(":")[0] == other.victim.split(":")[0]
+        for other in planned
+    )
 
 
 _COMMAND_SECONDS = 25.0
@@ -164,8 +159,7 @@ _BACKENDS = "SELECT pid FROM pg_stat_activity WHERE usename LIKE 'w_' ORDER BY p
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Injected:
+class Injected(NamedTuple):
     """A fault as it happened, in wall-clock time."""
 
     kind: str
@@ -197,6 +191,7 @@ class Chaos:
             await self._cause(fault)
 
     async def _cause(self, fault: Fault) -> None:
+        """Cause a fault for its time, and undo it."""
         side, _, kind = fault.kind.partition(".")
         began = time.time()
         note = ""
@@ -216,13 +211,9 @@ class Chaos:
                 async with self._worker(self.stage.workers[fault.victim], kind):
                     await asyncio.sleep(fault.seconds)
             case _:
-                hurt: Callable[[Fault], AbstractAsyncContextManager[None]]
-                hurt = getattr(self, f"_{side}_{kind}")
-                async with hurt(fault):
+                async with getattr(self, f"_{side}_{kind}")(fault):
                     await asyncio.sleep(fault.seconds)
-        self.done.append(
-            Injected(kind=fault.kind, victim=fault.victim, began=began, ended=time.time(), note=note)
-        )
+        self.done.append(Injected(fault.kind, fault.victim, began, time.time(), note))
 
     async def _cut_producers(self, fault: Fault) -> None:
         """Disconnect the producers, every second time during a commit."""
@@ -284,7 +275,7 @@ class Chaos:
         yield
         await self._request(f"STREAM.UPDATE.{stream}", config)
 
-    def _broker_full_dead_letters(self, fault: Fault) -> AbstractAsyncContextManager[None]:
+    def _broker_full_dead_letters(self, fault: Fault) -> Any:
         return self._broker_full(fault, _DEAD_LETTERS)
 
     @asynccontextmanager
@@ -318,10 +309,7 @@ class Chaos:
     @asynccontextmanager
     async def _database_freeze_backend(self, fault: Fault) -> AsyncIterator[None]:
         pids = await self._backends()
-        if not pids:
-            yield
-            return
-        with frozen(pids[fault.draw % len(pids)], children=False):
+        with frozen(*pids[fault.draw % max(1, len(pids)) :][:1], children=False):
             yield
 
     @asynccontextmanager

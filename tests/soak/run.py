@@ -15,20 +15,17 @@ from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.nats.connection import api
 from tests.soak.deployment import CONTEXT, STOP_SECONDS, Stage, stage
 from tests.soak.evidence import (
-    BEHAVIOUR,
-    CONTENT,
+    LONG_CHECKS,
     Check,
     Evidence,
     Watch,
     gather,
     judge,
     late_calls,
-    rare_paths_were_reached,
-    replays,
     slopes,
     sometimes,
 )
-from tests.soak.faults import Chaos, Fault, Injected, draw, redrive
+from tests.soak.faults import Chaos, draw, redrive
 from tests.soak.traffic import Producer, Sender, Transaction
 from tests.support.jetstream import consumer_info, stored_messages
 
@@ -41,7 +38,7 @@ SELECT (SELECT count(*) FROM outbox_events WHERE state IN ('PENDING', 'CLAIMED')
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Soaked:
     """The result of a soak."""
 
@@ -59,7 +56,7 @@ class Soaked:
     @property
     def problems(self) -> dict[str, tuple[str, ...]]:
         """The first offenders of each check that failed."""
-        return {check.name: check.offenders[:10] for check in self.checks if not check.passed}
+        return {check.name: check.offenders[:10] for check in self.checks if check.offenders}
 
     def data(self) -> dict[str, Any]:
         """Return the result as JSON data."""
@@ -77,7 +74,7 @@ class Soaked:
                 "published": states["PUBLISHED"],
                 "dead": states["DEAD"],
                 "extra_copies": len(e.events) - states["PUBLISHED"],
-                "replays": replays(e).total(),
+                "replays": e.replays.total(),
             },
             "inbound": {
                 "messages": len(e.upstream),
@@ -105,7 +102,7 @@ async def soak(
     only: frozenset[str] = frozenset(),
     drain_seconds: float = DRAIN_SECONDS,
 ) -> Soaked:
-    """Run a soak.
+    """Run traffic and faults together, then let the deployment drain without faults, and judge what is left.
 
     Args:
         seed: seed of faults and traffic.
@@ -115,73 +112,43 @@ async def soak(
         only: kinds of faults to cause; empty: all.
         drain_seconds: limit after the last fault until everything is settled.
     """
-    plan = draw(seed, seconds, only=only)
     async with stage(folder, seed=seed, bug=bug) as made:
         await asyncio.gather(*(worker.ready() for worker in made.workers.values()))
         watch, over = Watch(made), asyncio.Event()
-        async with asyncio.TaskGroup() as watching:
-            watching.create_task(watch.run(over))
-            hurt = await _hurt(made, plan, seed=seed, seconds=seconds, drain_seconds=drain_seconds)
-            for worker in made.workers.values():
-                await worker.scrape()
-            over.set()
+        ledger: dict[str, Transaction] = {}
+        chaos, sender, stop = Chaos(made), Sender(made, random.Random(seed + 3)), asyncio.Event()
+        watching = asyncio.create_task(watch.run(over))
+        async with asyncio.TaskGroup() as traffic:
+            for number in (1, 2):
+                producer = Producer(made, ledger, f"p{number}", random.Random(seed + number))
+                traffic.create_task(producer.run(stop))
+            traffic.create_task(sender.run(stop))
+            began = time.monotonic()
+            await chaos.run(draw(seed, seconds, only=only))
+            await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+            sender.only_good = True
+            peace = time.monotonic()
+            await _settled_under_traffic(made, drain_seconds)
+            stop.set()
+        left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
+        drained = time.monotonic() - peace
+        letters = await stored_messages(made.broker, f"{CONTEXT.upper()}_DLQ")
+        if interrupted := sorted(made.pardoned & {letter.seq for letter in letters}):
+            await redrive(made, interrupted)  # as an operator would
+        for worker in made.workers.values():
+            await worker.scrape()
+        over.set()
+        await watching
         for worker in made.workers.values():
             await worker.process.stop(within=STOP_SECONDS)
-        evidence = await gather(
-            made, ledger=hurt.ledger, acknowledged=hurt.acknowledged, faults=hurt.faults, watch=watch
-        )
-    late = f"it took {hurt.drained:.0f} s" if hurt.drained > drain_seconds else ""
-    unfinished = tuple(filter(None, (hurt.left, late)))
-    end = Check("A0", f"Everything is settled {drain_seconds:g} s after the last fault", unfinished)
-    return Soaked(
-        seed=seed,
-        seconds=seconds,
-        bug=bug,
-        drain_seconds=hurt.drained,
-        evidence=evidence,
-        checks=[end, *_judged(evidence, seconds)],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Hurt:
-    """Transactions, injected faults, the broker's acknowledgements, seconds to drain, and unfinished work."""
-
-    ledger: dict[str, Transaction]
-    faults: list[Injected]
-    acknowledged: dict[int, str]
-    drained: float
-    left: str
-
-
-async def _hurt(made: Stage, plan: list[Fault], *, seed: int, seconds: float, drain_seconds: float) -> _Hurt:
-    """Run traffic and faults together, then let the deployment drain without faults."""
-    ledger: dict[str, Transaction] = {}
-    chaos, sender, stop = Chaos(made), Sender(made, random.Random(seed + 3)), asyncio.Event()
-    async with asyncio.TaskGroup() as traffic:
-        for number in (1, 2):
-            producer = Producer(made, ledger, f"p{number}", random.Random(seed + number))
-            traffic.create_task(producer.run(stop))
-        traffic.create_task(sender.run(stop))
-        began = time.monotonic()
-        await chaos.run(plan)
-        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
-        sender.only_good = True
-        peace = time.monotonic()
-        await _settled_under_traffic(made, drain_seconds)
-        stop.set()
-    left = await _drained(made, max(10.0, drain_seconds - (time.monotonic() - peace)))
-    drained = time.monotonic() - peace
-    await _redrive_the_rest(made)
-    faults = sorted(chaos.done, key=lambda fault: fault.began)
-    return _Hurt(ledger=ledger, faults=faults, acknowledged=sender.acknowledged, drained=drained, left=left)
-
-
-def _judged(evidence: Evidence, seconds: float) -> list[Check]:
-    checks = judge(evidence, CONTENT + BEHAVIOUR)
+        faults = sorted(chaos.done, key=lambda fault: fault.began)
+        evidence = await gather(made, watch, ledger=ledger, acknowledged=sender.acknowledged, faults=faults)
+    late = f"it took {drained:.0f} s" if drained > drain_seconds else ""
+    end = f"Everything is settled {drain_seconds:g} s after the last fault"
+    checks = [Check("A0", end, tuple(filter(None, (left, late)))), *judge(evidence)]
     if seconds >= _RARE_PATHS_SECONDS:
-        checks += judge(evidence, (("A10", rare_paths_were_reached),))
-    return checks
+        checks += judge(evidence, LONG_CHECKS)
+    return Soaked(seed, seconds, bug, drained, evidence, checks)
 
 
 async def _settled_under_traffic(made: Stage, seconds: float) -> None:
@@ -223,11 +190,3 @@ async def _left(made: Stage) -> str:
     if any(waiting):
         return "{} events, {} messages, {} not delivered, {} not acknowledged".format(*waiting)
     return ""
-
-
-async def _redrive_the_rest(made: Stage) -> None:
-    """Repeat interrupted redrives, as an operator would."""
-    letters = await stored_messages(made.broker, f"{CONTEXT.upper()}_DLQ")
-    left = sorted(made.pardoned & {letter.seq for letter in letters})
-    if left:
-        await redrive(made, left)
