@@ -1,6 +1,14 @@
 """A relay as its TOML file in `benchmarks/relays` describes it: how it is installed, prepared and run.
 
-The README beside the files has the rules of a description.
+A few lines of code that a library needs around it are in a folder of the same name. Settings are those that
+the relay's documentation advises for throughput. `python -m benchmarks.peers --relay NAME` runs one.
+
+- The body must reach the stream as JSON that holds what was inserted as `:body`, in one message per event.
+  Each body has its ID as `event`.
+- Each event goes to the subject `bench.event.made.v1` of the stream `{stream}`, and the relay must wait for
+  the stream's acknowledgement. `Nats-Msg-Id` is the event's ID wherever the relay can set it.
+- `open-outbox` is put into its work folder by hand: it is skipped until its program is `{work}/relay` and its
+  schema `{work}/open-outbox.sql`.
 """
 
 import asyncio
@@ -53,9 +61,11 @@ class Process(_Part):
     """Commands are lists of arguments, run in the file's folder, with placeholders in braces.
 
     Attributes:
-        install: run once before the first run; the folder ``{work}`` is kept from run to run.
-        prepare: run after the servers' start, for example to create tables.
-        command: runs the relay itself, not a shell around it.
+        install: puts everything into the folder ``{work}``, which is kept from run to run; runs again when
+            a command or a file in the relay's folder has changed. If it fails, the relay is skipped.
+        prepare: run after the servers' start, before the backlog is written: creates the table, and for CDC
+            the publication and the slot; PostgreSQL has ``wal_level=logical``.
+        command: runs the relay itself, not a shell around it, until SIGTERM; one that ends by itself failed.
         environment: variables added to the caller's.
     """
 
@@ -70,9 +80,10 @@ class Table(_Part):
 
     Attributes:
         create: run before ``prepare``; may be several statements.
-        insert: writes one event from ``:id`` (a UUID), ``:type``, ``:key`` (or null), ``:subject`` and
-            ``:body`` (JSON), all as text; each may occur any number of times.
-        unfinished: selects the IDs of events that are still to be sent.
+        insert: one statement, run with many events at a time, which writes one event from ``:id`` (a UUID),
+            ``:type``, ``:key`` (or null), ``:subject`` and ``:body`` (JSON), all as text; each may occur any
+            number of times.
+        unfinished: selects the IDs of events that are not settled yet: the CPU time of settling counts.
     """
 
     create: str = ""

@@ -202,10 +202,6 @@ LESSER_PROOFS = (
         document="docs/proof/benchmarks-peers.md", test=_RELAYS,
         less="needs other relays from the network; their descriptions and what is reckoned are checked",
     ),
-    Proof(
-        document="benchmarks/relays/README.md", test=_RELAYS,
-        less="needs other relays from the network; their descriptions and what is reckoned are checked",
-    ),
     Proof(document="docs/proof/failover.md", test=_KILLS, less="only with -m long, into another file"),
     Proof(document="docs/proof/benchmarks-pipeline.md", test=_JOBS, less="500 events"),
 )  # fmt: skip
