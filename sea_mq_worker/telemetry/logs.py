@@ -148,19 +148,20 @@ class LogListener:
         self._kinds: dict[str, _Kind] = {}
 
     def emit(self, key: str, /, **fields: Any) -> None:
-        level = _LEVELS[key]
-        if not self._logger.isEnabledFor(level):
-            return
-        for each in fields["each"]() if "each" in fields else (fields,):
-            values = {name: each[name] for name in EVENTS[key].fields}
-            if level >= logging.WARNING:
-                kind = self._kinds.setdefault(f"{key} {each.get('circuit', '')}", _Kind())
-                if not kind.count_line(self._clock(), _LINES_MAX_FINAL if key in _FINAL else _LINES_MAX):
-                    continue
-                if kind.suppressed:
-                    values["suppressed"], kind.suppressed = kind.suppressed, 0
-            text = " ".join([key, *_assignments(values)]) if self._in_text else ""
-            self._logger.log(level, text, extra={"event": key, "fields": values})
+        if self._logger.isEnabledFor(_LEVELS[key]):
+            for each in fields["each"]() if "each" in fields else (fields,):
+                self._write(key, each)
+
+    def _write(self, key: str, fields: Fields) -> None:
+        values = {name: fields[name] for name in EVENTS[key].fields}
+        if _LEVELS[key] >= logging.WARNING:
+            kind = self._kinds.setdefault(f"{key} {fields.get('circuit', '')}", _Kind())
+            if not kind.count_line(self._clock(), _LINES_MAX_FINAL if key in _FINAL else _LINES_MAX):
+                return
+            if kind.suppressed:
+                values["suppressed"], kind.suppressed = kind.suppressed, 0
+        text = " ".join([key, *_assignments(values)]) if self._in_text else ""
+        self._logger.log(_LEVELS[key], text, extra={"event": key, "fields": values})
 
 
 @dataclass(slots=True)
