@@ -1,12 +1,12 @@
 """Servers of the tests' own that count what a worker asks of them: figures that no machine changes."""
 
-import dataclasses
 import json
 import signal
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncpg
@@ -24,6 +24,10 @@ SELECT query, calls
  WHERE d.datname = $1 AND r.rolname = 'counted'
  ORDER BY calls DESC
 """
+_PAGES = """
+SELECT sum(shared_blks_hit + shared_blks_read)::bigint
+  FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1
+"""
 _BACKLOG = """
 INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)
 SELECT gen_random_uuid(), 'order', n::text, 'order.created',
@@ -33,26 +37,18 @@ SELECT gen_random_uuid(), 'order', n::text, 'order.created',
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Statements:
-    """How often a worker ran each statement, the most frequent first."""
-
-    calls: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.calls.values())
+class Statements(Counter[str]):
+    """How often a worker ran each statement."""
 
     def holding(self, text: str) -> int:
         """Count the calls of statements that hold a text."""
-        return sum(calls for statement, calls in self.calls.items() if text in statement)
+        return sum(calls for statement, calls in self.items() if text in statement)
 
-    def __sub__(self, earlier: "Statements") -> "Statements":
-        since = {text: calls - earlier.calls.get(text, 0) for text, calls in self.calls.items()}
-        return Statements({text: calls for text, calls in since.items() if calls})
+    def since(self, earlier: "Statements") -> "Statements":
+        return Statements(self - earlier)
 
     def __str__(self) -> str:
-        return "\n".join(f"{calls:6} {' '.join(text.split())[:100]}" for text, calls in self.calls.items())
+        return "\n".join(f"{calls:6} {' '.join(text.split())[:100]}" for text, calls in self.most_common())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,10 @@ class Servers:
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
     admin: asyncpg.Connection
+
+    async def pages(self, database: str) -> int:
+        """Count the pages that the statements of a database have read so far."""
+        return int(await self.admin.fetchval(_PAGES, database))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Meters:
 _PLANTS = Path(__file__).parent / "plants"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CallCounter:
     """Counts while it is on; nothing of the worker knows of it."""
 
@@ -155,7 +155,7 @@ async def counted(metered: Meters, folder: Path, **settings: object) -> AsyncIte
     """Run a worker, ready, whose calls can be counted."""
     reported = folder / "calls"
     environment = {**metered.target.environment, "PYTHONPATH": str(_PLANTS), "COUNTED_CALLS": str(reported)}
-    target = dataclasses.replace(metered.target, environment=environment)
+    target = replace(metered.target, environment=environment)
     async with running(target, folder / "worker.log", **settings) as worker:
         await worker.ready()
         yield CallCounter(worker, reported)

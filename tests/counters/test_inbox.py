@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.counters import budgets
+from tests.counters.budgets import check
 from tests.counters.meters import Meters, counted
 from tests.support.handlers import Behaviour, Call, answer
 from tests.support.waiting import eventually
@@ -36,13 +36,13 @@ async def test_messages_ask_postgresql_the_broker_and_the_handler_no_more_than_t
         await metered.handler.called(MESSAGES, within=60)
         worker.send(signal.SIGTERM)
         assert await worker.ended() == 0
-    spent, traffic = await metered.statements() - before, await metered.traffic("inbox")
+    spent, traffic = (await metered.statements()).since(before), await metered.traffic("inbox")
     assert await metered.database.fetchval(PROCESSED) == MESSAGES
     of_batches = spent.holding(RECORDING) + spent.holding(CLOSING)
-    budgets.STATEMENTS_PER_MESSAGE.check(of_batches / MESSAGES, spent)
-    budgets.OTHER_STATEMENTS_OF_INBOX.check(spent.total - of_batches, spent)
-    budgets.BROKER_MESSAGES_PER_MESSAGE.check(traffic / MESSAGES)
-    budgets.REQUESTS_PER_MESSAGE.check(len(metered.handler.calls) / MESSAGES)
+    check("statements to PostgreSQL per inbound message", of_batches / MESSAGES, spent)
+    check("other statements while a thousand messages are received", spent.total() - of_batches, spent)
+    check("messages to and from the broker per inbound message", traffic / MESSAGES)
+    check("HTTP requests per message that the handler accepts", len(metered.handler.calls) / MESSAGES)
     assert metered.handler.connections <= BATCH
 
 
@@ -59,7 +59,7 @@ async def test_a_message_takes_no_more_calls_of_functions(metered: Meters, tmp_p
             within=60,
         )
         calls = await counter.end()
-    budgets.CALLS_PER_MESSAGE.check(calls / MESSAGES_OF_PROFILE)
+    check("calls of functions per inbound message, Python's and C's", calls / MESSAGES_OF_PROFILE)
 
 
 def held(behaviour: Behaviour) -> tuple[Behaviour, Callable[[], None]]:

