@@ -26,7 +26,7 @@ from sea_mq_worker.inbox.http import read_statuses
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.runtime.supervisor import ExitCode
 from sea_mq_worker.settings import load_settings
-from tests.integration.test_migrations import psql
+from tests.integration.test_migrations import PSQL
 from tests.support import servers
 from tests.support.builders import enqueueable
 from tests.support.checkups import OF_TEST_SERVERS, Patient
@@ -61,7 +61,7 @@ def of_psql(database: Database) -> dict[str, str]:
     """Find psql, and lead it to a database by its own variables."""
     url = urlsplit(database.dsn)
     return {
-        "PATH": f"{Path(psql()).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{PSQL.parent}{os.pathsep}{os.environ['PATH']}",
         "PGHOST": url.hostname or "", "PGPORT": str(url.port), "PGUSER": url.username or "",
         "PGPASSWORD": unquote(url.password or ""), "PGDATABASE": database.name,
     }  # fmt: skip

@@ -58,6 +58,8 @@ async def test_a_concurrent_transaction_waits_and_is_first_only_if_the_other_is_
     database: Database, reader: asyncpg.Connection, commit: bool
 ) -> None:
     message = uuid4()
+    locked = "datname = current_database() AND wait_event_type = 'Lock'"
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE " + locked
 
     async def second() -> bool:
         async with asyncpg_connection(database.dsn) as connection, once(connection, message) as first:
@@ -65,35 +67,20 @@ async def test_a_concurrent_transaction_waits_and_is_first_only_if_the_other_is_
 
     async with asyncpg_connection(database.dsn, commit=commit) as connection, once(connection, message):
         waiting = asyncio.create_task(second())
-        await eventually(
-            lambda: reader.fetchval(
-                "SELECT count(*) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ),
-            what="the second transaction waits",
-        )
+        await eventually(lambda: reader.fetchval(waits), what="the second transaction waits")
 
     assert await waiting is not commit
 
 
-async def test_an_open_transaction_of_the_handler_holds_the_worker_up_in_nothing(
+async def test_a_mark_holds_the_worker_up_in_nothing_and_is_deleted_with_its_message(
     database: Database, reader: asyncpg.Connection
 ) -> None:
-    message = uuid4()
-    await reader.execute("INSERT INTO inbox_messages (message_id, subject) VALUES ($1, 's')", message)
-
-    async with asyncpg_connection(database.dsn) as connection, once(connection, message):
-        await reader.execute("SET lock_timeout = 1")
-        await reader.execute("UPDATE inbox_messages SET processed_at = received_at")
-
-
-async def test_a_mark_is_deleted_with_its_message(database: Database, reader: asyncpg.Connection) -> None:
     deleted, kept = uuid4(), uuid4()
-    async with asyncpg_connection(database.dsn) as connection:
-        for message in (deleted, kept):
-            await reader.execute("INSERT INTO inbox_messages (message_id, subject) VALUES ($1, 's')", message)
-            async with once(connection, message):
-                pass
+    for message in (deleted, kept):
+        await reader.execute("INSERT INTO inbox_messages (message_id, subject) VALUES ($1, 's')", message)
+        async with asyncpg_connection(database.dsn) as connection, once(connection, message):
+            await reader.execute("SET lock_timeout = 1")
+            await reader.execute("UPDATE inbox_messages SET processed_at = received_at")
 
     await reader.execute("DELETE FROM inbox_messages WHERE message_id = $1", deleted)
 

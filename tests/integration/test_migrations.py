@@ -5,14 +5,16 @@ import os
 import subprocess
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from sea_mq_worker.dev.servers import EmbeddedPostgres
 from sea_mq_worker.errors import ContractError
-from sea_mq_worker.postgres import pool as postgres_connection
+from sea_mq_worker.postgres import pool
 from sea_mq_worker.postgres.migrations import (
     MigrationPlan,
     check_version,
@@ -30,20 +32,19 @@ from tools.psql import script
 NAMES = [script.name for script in migrations()]
 
 
+PSQL = EmbeddedPostgres(Path()).programs / "psql"
+"""Of the embedded server; a system's own may be older than the server."""
+
+
 @pytest.fixture
 async def empty(postgres_server: PostgresAddress) -> AsyncIterator[Database]:
     async with servers.scratch_database(postgres_server, prefix="empty_") as made:
         yield made
 
 
-def psql() -> str:
-    """Return the program of the embedded server; a system's own may be older than the server."""
-    return str(EmbeddedPostgres(Path()).programs / "psql")
-
-
 async def run_psql(dsn: str, *arguments: str, schema: str = "public") -> str:
     process = await asyncio.create_subprocess_exec(
-        psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, dsn,
+        PSQL, "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, dsn,
         env=os.environ | {"PGOPTIONS": f"-c search_path={schema}"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -77,19 +78,19 @@ async def test_many_at_once_apply_each_migration_once_whatever_the_databases_def
 
 async def test_a_migration_that_was_cut_off_leaves_nothing_behind(empty: Database) -> None:
     """The table is in the way, as if somebody had made it."""
-    async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
-        await pool.execute("CREATE TABLE operator_actions ()")
+    async with servers.database_connection(empty.dsn) as owner:
+        await owner.execute("CREATE TABLE operator_actions ()")
         with pytest.raises(ContractError, match="operator_actions"):
             await migrate(empty.dsn)
-        assert await pool.fetchval("SELECT to_regclass('outbox_events')") is None
-        await pool.execute("DROP TABLE operator_actions")
+        assert await owner.fetchval("SELECT to_regclass('outbox_events')") is None
+        await owner.execute("DROP TABLE operator_actions")
     assert list(await migrate(empty.dsn)) == NAMES
 
 
 async def dumped(dsn: str, schema: str) -> list[str]:
     """Describe a schema and the migrations that it has; a line with a backslash holds a number of one run."""
-    program = Path(psql()).with_name("pg_dump")
-    command = [program, "--schema-only", "--no-owner", "-n", schema, dsn]
+    program = PSQL.with_name("pg_dump")
+    command = [str(program), "--schema-only", "--no-owner", "-n", schema, dsn]
     text = await asyncio.to_thread(subprocess.check_output, command, text=True)
     has = "SELECT version, name, sha256, serves_from FROM sea_mq_migrations"
     return [
@@ -136,27 +137,25 @@ async def test_psql_runs_a_list_with_the_named_filters_that_it_is_given(
 # --- the version
 
 
-async def test_a_newer_schema_is_left_alone(empty: Database) -> None:
-    await migrate(empty.dsn)
-    async with asyncpg.create_pool(empty.dsn, min_size=1, max_size=1) as pool:
-        await check_version(pool)
-        await pool.execute("INSERT INTO sea_mq_migrations VALUES (99, '0099_later', '')")
-        with pytest.raises(ContractError, match=f"version 99, this worker knows only {len(NAMES)}"):
-            await check_version(pool)
+async def test_a_newer_schema_is_left_alone(database: Database, plain: asyncpg.Connection) -> None:
+    await check_version(plain)
+    await plain.execute("INSERT INTO sea_mq_migrations VALUES (99, '0099_later', '')")
+    with pytest.raises(ContractError, match=f"version 99, this worker knows only {len(NAMES)}"):
+        await check_version(plain)
     with pytest.raises(ContractError, match="version 99"):
-        await migrate(empty.dsn)
+        await migrate(database.dsn)
 
 
 async def test_a_schema_belongs_to_the_first_context_and_refuses_others(database: Database) -> None:
-    async with asyncpg.create_pool(database.dsn, min_size=2, max_size=8) as pool:
-        taken = (claim_schema(pool, name) for name in ("sea", "vibespro") * 4)
+    async with asyncpg.create_pool(database.dsn, min_size=2, max_size=8) as connections:
+        taken = (claim_schema(connections, name) for name in ("sea", "vibespro") * 4)
         refused = [error for error in await asyncio.gather(*taken, return_exceptions=True) if error]
-        [owner] = await pool.fetch("SELECT context FROM sea_mq_context")
+        [owner] = await connections.fetch("SELECT context FROM sea_mq_context")
         assert len(refused) == 4
         assert all(isinstance(error, ContractError) for error in refused)
         assert f"belong to the context {owner['context']}" in str(refused[0])
         assert "SEA_MQ_DATABASE_SCHEMA" in str(refused[0])
-        await claim_schema(pool, owner["context"])
+        await claim_schema(connections, owner["context"])
 
 
 async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(
@@ -177,13 +176,8 @@ async def test_a_user_without_rights_finds_that_nothing_is_to_be_done(
 
 
 def with_user(dsn: str, user: str, password: str) -> str:
-    scheme, rest = dsn.split("://", 1)
-    return f"{scheme}://{user}:{password}@{rest.rsplit('@', 1)[-1]}"
-
-
-async def open_and_close(dsn: str, schema: str = "public") -> None:
-    async with opened(dsn, schema=schema):
-        pass
+    url = urlsplit(dsn)
+    return url._replace(netloc=f"{user}:{password}@{url.netloc.rpartition('@')[2]}").geturl()
 
 
 @pytest.mark.parametrize(
@@ -191,13 +185,13 @@ async def open_and_close(dsn: str, schema: str = "public") -> None:
 )
 async def test_a_schema_name_that_could_be_sql_is_refused(database: Database, schema: str) -> None:
     with pytest.raises(ContractError, match="name must be"):
-        await open_and_close(database.dsn, schema)
+        await opened(database, schema=schema).__aenter__()
 
 
 async def test_a_server_that_is_too_old_is_named_with_the_oldest_that_will_do(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_connection, "SERVER_MIN", 99)
-    for attempt in (open_and_close, migrate):
+    monkeypatch.setattr(pool, "SERVER_MIN", 99)
+    for attempt in (opened(database).__aenter__, partial(migrate, database.dsn)):
         with pytest.raises(ContractError, match=r"^PostgreSQL \d+\.\d+ is too old .* 99 or newer$"):
-            await attempt(database.dsn)
+            await attempt()

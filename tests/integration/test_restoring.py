@@ -11,7 +11,7 @@ import pytest_asyncio
 from sea_mq_worker.dev.servers import EmbeddedPostgres
 from sea_mq_worker.postgres.migrations import TABLES, altered_migrations, migrate
 from sea_mq_worker.producer import enqueue
-from tests.integration.test_migrations import psql
+from tests.integration.test_migrations import PSQL
 from tests.integration.test_sending import shell
 from tests.releases import FOLDER
 from tests.support.builders import enqueueable
@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 
 RESTORING = "docs/how-to/restoring.md"
 REPLICATION = "Logical replication, and blue/green"
-PROGRAMS = Path(psql()).parent
+PROGRAMS = PSQL.parent
 MOVED = sorted({*TABLES} - {"sea_mq_migrations", "sea_mq_sessions"})
 SEQUENCES = (
     "SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')),"

@@ -19,7 +19,7 @@ from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.operators.definitions import apply_topology, defined_streams
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import ENV_PREFIX, Settings
-from tests.integration.test_migrations import psql
+from tests.integration.test_migrations import PSQL
 from tests.integration.test_sending import nats_cli, shell
 from tests.support.handlers import HandlerServer, handler_server
 from tests.support.jetstream import PATIENCE_SECONDS, SECOND, connected, create_consumer, shipped_files, store
@@ -151,7 +151,7 @@ class Patient:
             return await shell(
                 f"{printed} --force", self.files, nats_cli(), NATS_URL=str(self.given["nats_url"])
             )
-        program = (psql(), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
+        program = (str(PSQL), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.database.dsn)
         process = await asyncio.create_subprocess_exec(*program, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
         reported, _ = await process.communicate(printed.encode())
         assert process.returncode == 0, reported.decode()
