@@ -10,13 +10,13 @@ import pytest
 
 import sea_mq_worker
 from sea_mq_worker.postgres.migrations import check_version, migrate
-from sea_mq_worker.postgres.pool import connect_pool
 from sea_mq_worker.postgres.queries import load_named
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import SettingsError, load_settings
 from tests.support.builders import enqueueable
-from tests.support.servers import Database
+from tests.support.rows import opened
+from tests.support.servers import Database, database_connection
 
 ANY_NUMBER = {"format", "concat", "concat_ws", "jsonb_build_object", "jsonb_build_array"}
 """Take arguments of any type and number, so that whatever they are given, another function can fit better."""
@@ -81,11 +81,9 @@ PROBED = STATEMENTS | {BAIT: "SELECT 2 ^ 3"}
 @pytest.fixture
 async def session(database: Database) -> AsyncIterator[asyncpg.Connection]:
     """A superuser with the worker's search path."""
-    connection = await asyncpg.connect(database.dsn, server_settings={"search_path": '"public", pg_temp'})
-    try:
+    settings = {"search_path": '"public", pg_temp'}
+    async with database_connection(database.dsn, server_settings=settings) as connection:
         yield connection
-    finally:
-        await connection.close()
 
 
 async def make_probe(session: asyncpg.Connection, name: str, parameters: str) -> None:
@@ -113,16 +111,13 @@ async def parse_trees(session: asyncpg.Connection) -> dict[str, str]:
     return found
 
 
-async def used(session: asyncpg.Connection) -> dict[str, list[asyncpg.Record]]:
+async def plant(session: asyncpg.Connection) -> None:
+    """Put a better match for every call with one or two arguments, and for every operator, into the path."""
     trees = " ".join((await parse_trees(session)).values())
     oids = {
         int(oid) for oid in re.findall(r":(?:\w*type|\w*typeid|opno|funcid|aggfnoid|winfnoid) (\d+)", trees)
     }
-    return {kind: await session.fetch(query, oids) for kind, query in USED.items()}
-
-
-async def plant(session: asyncpg.Connection, found: dict[str, list[asyncpg.Record]]) -> None:
-    """Put a better match for every call with one or two arguments, and for every operator, into the path."""
+    found = {kind: await session.fetch(query, oids) for kind, query in USED.items()}
     types = [row[0] for row in found["types"]]
     argument_lists = {1: types, 2: [f"{one}, {other}" for one in types for other in types]}
     planted = []
@@ -154,19 +149,18 @@ async def test_no_statement_calls_what_somebody_else_put_into_the_schema(
     A function with the statement as its body tells what the statement calls, without running it.
     """
     types = await parameters(session)
-    await plant(session, await used(session))
-    aside = await asyncpg.connect(database.dsn, server_settings={"search_path": "pg_catalog"})
+    await plant(session)
     called = {}
-    for name in PROBED:
-        try:
-            await make_probe(session, name, types[name])
-        except asyncpg.PostgresError as error:
-            called[name] = [f"does not parse any more: {error.args[0]}"]
-            continue
-        probe = await aside.fetchval(PROBE)
-        called[name] = [row[0] for row in await aside.fetch(CALLED, probe)]
-        await session.execute("DROP FUNCTION public.probe")
-    await aside.close()
+    async with database_connection(database.dsn, server_settings={"search_path": "pg_catalog"}) as aside:
+        for name in PROBED:
+            try:
+                await make_probe(session, name, types[name])
+            except asyncpg.PostgresError as error:
+                called[name] = [f"does not parse any more: {error.args[0]}"]
+                continue
+            probe = await aside.fetchval(PROBE)
+            called[name] = [row[0] for row in await aside.fetch(CALLED, probe)]
+            await session.execute("DROP FUNCTION public.probe")
     assert len(called) > 40
     found = {name: strangers for name, strangers in called.items() if strangers}
     assert found == {BAIT: ["public.^(integer,integer)"]}
@@ -182,35 +176,28 @@ def test_a_function_that_takes_anything_is_called_by_its_full_name(name: str) ->
 @pytest.mark.fault("S05")
 async def test_a_trigger_calls_nothing_of_the_writers_search_path(database: Database) -> None:
     """A service writes events in its own session, where others may have put functions and operators."""
-    service = await asyncpg.connect(database.dsn)
     caught = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'called with the rights of %', current_user; END $$"
-    await service.execute(f"""
-        CREATE FUNCTION hashtext(name) RETURNS int {caught};
-        CREATE FUNCTION format(text, name, name) RETURNS text {caught};
-        CREATE FUNCTION said(text, int) RETURNS text {caught};
-        CREATE OPERATOR || (LEFTARG = text, RIGHTARG = int, FUNCTION = said);
-    """)
-    with pytest.raises(asyncpg.RaiseError, match="called with the rights"):
-        await service.fetchval("SELECT hashtext('x'::name)")
-    relay = await asyncpg.connect(database.dsn)
-    await relay.execute("SELECT pg_advisory_lock(7177, pg_catalog.hashtext('public'::text))")
-    async with service.transaction():
-        await enqueue(service, enqueueable())
-    with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
-        await service.execute("TRUNCATE outbox_events")
-    await relay.close()
-    await service.close()
+    async with database_connection(database.dsn) as service, database_connection(database.dsn) as relay:
+        await service.execute(f"""
+            CREATE FUNCTION hashtext(name) RETURNS int {caught};
+            CREATE FUNCTION format(text, name, name) RETURNS text {caught};
+            CREATE FUNCTION said(text, int) RETURNS text {caught};
+            CREATE OPERATOR || (LEFTARG = text, RIGHTARG = int, FUNCTION = said);
+        """)
+        with pytest.raises(asyncpg.RaiseError, match="called with the rights"):
+            await service.fetchval("SELECT hashtext('x'::name)")
+        await relay.execute("SELECT pg_advisory_lock(7177, pg_catalog.hashtext('public'::text))")
+        async with service.transaction():
+            await enqueue(service, enqueueable())
+        with pytest.raises(asyncpg.CheckViolationError, match="not published or dead"):
+            await service.execute("TRUNCATE outbox_events")
 
 
 @pytest.mark.fault("S05")
 @pytest.mark.parametrize("schema", ["orders", "Orders", "select", "_0", "o" * 63])
 async def test_every_plain_name_is_a_schema(schema: str, database: Database) -> None:
     await migrate(database.dsn, schema=schema)
-    pool = await connect_pool(
-        database.dsn, schema=schema, size_max=1, application_name="test",
-        statement_timeout_seconds=10, connect_timeout_seconds=10,
-    )  # fmt: skip
-    async with pool:
+    async with opened(database, schema=schema) as pool:
         await check_version(pool)
         assert await pool.fetchval("SELECT current_schema()") == schema
 
