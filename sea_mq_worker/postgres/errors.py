@@ -92,10 +92,6 @@ class PrivilegeError(ContractError):
     """The user lacks a right."""
 
 
-class PoolerError(ContractError):
-    """A pooler in transaction mode is in between, although the settings name none."""
-
-
 class ReplicaIdentityError(ContractError):
     """A publication of the table refuses every change of it."""
 
@@ -116,7 +112,6 @@ class NoTlsError(ContractError):
 _KINDS: Mapping[str, type[ContractError]] = {
     _TABLE_MISSING: TableMissingError,
     _FIT_IDENTITY: ReplicaIdentityError,
-    POOLER: PoolerError,
     _PRIVILEGE: PrivilegeError,
 }
 """Errors with a class of their own, by what is to be done."""

@@ -21,7 +21,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 from sea_mq_worker.errors import ContractError, StoreUnavailableError, is_shortage
-from sea_mq_worker.postgres.errors import POOLER, NoTlsError, PoolerError, translated
+from sea_mq_worker.postgres.errors import POOLER, NoTlsError, translated
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.runtime.addresses import postgres_address, postgres_files, split_password_file
 
@@ -192,7 +192,7 @@ async def _check_settings(connection: Any, settings: Mapping[str, str]) -> None:
     """Require that a session, or each transaction, starts with the given settings: a pooler may drop them."""
     found = await connection.fetchval("SELECT current_setting('search_path')")
     if found.replace('"', "") != settings["search_path"].replace('"', ""):
-        raise PoolerError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
+        raise ContractError(f"PostgreSQL: the settings of a session do not arrive: {POOLER}")
 
 
 # --- From the DSN to the driver's arguments.

@@ -122,12 +122,6 @@ def test_a_scheduled_command_is_one_of_the_workers(name: str) -> None:
     assert refused(WORKER, container["args"]) == ""
 
 
-@pytest.mark.parametrize("name", PODS)
-def test_no_pod_has_an_image_that_exists_without_an_overlay(name: str) -> None:
-    images = {container["image"] for container in containers(PODS[name])}
-    assert {image.partition(":")[2] for image in images} == {"name-an-image-in-the-overlay"}
-
-
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["overlay", "overlay/migrate"])
 def test_kubectl_builds_the_overlays_of_the_document(overlay: str, place: Path) -> None:
@@ -195,24 +189,20 @@ def test_kubectl_understands_every_command_of_the_document(place: Path) -> None:
 @pytest.mark.fault("S16")
 @pytest.mark.parametrize("name", PODS)
 def test_a_pod_has_no_more_rights_than_it_needs(name: str) -> None:
-    pod = PODS[name]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    pod, user = PODS[name], re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    context = pod["securityContext"]
+    assert (str(context["runAsUser"]), str(context["runAsGroup"])) == user[-1], "the user of the image"
+    assert context["runAsNonRoot"] is True
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
     for container in containers(pod):
+        assert container["image"].endswith(":name-an-image-in-the-overlay"), "it exists by an overlay only"
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
         assert "memory" in container["resources"]["limits"]
-
-
-@pytest.mark.parametrize("name", PODS)
-def test_a_pod_runs_as_the_user_of_the_image(name: str) -> None:
-    users = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    context = PODS[name]["securityContext"]
-    assert (str(context["runAsUser"]), str(context["runAsGroup"])) == users[-1]
 
 
 def test_the_kubelet_waits_longer_than_the_worker_needs_to_stop() -> None:
