@@ -117,7 +117,6 @@ class Site:
         return f"{self.target.upstream}.event.made.v1"
 
     async def row(self, event_id: str) -> asyncpg.Record:
-        """Return an event's row."""
         return await self.database.fetchrow("SELECT * FROM outbox_events WHERE id = $1", event_id)
 
     async def inbox_row(self, message_id: str) -> asyncpg.Record:
@@ -130,16 +129,13 @@ class Site:
         return Counter(headers["Nats-Msg-Id"] for *_, headers in stored)
 
     async def dead_letters(self) -> list[Mapping[str, str]]:
-        """Return the headers of all dead letters."""
         stored = await stored_messages(self.broker, f"{self.target.context.upper()}_DLQ")
         return [headers for *_, headers in stored]
 
     async def stream(self) -> dict[str, Any]:
-        """Return what the server knows of the own stream."""
         return await api(self.broker, f"STREAM.INFO.{self.target.stream}")
 
     async def change_stream(self, **change: Any) -> None:
-        """Give the own stream other values."""
         config = (await self.stream())["config"]
         await api(self.broker, f"STREAM.UPDATE.{self.target.stream}", config | change)
 
@@ -148,7 +144,6 @@ class Site:
         await apply_streams(self.direct, self.folder / "again", consumer={**FAST_CONSUMER, **consumer})
 
     async def consumer(self) -> dict[str, Any]:
-        """Return what the server knows of the durable."""
         return await consumer_info(self.broker, self.target.upstream_stream, self.target.durable)
 
     async def deliveries(self) -> int:
@@ -156,12 +151,10 @@ class Site:
         return int((await self.consumer())["delivered"]["consumer_seq"])
 
     def heal(self) -> None:
-        """Let all proxies pass everything again."""
         for proxy in (self.to_database, self.to_broker, self.to_handler):
             proxy.heal()
 
     async def published(self, *, within: float = 30.0) -> None:
-        """Wait until no event is PENDING or CLAIMED."""
         await eventually(self._all_published, within=within, what="every event is PUBLISHED or DEAD")
 
     async def quiet(self, *, within: float = 30.0) -> None:
@@ -170,7 +163,6 @@ class Site:
         await self.answered(within=within)
 
     async def answered(self, *, within: float = 30.0) -> None:
-        """Wait until no message is unanswered."""
         await eventually(self._all_answered, within=within, what="every message is acknowledged")
 
     async def audit(
@@ -178,9 +170,7 @@ class Site:
     ) -> None:
         """Prove that each event and message came to its end once, unaltered and in its key's order.
 
-        Args:
-            dead: events that have to be DEAD, all others PUBLISHED.
-            dead_lettered: messages that have to be dead-lettered, all others processed.
+        All events have to be PUBLISHED but ``dead``, all messages processed but ``dead_lettered``.
         """
         await self._audit_outbound(dead)
         await self._audit_inbound(dead_lettered)
@@ -242,16 +232,10 @@ async def site(
     stream: Mapping[str, Any] = MappingProxyType({}),
     **settings: object,
 ) -> AsyncIterator[Site]:
-    """Set up streams, a consumer, an idempotent handler and the proxies for a worker called by ``settings``.
+    """Set up streams, a consumer, an idempotent handler and the proxies for a worker of the context ``name``.
 
-    Args:
-        dsn: a migrated database of the test's own.
-        nats_url: a nats-server, the session's or the test's own.
-        name: the context.
-        folder: for the logs of workers.
-        consumer: changes of the durable over FAST_CONSUMER.
-        stream: changes of the own stream and of the one of dead letters.
-        settings: of the worker, over FAST.
+    ``consumer`` changes the durable over FAST_CONSUMER, ``stream`` the own stream and that of dead letters,
+    ``settings`` those of the worker over FAST.
     """
     effects = Effects()
     async with (
@@ -272,15 +256,7 @@ async def site(
         direct = deployment(context=name, database_url=dsn, nats_url=nats_url, handler_url=handler.url)
         await apply_streams(direct, folder / "streams", consumer={**FAST_CONSUMER, **consumer}, stream=stream)
         yield Site(
-            target=target,
-            direct=direct,
-            dsn=dsn,
-            database=database,
-            broker=broker,
-            handler=handler,
-            effects=effects,
-            to_database=to_database,
-            to_broker=to_broker,
-            to_handler=to_handler,
-            folder=folder,
-        )
+            target=target, direct=direct, dsn=dsn, folder=folder,
+            database=database, broker=broker, handler=handler, effects=effects,
+            to_database=to_database, to_broker=to_broker, to_handler=to_handler,
+        )  # fmt: skip
