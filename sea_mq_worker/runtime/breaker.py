@@ -24,10 +24,10 @@ The waits are drawn with full jitter; the ones shown are their upper bounds.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sea_mq_worker.errors import ContractError, DependencyError, FinalError, RowsRefusedError
 from sea_mq_worker.ports import Events
@@ -253,7 +253,7 @@ async def call_when_available(
 
 def periodic(
     work: Callable[[], Awaitable[None]], *, breaker: CircuitBreaker, seconds: float
-) -> Callable[[asyncio.Event], Awaitable[None]]:
+) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
     """Return a loop that does ``work`` at once and then every ``seconds``, and waits at the circuit."""
 
     async def run(stop: asyncio.Event) -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.ports import Events
@@ -26,7 +27,7 @@ class ExitCode(IntEnum):
 _CANCEL_SECONDS = 0.2
 """Time for cancelled loops to release their resources."""
 
-Loop = Callable[[asyncio.Event], Awaitable[None]]
+Loop = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 """Works until its event is set, then finishes its work in progress."""
 
 
@@ -40,7 +41,7 @@ async def supervise(
     grace_seconds: float,
 ) -> ExitCode:
     """Run the loops together until the worker is stopped or one of them dies; then stop them together."""
-    tasks = {asyncio.create_task(_run(loop, stop), name=of) for of, loop in loops.items()}
+    tasks = {asyncio.create_task(loop(stop), name=of) for of, loop in loops.items()}
     events.emit("worker_started", name=name, version=version)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -63,10 +64,6 @@ async def supervise(
         only_contract = all(isinstance(cause, ContractError) for cause in causes)
         return ExitCode.CONTRACT if only_contract else ExitCode.GAVE_UP
     return ExitCode.GRACE_EXCEEDED if unfinished else ExitCode.DONE
-
-
-async def _run(loop: Loop, stop: asyncio.Event) -> None:
-    await loop(stop)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

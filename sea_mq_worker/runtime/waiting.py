@@ -7,22 +7,23 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 IMMEDIATE_REDELIVERY_SECONDS = 0.1
 """Delay of a message that a stopping worker gives back, so that another worker gets it at once."""
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux stops CLOCK_MONOTONIC while the machine is suspended; macOS does not, and has no other."""
 _CLOSE_SECONDS = 0.7
 _CANCEL_SECONDS = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def monotonic_seconds() -> float:
-    """Return monotonic seconds that go on in a suspended machine, as the leases in the database do."""
-    return time.clock_gettime(_CLOCK)
+monotonic_seconds = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Returns monotonic seconds that go on in a suspended machine, as the leases in the database do.
+
+Linux stops CLOCK_MONOTONIC while the machine is suspended; macOS does not, and has no other.
+"""
 
 
 class StoppedError(Exception):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from sea_mq_worker.errors import BrokerUnavailableError
 from sea_mq_worker.nats.headers import MSG_ID
 from sea_mq_worker.nats.message import (
     FailedTransiently,
@@ -25,7 +24,7 @@ from sea_mq_worker.testing.stream import InMemoryPublisher
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.outbox_audit import OutboxAudit
 from tests.simulation.servers import ACK_WAIT, MAX_ACK_PENDING, run_now
-from tests.simulation.wires import LATE_SECONDS_MAX, Line, answer
+from tests.simulation.wires import LATE_SECONDS_MAX, Line, answer, broken
 
 _SILENT = Unknown("no acknowledgement")
 _BEHIND = Unsent("held back behind a message that was not stored")
@@ -142,19 +141,9 @@ class PublisherWire:
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         line = self.line
-        reply: asyncio.Future[Mapping[str, SearchResult]] = line.loop.create_future()
         lost = line.faults.hits("frames lost", line.life) or line.faults.hits("answers lost", line.life)
-
-        def serve() -> None:
-            if lost or not self.connected:
-                _broken(reply)
-            else:
-                found = self.twin.look_for(wanted)
-                line.later(line.faults.latency(), lambda: answer(reply, found))
-
         line.servers.report.saw("doubtful event looked up")
-        line.later(line.faults.latency(), serve)
-        return await reply
+        return await line.ask(lambda: self.twin.look_for(wanted), is_lost=lambda: lost or not self.connected)
 
 
 class ConsumerWire:
@@ -193,18 +182,11 @@ class ConsumerWire:
         return found
 
     async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        line = self._line
-        reply: asyncio.Future[T] = line.loop.create_future()
-
-        def serve() -> None:
-            if line.faults.broker_is_down or line.faults.hits("frames lost", line.life):
-                _broken(reply)
-            else:
-                found = run_now(question())
-                line.later(line.faults.latency(), lambda: answer(reply, found))
-
-        line.later(line.faults.latency(), serve)
-        return await reply
+        faults, life = self._line.faults, self._line.life
+        return await self._line.ask(
+            lambda: run_now(question()),
+            is_lost=lambda: faults.broker_is_down or faults.hits("frames lost", life),
+        )
 
     async def ack(self, msg: InboundMessage) -> None:
         self._audit.acking(self._line.life, msg)
@@ -279,7 +261,7 @@ async def _pull(
     """Ask for messages; who asked and is gone may still be given some, which nobody sees before ack_wait."""
     reply: asyncio.Future[Sequence[InboundMessage]] = line.loop.create_future()
     if line.faults.broker_is_down:
-        line.later(_NOTICED_SECONDS, lambda: _broken(reply))
+        line.later(_NOTICED_SECONDS, lambda: broken(reply))
         return await reply
 
     async def serve() -> None:
@@ -288,7 +270,7 @@ async def _pull(
         if messages:
             line.tell(f"delivered {[(message.seq, message.deliveries) for message in messages]}")
         if line.faults.broker_is_down or line.faults.hits("frames lost", line.life):
-            line.later(_NOTICED_SECONDS, lambda: _broken(reply))
+            line.later(_NOTICED_SECONDS, lambda: broken(reply))
         else:
             line.later(line.faults.latency(), lambda: answer(reply, messages))
 
@@ -297,12 +279,5 @@ async def _pull(
     try:
         return await reply
     finally:
-        if not reply.done() or reply.cancelled():
-            gone = line.faults.chance(0.5)
-            if gone:
-                pull.cancel()
-
-
-def _broken(reply: asyncio.Future[Any]) -> None:
-    if not reply.done():
-        reply.set_exception(BrokerUnavailableError("the connection broke"))
+        if (not reply.done() or reply.cancelled()) and line.faults.chance(0.5):
+            pull.cancel()

@@ -64,7 +64,7 @@ def test_the_same_seed_does_the_same_in_another_process() -> None:
 
 
 OTHER_SEEDS = range(150)
-CASES = {path.stem: load_case(path) for path in sorted(BUG_CASES.glob("*.json"))}
+PLANTED = {path.stem: load_case(path) for path in sorted(BUG_CASES.glob("*.json"))}
 
 
 @pytest.mark.parametrize("name", BUGS)
@@ -73,13 +73,13 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
     ``python -m tests.simulation --bug NAME --keep`` finds a better plan.
     """
-    case = CASES[name.replace(" ", "_").replace("'", "")]
+    case = PLANTED[name.replace(" ", "_").replace("'", "")]
     with BUGS[name]():
         seeds = (*case.seeds, *OTHER_SEEDS)
         assert any(invariant_of(simulate(case.plan, seed)) == case.invariant for seed in seeds)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLANTED)
 def test_without_the_bug_its_plan_keeps_all_promises(name: str) -> None:
-    for seed in CASES[name].seeds:
-        assert simulate(CASES[name].plan, seed).violations == []
+    for seed in PLANTED[name].seeds:
+        assert simulate(PLANTED[name].plan, seed).violations == []

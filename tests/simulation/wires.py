@@ -5,20 +5,20 @@ the server's, so it also takes place while the caller is frozen, and may after t
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
-from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.inbox.message import FailedHandling, HandlerRequest, HandlerResult, Lease, NotDelivered
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Reaped, Released
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.ports import InboxRepository, OtherSession
+from sea_mq_worker.runtime.waiting import sleep_or_stop
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from sea_mq_worker.testing.outbox import InMemoryOutbox
 from tests.simulation.inbox_audit import InboxAudit
@@ -62,29 +62,39 @@ class Line:
     def tell(self, text: str) -> None:
         self.servers.report.tell(self.loop.time(), f"{self.life.name} {text}")
 
-    async def store(self, name: str, effect: Callable[[], T]) -> T:
-        """Run a statement.
+    async def ask(self, question: Callable[[], T], *, is_lost: Callable[[], bool] = bool) -> T:
+        """Ask the broker or the handler; a question that is lost breaks the connection."""
+        reply: asyncio.Future[T] = self.loop.create_future()
 
-        Raises:
-            StoreUnavailableError: it did not take effect, or did, or will.
-        """
+        def arrive() -> None:
+            if is_lost():
+                broken(reply)
+            else:
+                found = question()
+                self.later(self.faults.latency(), lambda: answer(reply, found))
+
+        self.later(self.faults.latency(), arrive)
+        return await reply
+
+    async def store(self, name: str, effect: Callable[[], T]) -> T:
+        """Run a statement; StoreUnavailableError: it did not take effect, or did, or will."""
         faults, life = self.faults, self.life
         reply: asyncio.Future[T] = self.loop.create_future()
         if faults.hits("store refuses") or not (life.session is None or life.session.is_connected):
             life.hurt = True
             self.tell(f"{name} is refused")
-            self.later(faults.latency(), lambda: _fail(reply, "the database is away"))
+            self.later(faults.latency(), lambda: _no_store(reply, "the database is away"))
             return await reply
         self.statements += 1
         if faults.hits("store forgets to answer", life):
             life.hurt = True
             self.servers.report.saw("unknown commit")
             self.later(faults.latency(), lambda: self._run(name, effect, None))
-            self.later(faults.between(0.3, STORE_TIMEOUT), lambda: _fail(reply, "no answer"))
+            self.later(faults.between(0.3, STORE_TIMEOUT), lambda: _no_store(reply, "no answer"))
         elif faults.hits("store is late", life):
             life.hurt = True
             gave_up = faults.between(0.0, STORE_TIMEOUT)
-            self.later(gave_up, lambda: _fail(reply, "time-out"))
+            self.later(gave_up, lambda: _no_store(reply, "time-out"))
             self.later(gave_up + faults.between(0.0, LATE_SECONDS_MAX), lambda: self._late(name, effect))
         else:
             self.later(faults.latency(), lambda: self._run(name, effect, reply))
@@ -114,7 +124,13 @@ def answer(reply: asyncio.Future[T], result: T) -> None:
         reply.set_result(result)
 
 
-def _fail(reply: asyncio.Future[Any], text: str) -> None:
+def broken(reply: asyncio.Future[Any]) -> None:
+    """Break the connection of who still waits."""
+    if not reply.done():
+        reply.set_exception(BrokerUnavailableError("the connection broke"))
+
+
+def _no_store(reply: asyncio.Future[Any], text: str) -> None:
     if not reply.done():
         reply.set_exception(StoreUnavailableError(text))
 
@@ -242,15 +258,11 @@ class HandlerWire:
         return await reply
 
     async def reach(self) -> NotDelivered | None:
-        line = self._line
-        reply: asyncio.Future[NotDelivered | None] = line.loop.create_future()
+        def look() -> NotDelivered | None:
+            is_away = self._line.servers.handler_trouble() == "handler unreachable"
+            return NotDelivered("the handler cannot be reached") if is_away else None
 
-        def look() -> None:
-            is_away = line.servers.handler_trouble() == "handler unreachable"
-            answer(reply, NotDelivered("the handler cannot be reached") if is_away else None)
-
-        line.later(line.faults.latency(), look)
-        return await reply
+        return await self._line.ask(look)
 
     async def _serve(self, request: HandlerRequest, reply: asyncio.Future[HandlerResult]) -> None:
         line = self._line
@@ -309,26 +321,13 @@ class SessionWire:
         return self.lost_at >= moment
 
     async def others(self) -> Sequence[OtherSession]:
-        """Look at the sessions of other workers.
-
-        Raises:
-            StoreUnavailableError: the statement did not run, or its answer is lost.
-        """
         return await self._line.store("others", self._others)
 
     async def forget(self, session: OtherSession) -> None:
-        """Remove the row of a session, unless its worker is there again.
-
-        Raises:
-            StoreUnavailableError: it may or may not be removed.
-        """
         await self._line.store("forget", lambda: self._forget(session))
 
     async def wait_for_change(self, *, timeout_seconds: float) -> None:
-        """Wait until a session begins."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                await self._change.wait()
+        await sleep_or_stop(self._change, seconds=timeout_seconds)
         self._change.clear()
 
     def _others(self) -> list[OtherSession]:
@@ -343,8 +342,6 @@ class SessionWire:
         if self._line.servers.sessions[session.session].is_gone:
             self._line.servers.session_rows.pop((session.session, session.side), None)
 
-
-T = TypeVar("T")
 
 Effect: TypeAlias = Callable[[], Any]
 Judge: TypeAlias = Callable[[Effect], Any]
@@ -368,12 +365,6 @@ class SimulatedPool:
         """Do nothing: a line does not keep connections."""
 
     async def fetch(self, statement: str, *args: object) -> Any:
-        """Run a statement over the line.
-
-        Raises:
-            StoreUnavailableError: it did not take effect, or did, or will.
-            PostgresError: the server refused it.
-        """
         servers = cast("PostgresServers", self._line.servers)
         name, judge = _CALL.get()
         answer = await self._line.store(
