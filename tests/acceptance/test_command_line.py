@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+_PIPE = subprocess.PIPE
 PROGRAM = Path(sys.executable).with_name("sea-mq-worker")
 NOTHING = str(Path(__file__).parent)
 HELP = ("outbox", "--help")
@@ -14,11 +15,7 @@ FULL = "the output cannot be written: No space left on device\n"
 
 
 def run(
-    *words: str,
-    folder: Path | None = None,
-    out: int = subprocess.PIPE,
-    err: int = subprocess.PIPE,
-    **env: str,
+    *words: str, folder: Path | None = None, out: int = _PIPE, err: int = _PIPE, **env: str
 ) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("SEA_MQ_")}
     return subprocess.run(

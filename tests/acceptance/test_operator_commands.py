@@ -175,12 +175,8 @@ async def test_a_replay_that_was_cut_short_at_its_end_is_finished(world: World) 
         "   SET selection = jsonb_set(selection, '{progress,finished}', 'false'), outcome = NULL;"
         "ALTER TABLE operator_actions ENABLE TRIGGER operator_actions_grow"
     )
-    resume = (
-        "outbox",
-        "replay",
-        "--resume",
-        str(await world.pool.fetchval("SELECT id FROM operator_actions")),
-    )
+    action = await world.pool.fetchval("SELECT id FROM operator_actions")
+    resume = ("outbox", "replay", "--resume", str(action))
     resumed = await world.run(*resume, "--json")
     assert (resumed.json["matched"], resumed.json["replayed"], resumed.json["dry_run"]) == (0, 0, False)
     again = await world.run(*resume)
@@ -308,33 +304,18 @@ async def test_prune_keeps_what_a_stream_can_still_deliver(world: World, unused_
 # --- what is missing or refused
 
 
-@pytest.mark.parametrize(
-    ("command", "env", "code", "reported"),
-    [
+async def test_what_is_missing_is_named_with_what_to_do(world: World, unused_tcp_port: int) -> None:
+    nobody = f"postgresql://u:p@127.0.0.1:{unused_tcp_port}/d"
+    for command, env, code, reported in (
         (("outbox", "list"), {"SEA_MQ_DATABASE_URL": ""}, 2, "SEA_MQ_DATABASE_URL"),
         (("dlq", "redrive", "1", *WHY), {}, 2, "SEA_MQ_HANDLER_URL"),
         (("audit", "--action", "prune"), {}, 2, "is not one of"),
         (("inbox", "list", "--reason", "closed"), {}, 2, "is not one of"),
-        (
-            ("depth",),
-            {"SEA_MQ_DATABASE_URL": "postgresql://u:p@127.0.0.1:{port}/d"},
-            1,
-            "sea_mq_worker doctor",
-        ),
+        (("depth",), {"SEA_MQ_DATABASE_URL": nobody}, 1, "python -m sea_mq_worker doctor"),
         (("dlq", "list"), {}, 3, "streams apply"),
-    ],
-)
-async def test_what_is_missing_is_named_with_what_to_do(
-    world: World,
-    unused_tcp_port: int,
-    command: tuple[str, ...],
-    env: dict[str, str],
-    code: int,
-    reported: str,
-) -> None:
-    given = {name: value.format(port=unused_tcp_port) for name, value in env.items()}
-    refused = await world.run(*command, **given)
-    assert (refused.code, reported in refused.err) == (code, True), refused.err
+    ):
+        refused = await world.run(*command, **env)
+        assert (refused.code, reported in refused.err) == (code, True), refused.err
 
 
 async def test_the_error_of_a_slow_database_names_the_remedy(world: World) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -13,19 +13,17 @@ from tools.docs.proofs import marks_of_tests
 ALL = [command for document in documents() for command in commands(document)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """Which test proves those commands of a document that begin with a pattern."""
+class Proof(NamedTuple):
+    """Which test, or else which file, proves those commands of a document that begin with a pattern."""
 
     document: str
-    heading: str = ""
-    begins: str = ""
+    heading: str
+    begins: str
     test: str
     less: str = ""
     """Why the test does not run them as they are written, and what it does instead."""
 
     def covers(self, command: Command) -> bool:
-        """Tell whether a command is among them."""
         return (
             command.document == self.document
             and self.heading in {"", command.heading}
@@ -33,179 +31,142 @@ class Proof:
         )
 
 
-_DOCUMENTS = "tests/acceptance/test_documents.py"
-_PIPELINE = (
-    "tests/acceptance/test_pipeline_commands.py::test_the_commands_of_the_document_run_on_the_traffic_of_dev"
-)
-_BENCHMARKS = "tests/acceptance/test_benchmarks.py::test_the_quick_round_measures_every_workload"
-_JOBS = "tests/acceptance/test_benchmarks.py::test_the_jobs_of_the_pipeline_are_measured"
-_SIMULATION = (
-    "tests/simulation/test_simulation.py::"
-    "test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur"
-)
-_SOAK = "tests/soak/test_soak.py::test_a_soak_loses_and_doubles_nothing_under_faults"
-_RELAYS = "tests/unit/test_benchmarks.py::test_a_description_can_be_used"
-_KILLS = "tests/faults/test_kill_table.py::test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else"
-_CLUSTER = (
-    "tests/pipeline/test_clusters.py::"
-    "test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_standalone_master"
-)
-_LAKE_EXAMPLES = "tests/pipeline/test_lake_examples.py::"
-
+# Those that are run as they are written.
 PROOFS = (
+    Proof("README.md", "Sixty seconds", "", "test_the_first_command_of_the_readme_works_in_a_fresh_checkout"),
+    Proof("docs/how-to/deploying.md", "First start", "", "test_the_first_start_sets_a_worker_up"),
     Proof(
-        document="README.md", heading="Sixty seconds",
-        test="tests/acceptance/test_dev.py::test_the_first_command_of_the_readme_works_in_a_fresh_checkout",
+        "docs/how-to/pipeline.md", "Try it", "python -m",
+        "test_the_commands_of_the_document_run_on_the_traffic_of_dev",
     ),
     Proof(
-        document="docs/how-to/deploying.md", heading="First start",
-        test=f"{_DOCUMENTS}::test_the_first_start_sets_a_worker_up",
-    ),
-    Proof(document="docs/how-to/pipeline.md", heading="Try it", begins="python -m", test=_PIPELINE),
-    Proof(
-        document="docs/how-to/pipeline.md", heading="A faster start",
-        test="tests/pipeline/test_class_archive.py::"
+        "docs/how-to/pipeline.md", "A faster start", "",
         "test_a_start_takes_its_classes_from_the_archive_that_the_command_of_the_document_writes",
     ),
     Proof(
-        document="docs/how-to/pipeline.md", heading="Erase events",
-        test="tests/pipeline/test_erase.py::test_the_command_of_the_document_erases_an_aggregate",
+        "docs/how-to/pipeline.md", "Erase events", "",
+        "test_the_command_of_the_document_erases_an_aggregate",
     ),
     Proof(
-        document="docs/how-to/pipeline.md", heading="Land for months",
-        test="tests/pipeline/test_land_faults.py::"
+        "docs/how-to/pipeline.md", "Land for months", "",
         "test_the_command_of_the_document_lands_each_message_once_until_it_is_asked_to_end",
     ),
     Proof(
-        document="docs/how-to/contracts.md",
-        test="tests/acceptance/test_contract_commands.py::"
+        "docs/how-to/contracts.md", "", "",
         "test_the_commands_of_the_document_compare_schemas_and_describe_events",
     ),
+    Proof("docs/how-to/streams.md", "Other values", "", "test_exported_definitions_are_taken_as_files"),
     Proof(
-        document="docs/how-to/streams.md", heading="Other values",
-        test="tests/acceptance/test_stream_commands.py::test_exported_definitions_are_taken_as_files",
+        "docs/how-to/streams.md", "With the nats CLI", "",
+        "test_the_nats_cli_takes_exported_files_on_a_small_single_server",
     ),
+    Proof("docs/how-to/sending.md", "", "", "test_a_message_of_the_nats_cli_has_a_valid_form"),
+    Proof("docs/how-to/lake.md", "", "python examples", "test_duckdb_and_polars_read_the_lake"),
     Proof(
-        document="docs/how-to/streams.md", heading="With the nats CLI",
-        test="tests/integration/test_sending.py::test_the_nats_cli_takes_exported_files_on_a_small_single_server",
+        "docs/how-to/lake.md", "", "python3 -m venv|cd ",
+        "test_dbt_and_dagster_run_in_an_environment_of_their_own",
     ),
+    Proof("docs/reference/cli.md", "", "", "test_what_to_ask_at_three_in_the_morning"),
     Proof(
-        document="docs/how-to/sending.md",
-        test="tests/integration/test_sending.py::test_a_message_of_the_nats_cli_has_a_valid_form",
-    ),
-    Proof(
-        document="docs/how-to/lake.md", begins="python examples",
-        test=f"{_LAKE_EXAMPLES}test_duckdb_and_polars_read_the_lake",
-    ),
-    Proof(
-        document="docs/how-to/lake.md", begins="python3 -m venv|cd ",
-        test=f"{_LAKE_EXAMPLES}test_dbt_and_dagster_run_in_an_environment_of_their_own",
-    ),
-    Proof(document="docs/reference/cli.md", test=f"{_DOCUMENTS}::test_what_to_ask_at_three_in_the_morning"),
-    Proof(
-        document="docs/how-to/partitions.md",
-        test="tests/integration/test_partitions.py::"
+        "docs/how-to/partitions.md", "", "",
         "test_the_commands_of_the_document_divide_the_outbox_once_and_leave_a_record",
     ),
+    Proof("docs/how-to/restoring.md", "", "", "test_the_commands_of_the_document_copy_everything"),
+    Proof("docs/reference/doctor.md", "", "", "test_doctor_prints_what_its_document_shows"),
+    Proof("docs/how-to/operations.md", "", "", "test_every_task_is_done_by_a_test"),
+    Proof("docs/how-to/security.md", "Roles in PostgreSQL", "", "test_psql_makes_the_roles"),
     Proof(
-        document="docs/how-to/restoring.md",
-        test="tests/integration/test_restoring.py::test_the_commands_of_the_document_copy_everything",
+        "docs/proof/simulation.md", "", "python -m tests.simulation --first",
+        "test_the_trail_of_a_seed_is_printed",
     ),
     Proof(
-        document="docs/reference/doctor.md",
-        test=f"{_DOCUMENTS}::test_doctor_prints_what_its_document_shows",
+        "docs/how-to/from-the-rust-worker.md", "", "",
+        "test_the_commands_of_the_document_lead_from_the_old_worker",
     ),
-    Proof(
-        document="docs/how-to/operations.md",
-        test="tests/acceptance/test_operator_tasks.py::test_every_task_is_done_by_a_test",
-    ),
-    Proof(
-        document="docs/how-to/security.md", heading="Roles in PostgreSQL",
-        test=f"{_DOCUMENTS}::test_psql_makes_the_roles",
-    ),
-    Proof(
-        document="docs/proof/simulation.md", begins="python -m tests.simulation --first",
-        test=f"{_DOCUMENTS}::test_the_trail_of_a_seed_is_printed",
-    ),
-    Proof(
-        document="docs/how-to/from-the-rust-worker.md",
-        test="tests/integration/test_adoption.py::test_the_commands_of_the_document_lead_from_the_old_worker",
-    ),
-    Proof(document="docs/how-to/upgrading.md", test=f"{_DOCUMENTS}::test_what_to_ask_before_an_upgrade"),
+    Proof("docs/how-to/upgrading.md", "", "", "test_what_to_ask_before_an_upgrade"),
 )  # fmt: skip
-"""Those that are run as they are written."""
 
+# Those that no test runs as they are written; our own programs read their words all the same.
 LESSER_PROOFS = (
     Proof(
-        document="docs/how-to/deploying.md", heading="Docker Compose",
-        test="tests/acceptance/test_compose.py::test_the_commands_of_the_document_send_traffic_and_show_it",
-        less="other ports and another project, and only with -m compose",
+        "docs/how-to/deploying.md", "Docker Compose", "",
+        "test_the_commands_of_the_document_send_traffic_and_show_it",
+        "other ports and another project, and only with -m compose",
     ),
     Proof(
-        document="docs/tutorial.md",
-        test="tests/acceptance/test_tutorial.py::test_the_tutorial_does_what_it_shows",
-        less="the service has another port, and its packages are not installed once more",
+        "docs/tutorial.md", "", "", "test_the_tutorial_does_what_it_shows",
+        "the service has another port, and its packages are not installed once more",
     ),
     Proof(
-        document="README.md", heading="Running the tests", test=".ci/run",
-        less="it runs these tests; the gate takes it from the document",
+        "README.md", "Running the tests", "",
+        ".ci/run", "it runs these tests; the gate takes it from the document",
     ),
     Proof(
-        document="docs/how-to/pipeline.md", heading="Try it", begins="python3 -m venv", test=_PIPELINE,
-        less="half a gigabyte is not installed twice; what is behind `--` runs, in a session with the rest",
+        "docs/how-to/pipeline.md", "Try it", "python3 -m venv",
+        "test_the_commands_of_the_document_run_on_the_traffic_of_dev",
+        "half a gigabyte is not installed twice; what is behind `--` runs, in a session with the rest",
     ),
     Proof(
-        document="docs/how-to/deploying.md", heading="Kubernetes",
-        test="tests/tidy/test_kubernetes.py::test_kubectl_understands_every_command_of_the_document",
-        less="there is no cluster: kubectl makes overlay and secrets, and reads the words of the rest",
+        "docs/how-to/deploying.md", "Kubernetes", "",
+        "test_kubectl_understands_every_command_of_the_document",
+        "there is no cluster: kubectl makes overlay and secrets, and reads the words of the rest",
     ),
     Proof(
-        document="docs/how-to/deploying.md", heading="systemd",
-        test="tests/tidy/test_systemd.py::test_the_commands_of_the_document_install_the_unit",
-        less="files and links are made below a folder; packages are not installed, nothing is started",
+        "docs/how-to/deploying.md", "systemd", "", "test_the_commands_of_the_document_install_the_unit",
+        "files and links are made below a folder; packages are not installed, nothing is started",
     ),
     Proof(
-        document="docs/how-to/pipeline.md", heading="The data pipeline", test=_PIPELINE,
-        less="half a gigabyte is not installed twice; the jobs run on what requirements/dev.lock installs",
+        "docs/how-to/pipeline.md", "The data pipeline", "",
+        "test_the_commands_of_the_document_run_on_the_traffic_of_dev",
+        "half a gigabyte is not installed twice; the jobs run on what requirements/dev.lock installs",
     ),
     Proof(
-        document="docs/how-to/pipeline.md", heading="On a cluster", test=_CLUSTER,
-        less="other addresses and paths, and only with -m long",
+        "docs/how-to/pipeline.md", "On a cluster", "",
+        "test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_standalone_master",
+        "other addresses and paths, and only with -m long",
     ),
     Proof(
-        document="docs/how-to/security.md", heading="Containers and dependencies", begins="docker",
-        test="tests/acceptance/test_compose.py::test_the_worker_runs_without_privileges",
-        less="without the pinned base, and only with -m compose",
+        "docs/how-to/security.md", "Containers and dependencies", "docker",
+        "test_the_worker_runs_without_privileges", "without the pinned base, and only with -m compose",
     ),
     Proof(
-        document="docs/how-to/security.md", heading="Containers and dependencies", begins="pip-audit",
-        test=".ci/run",
-        less="the gate asks the advisory service the same, with another form of report",
+        "docs/how-to/security.md", "Containers and dependencies", "pip-audit",
+        ".ci/run", "the gate asks the advisory service the same, with another form of report",
     ),
     Proof(
-        document="docs/proof/simulation.md", begins="python -m tests.simulation --postgres",
-        test="tests/simulation/test_on_postgres.py::test_every_seed_keeps_all_promises",
-        less="fewer seeds",
+        "docs/proof/simulation.md", "", "python -m tests.simulation --postgres",
+        "test_every_seed_keeps_all_promises", "fewer seeds",
     ),
     Proof(
-        document="docs/proof/simulation.md", begins="python -m tests.simulation --seeds", test=_SIMULATION,
-        less="fewer seeds; planted bugs and stored cases have tests beside it",
+        "docs/proof/simulation.md", "", "python -m tests.simulation --seeds",
+        "test_every_seed_of_a_campaign_keeps_all_promises_and_all_faults_occur",
+        "fewer seeds; planted bugs and stored cases have tests beside it",
     ),
-    Proof(document="docs/proof/soak.md", begins=".*--json", test=_SOAK, less="25 s instead of ten minutes"),
     Proof(
-        document="docs/proof/soak.md", begins=".*--negative-control",
-        test="tests/soak/test_soak.py::test_a_planted_bug_fails_the_soak",
-        less="another of the planted bugs",
+        "docs/proof/soak.md", "", ".*--json",
+        "test_a_soak_loses_and_doubles_nothing_under_faults", "25 s instead of ten minutes",
     ),
-    Proof(document="docs/proof/benchmarks.md", test=_BENCHMARKS, less="a small round, only with -m long"),
     Proof(
-        document="docs/proof/benchmarks-peers.md", test=_RELAYS,
-        less="needs other relays from the network; their descriptions and what is reckoned are checked",
+        "docs/proof/soak.md", "", ".*--negative-control",
+        "test_a_planted_bug_fails_the_soak", "another of the planted bugs",
     ),
-    Proof(document="docs/proof/failover.md", test=_KILLS, less="only with -m long, into another file"),
-    Proof(document="docs/proof/benchmarks-pipeline.md", test=_JOBS, less="500 events"),
+    Proof(
+        "docs/proof/benchmarks.md", "", "",
+        "test_the_quick_round_measures_every_workload", "a small round, only with -m long",
+    ),
+    Proof(
+        "docs/proof/benchmarks-peers.md", "", "", "test_a_description_can_be_used",
+        "needs other relays from the network; their descriptions and what is reckoned are checked",
+    ),
+    Proof(
+        "docs/proof/failover.md", "", "", "test_fifty_kills_each_way_cost_two_seconds_each_and_nothing_else",
+        "only with -m long, into another file",
+    ),
+    Proof(
+        "docs/proof/benchmarks-pipeline.md", "", "",
+        "test_the_jobs_of_the_pipeline_are_measured", "500 events",
+    ),
 )  # fmt: skip
-"""Those that no test runs as they are written; our own programs read their words all the same."""
 
 NOT_COMMANDS = {"outbox wait": "a span"}
 HISTORY = "CHANGELOG.md"
@@ -238,14 +199,18 @@ def test_every_command_of_a_document_is_run_by_one_test() -> None:
 
 
 def test_each_proof_exists_and_is_needed() -> None:
-    proofs, tests = (*PROOFS, *LESSER_PROOFS), marks_of_tests()
+    proofs, tests = (*PROOFS, *LESSER_PROOFS), files_of_tests()
     assert [proof for proof in proofs if proof.test not in tests and not (ROOT / proof.test).is_file()] == []
     assert [proof for proof in proofs if not any(map(proof.covers, ALL))] == []
 
 
 def test_what_is_run_as_it_is_written_is_read_from_the_document() -> None:
-    readers = {proof: (ROOT / proof.test.partition("::")[0]).read_text() for proof in PROOFS}
+    readers = {proof: (ROOT / files_of_tests()[proof.test]).read_text() for proof in PROOFS}
     assert [proof for proof, text in readers.items() if proof.document not in text] == []
+
+
+def files_of_tests() -> dict[str, str]:
+    return {name: path for path, _, name in (test.partition("::") for test in marks_of_tests())}
 
 
 def test_our_programs_understand_every_command_and_option_that_is_named() -> None:
