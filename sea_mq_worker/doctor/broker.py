@@ -340,7 +340,7 @@ def missed_findings(rows: Mapping[str, Any], facts: BrokerFacts | None) -> Itera
         yield _missed(
             label(gone.stream, gone.durable),
             f"{gone.count} in all; the latest are {latest}",
-            sql="-- only acknowledges: ends this finding and the page's first line; no message comes back\n"
+            sql="-- only acknowledges: ends this finding and the page's first line, brings nothing back\n"
             f"UPDATE {table} SET missed = 0, missed_at = NULL WHERE {consumer};",
         )
     for waiting in rows.get("inbox", ()):

@@ -18,15 +18,12 @@ from sea_mq_worker.doctor import examine
 from sea_mq_worker.doctor.findings import Severity
 from sea_mq_worker.doctor.services import read_readiness
 from sea_mq_worker.outbox.maintenance import RECONCILE
-from sea_mq_worker.postgres.migrations import (
-    expected_objects,
-    migrate,
-)
+from sea_mq_worker.postgres.migrations import expected_objects, migrate
 from sea_mq_worker.postgres.pool import WORKER_HINTS
 from sea_mq_worker.settings import Settings
 from tests.integration.doctor_cases import CASES, CASES_OF_TABLES, VARIANT, Provoke
 from tests.security.test_sql import STATEMENTS
-from tests.support.checkups import Patient, patient
+from tests.support.checkups import OF_TEST_SERVERS, Patient, patient
 from tests.support.nats_cluster import nats_cluster
 from tests.support.pooler import transaction_pooler
 from tests.support.rows import opened
@@ -34,17 +31,13 @@ from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 from tools.docs.tables import findings
 
-BELOW = {
-    *("commits_not_durable", "synchronous_commit_off", "standby_missing", "sync_unknown", "stream_replicas")
-}
+BELOW = {*OF_TEST_SERVERS, "standby_missing", "stream_replicas"}
 ELSEWHERE = {
     "rights_missing": "security/test_doctor_rights.py",
     "row_security": "security/test_doctor_rights.py",
     "broker_refuses": "security/test_doctor_rights.py",
     "notifications_full": "faults/test_other_tools.py",
 }
-
-
 SHOWS = re.compile(r"python -m sea_mq_worker (\w+ list|where)\b")
 RUN_ELSEWHERE = {"events_lost": {RECONCILE}}
 """Printed commands that tests/pipeline/test_reconcile_lost.py runs."""

@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -171,20 +171,6 @@ async def test_a_locked_table_is_no_outage_and_the_named_command_names_its_holde
         await worker.answers(200)
 
 
-@asynccontextmanager
-async def refused_start(p: Patient, because: str) -> AsyncIterator[list[str]]:
-    """Start the worker, which has to end; yield the commands that its log names, and start it once more."""
-    target = p.target.__class__(
-        context=p.target.context, upstream=p.target.upstream, environment=p.environment
-    )
-    async with running(target, p.files / "refused.log") as worker:
-        assert await worker.ended() == 3, worker.written
-    assert because in worker.written
-    yield QUOTED.findall(worker.written)
-    async with p.worker():
-        pass
-
-
 async def test_a_deprecated_value_works_and_the_log_names_the_one_that_means_the_same(
     system: Patient,
 ) -> None:
@@ -207,9 +193,14 @@ async def test_a_worker_without_its_tables_starts_after_the_command_that_it_logs
 ) -> None:
     async with scratch_database(postgres_server, prefix="empty_") as empty:
         system.given["database_url"] = empty.dsn
-        async with refused_start(system, "contract_broken") as commands:
-            [command] = set(commands)
-            await system.follow(command)
+        target = replace(system.target, environment=system.environment)
+        async with running(target, system.files / "refused.log") as worker:
+            assert await worker.ended() == 3, worker.written
+        assert "contract_broken" in worker.written
+        [command] = set(QUOTED.findall(worker.written))
+        await system.follow(command)
+        async with system.worker():
+            pass
 
 
 # --- `where`
