@@ -42,7 +42,7 @@ from sea_mq_worker.inbox.missed import MissedMessageCheck
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, PostgresResumptions
 from sea_mq_worker.inbox.sharing import InboxSharing, handler_name
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.operators.definitions import AWAITED, EXISTENCE, check_topology
+from sea_mq_worker.operators.definitions import report_differences
 from sea_mq_worker.operators.tables import open_tables
 from sea_mq_worker.outbox.backlog import Backlog, stopped_early
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
@@ -231,7 +231,7 @@ async def _start(
         loops |= await _inbox(parts, take_overs, status, upkeep)
     if parts.session is not None:
         loops["takeover"] = Takeover(sessions=parts.session, events=parts.events, sides=take_overs).run
-    await _warn_of_differences(parts)
+    await report_differences(s, parts.events)
     return loops, backlog
 
 
@@ -245,19 +245,6 @@ def _metrics_export(parts: Parts) -> Loop:
         raise SettingsError(str(error)) from None
     parts.stack.push_async_callback(export.export)
     return export.run
-
-
-async def _warn_of_differences(parts: Parts) -> None:
-    """Log each field that differs from the stream definitions; only `streams apply` changes the streams."""
-    try:
-        differences = await check_topology(parts.settings)
-    except WorkerError as error:
-        parts.events.emit("streams_not_compared", text=str(error))
-        return
-    missing = {EXISTENCE, AWAITED}
-    text = "; ".join(str(difference) for difference in differences if difference.field not in missing)
-    if text:
-        parts.events.emit("streams_differ", text=text)
 
 
 # --- Outbox -> JetStream.

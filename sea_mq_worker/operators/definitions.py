@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sea_mq_worker.errors import ContractError
+from sea_mq_worker.errors import ContractError, WorkerError
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.nats.errors import ApiRefusedError, PublishDeniedError
 from sea_mq_worker.nats.info import (
@@ -28,6 +28,7 @@ from sea_mq_worker.nats.info import (
 )
 from sea_mq_worker.nats.subjects import events_stream, stream_prefix
 from sea_mq_worker.operators.streams import open_broker
+from sea_mq_worker.ports import Events
 from sea_mq_worker.resources import files_in, resource_folder
 from sea_mq_worker.settings import Settings
 
@@ -290,6 +291,18 @@ async def check_topology(s: Settings, *, streams: Collection[str] = ()) -> list[
     wanted = wanted_topology(s, streams=streams)
     async with open_broker(s) as connection:
         return [*await check(connection, wanted), *await _without_file(connection, wanted, s)]
+
+
+async def report_differences(s: Settings, events: Events) -> None:
+    """At a worker's start, log each field that differs; only `streams apply` changes the streams."""
+    try:
+        found = await check_topology(s)
+    except WorkerError as error:
+        events.emit("streams_not_compared", text=str(error))
+        return
+    missing = {EXISTENCE, AWAITED}
+    if text := "; ".join(str(difference) for difference in found if difference.field not in missing):
+        events.emit("streams_differ", text=text)
 
 
 async def check(connection: NatsConnection, wanted: Sequence[Definition]) -> list[Difference]:
