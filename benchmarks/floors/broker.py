@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from sea_mq_worker.nats.headers import EncodedMessage, encode
 from sea_mq_worker.nats.message import OutboundMessage
-from sea_mq_worker.nats.wire import frame
+from sea_mq_worker.outbox.jetstream import frame
 
 _INBOX = "_INBOX.floor"
 _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'

@@ -19,7 +19,6 @@ from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.inbox.dead_letter import Reason, conflict_detail
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.message import SearchedId, Stored
-from sea_mq_worker.nats.search import find_messages
 from sea_mq_worker.operators.dead_letters import DeadLetterFilter, DeadLetters, can_be_handled
 from sea_mq_worker.operators.records import (
     DeliveryState,
@@ -34,6 +33,7 @@ from sea_mq_worker.operators.tables import SQL, open_tables, outbox_page, show_i
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.maintenance import PublishedRow, PublishedRows, find_loss
 from sea_mq_worker.outbox.retry import can_be_sent
+from sea_mq_worker.outbox.scan import find_messages
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.settings import Settings
 

@@ -1,7 +1,7 @@
-"""Closed unions: outcomes of a publish, an event, a handler call and a received message.
+"""An event of the outbox as its publisher has it: leased by a claim, and settled by a verdict.
 
-Every ``match`` on one ends with ``assert_never``, so a new outcome is a type error until each loop decides on
-it. The outcomes of nearly every event are tuples, created in half the time of a frozen dataclass.
+Every ``match`` on a verdict ends with ``assert_never``, so that a new one is a type error until each place
+decides on it. What is made for nearly every event is a tuple, in half the time of a frozen dataclass.
 """
 
 from collections.abc import Sequence
@@ -154,7 +154,3 @@ class Reaped(NamedTuple):
 
     leases: int
     brought_forward: int
-
-    def plus(self, other: "Reaped") -> "Reaped":
-        """Add up two looks."""
-        return Reaped(self.leases + other.leases, self.brought_forward + other.brought_forward)

@@ -3,13 +3,13 @@
 import asyncio
 import secrets
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import asyncpg
 
@@ -18,6 +18,7 @@ from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.outbox.event import (
     BATCH_MAX,
     NO_BYTES_MAX,
+    NOTHING_CLAIMED,
     Claim,
     Died,
     OutboxEvent,
@@ -46,33 +47,6 @@ Position: TypeAlias = tuple[datetime, int]
 START: Position = (datetime.min.replace(tzinfo=UTC), -(2**63))
 END: Position = (datetime.max.replace(tzinfo=UTC), 2**63 - 1)
 """Before and behind every row: a connection sends these times as infinite ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The part of an index that a claim has read.
-
-    Attributes:
-        position: the last row that need not be read again.
-        now: the claim's time, by the database's clock.
-        truncated: there may be more rows behind ``position``.
-        found_any: the claim took an event.
-    """
-
-    position: Position
-    now: datetime
-    truncated: bool
-    found_any: bool
-
-
-class Look(NamedTuple):
-    """The result of a reaper's look at both indexes; an end of None: it reached the end of the index."""
-
-    reaped: Reaped
-    at: datetime
-    ends: tuple[Position | None, Position | None]
-    first_wrong: int | None
-    """The seq of the event that a look with a limit of one would change."""
 
 
 class ClaimCursor:
@@ -113,20 +87,26 @@ class ClaimCursor:
             self._position = START
         return self._position
 
-    def advance(self, read: Scan, *, seconds: float) -> None:
-        """Move behind the part that a claim has read, which took ``seconds``."""
-        self._position = max(self._position, read.position)
+    def advance(
+        self, position: Position, *, now: datetime, truncated: bool, found_any: bool, seconds: float
+    ) -> None:
+        """Move behind what a claim has read at ``now``, by the database's clock, and in ``seconds``.
+
+        ``position``: the last row that need not be read again. ``truncated``: there may be more rows behind
+        it. ``found_any``: the claim took an event.
+        """
+        self._position = max(self._position, position)
         if self._sweeping:
             self._sweep_seconds += seconds
-        if not read.truncated:
+        if not truncated:
             # A row can be seen from its commit on, but is sorted by the start of its transaction.
-            seen = read.now - _GRACE, 0
+            seen = now - _GRACE, 0
             is_dear = self._sweeping and self._sweep_seconds > _CHEAP_SECONDS
             self._position = seen if is_dear else min(self._position, seen)
         if self._sweeping:
             pause = max(_SWEEP_SECONDS, _SWEEP_SHARE * self._sweep_seconds)
             self._sweep_at = self._swept_at + min(pause, _SWEEP_MAX_SECONDS)
-            self._sweeping = read.truncated and not read.found_any
+            self._sweeping = truncated and not found_any
 
     def rewind(self) -> None:
         """Let the next claim read from the front."""
@@ -152,16 +132,14 @@ _EVENT = slice(-len(OutboxEvent._fields), None)
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PostgresOutboxAdapter:
-    """Leases, settles and reaps the events of one lane; see ``ports.outbox.OutboxRepository``.
+    """Leases, settles and reaps the events of one lane; see ``ports.OutboxRepository``.
 
-    One adapter claims the events that have an ordering key, another those that have none; either one reaps
-    both. Safe to use from several tasks.
+    One adapter claims the events that have an ordering key (``ordered``), another those that have none;
+    either one reaps both. Safe to use from several tasks.
 
     Attributes:
         pool: opened with ``WORKER_HINTS``.
         worker: name in ``claimed_by``, for people; it need not be unique, because a token fences claims.
-        lease_seconds: length of a claim's lease, by the database's clock.
-        ordered: claim the events with an ordering key; False: those without one.
         hold_dead_keys: a DEAD event holds the later events of its key.
         failures_max: number of failures, expired leases included, after which an event is DEAD.
         delay_max_seconds: returns the longest delay of a retry; a retry due later was written while the clock
@@ -196,9 +174,8 @@ class PostgresOutboxAdapter:
         self._fresh = ClaimCursor(self.clock)
         self._retries = ClaimCursor(self.clock)
         self._retries_first = False
-        self._rolled: dict[str, tuple[Position | None, Position | None]] = defaultdict(lambda: (None, None))
+        self._rolled: dict[str, Sequence[Position | None]] = {}
         self._hints: set[str] = set()
-        self._unreaped: list[str] = []
         self._passed_over: dict[str, float] = {}
 
     async def find_unpublished(
@@ -212,9 +189,7 @@ class PostgresOutboxAdapter:
         self._retries_first = not self._retries_first
         now = self.clock()
         self._passed_over = {id_: until for id_, until in self._passed_over.items() if until > now}
-        claim = partial(
-            self._claim_ordered if self.ordered else self._claim, batch_max, bytes_max, event_bytes_max
-        )
+        claim = partial(self._claim, batch_max, bytes_max, event_bytes_max)
         try:
             return await claim()
         except RowsRefusedError:
@@ -228,7 +203,7 @@ class PostgresOutboxAdapter:
     async def _refused(self, ids: Sequence[str]) -> list[tuple[str, RowsRefusedError]]:
         """Find the events whose claim PostgreSQL refuses, by a trigger for example; claims pass them over.
 
-        Claim the events by halves, and roll each claim back.
+        Claim the events by halves, and roll each claim back, when deferred triggers have had their say.
         """
         left, found = [ids], list[tuple[str, RowsRefusedError]]()
         while left and len(found) < _FOUND_MAX:
@@ -240,9 +215,7 @@ class PostgresOutboxAdapter:
                         await trial.start()
                         try:
                             await connection.fetch(self._sql["try_claim"].sql, part, "trial")
-                            await connection.execute(
-                                "SET CONSTRAINTS ALL IMMEDIATE"
-                            )  # deferred triggers, too
+                            await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
                         finally:
                             await trial.rollback()
             except RowsRefusedError as error:
@@ -304,11 +277,18 @@ class PostgresOutboxAdapter:
 
         Whatever waits, that reads a bounded number of rows; from call to call it gets through all of them.
         """
-        self._unreaped = []
-        lanes = [await self._reap_lane(statement) for statement in ("reap", "reap_ordered")]
-        if self._unreaped:
-            raise RowsRefusedError("; ".join(self._unreaped))
-        return lanes[0].plus(lanes[1])
+        ended, refused = Counter[str](), list[str]()
+        for lane in ("reap", "reap_ordered"):
+            at, *ends = await self._look(lane, START, START, ended, refused)
+            if ends == [None, None]:
+                continue
+            await self._look(lane, (at, 0), (at, 0), ended, refused)
+            rolled = self._rolled.get(lane, (None, None))
+            fresh, retries = (last or end or END for last, end in zip(rolled, ends, strict=True))
+            _, *self._rolled[lane] = await self._look(lane, fresh, retries, ended, refused)
+        if refused:
+            raise RowsRefusedError("; ".join(refused))
+        return Reaped(ended["leases"], ended["brought_forward"])
 
     async def take_over(self, session: str) -> int:
         """End the leases of both lanes in one statement, which keeps the session's worker out."""
@@ -318,136 +298,119 @@ class PostgresOutboxAdapter:
             self._hints.update(row["keys"])
         return int(row["leases"])
 
-    async def _reap_lane(self, statement: str) -> Reaped:
-        front = await self._look(statement, START, START)
-        if front.ends == (None, None):
-            return front.reaped
-        ahead = await self._look(statement, (front.at, 0), (front.at, 0))
-        begin = [
-            rolled or first or END for rolled, first in zip(self._rolled[statement], front.ends, strict=True)
-        ]
-        behind = await self._look(statement, *begin)
-        self._rolled[statement] = behind.ends
-        return front.reaped.plus(ahead.reaped).plus(behind.reaped)
+    async def _look(
+        self, lane: str, fresh: Position, retries: Position, ended: Counter[str], refused: list[str]
+    ) -> tuple[datetime, Position | None, Position | None]:
+        """End what is wrong in a bounded part of both indexes; return the time, and how far it read each.
 
-    async def _look(self, statement: str, fresh: Position, retries: Position) -> Look:
-        """Look at a bounded part of both indexes, again and again until nothing in it is wrong.
-
-        Where PostgreSQL refuses to change an event, end fewer leases at once until it is alone, and pass it
-        over.
+        None: to the end. Where PostgreSQL refuses to change an event, end fewer leases at once until it is
+        alone, and pass it over.
         """
-        ended, limit, passed_over = Reaped(0, 0), _REAP_MAX, list[int]()
+        passed_over = list[int]()
+
+        async def end_wrong(limit: int) -> Any:
+            given = self.lease_seconds, limit, self.failures_max, self.look_max, *fresh, *retries
+            statement = self._sql[lane].sql
+            [row] = await fetch(self.pool, statement, *given, self.delay_max_seconds(), passed_over)
+            return row
+
+        limit = _REAP_MAX
         while True:
             try:
-                look = await self._look_once(statement, fresh, retries, limit, passed_over)
+                row = await end_wrong(limit)
             except RowsRefusedError as error:
                 if limit > 1:
                     limit //= 2
-                    continue
-                look = await self._look_once(statement, fresh, retries, 0, passed_over)
-                if look.first_wrong is not None:
-                    passed_over.append(look.first_wrong)
-                    self._unreaped.append(f"seq {look.first_wrong}: {error}")
+                elif (seq := (await end_wrong(0))["first_wrong"]) is not None:
+                    passed_over.append(seq)
+                    refused.append(f"seq {seq}: {error}")
                 continue
-            ended = ended.plus(look.reaped)
-            if sum(look.reaped) < limit:
-                return look._replace(reaped=ended)
+            ended.update(leases=row["leases"], brought_forward=row["brought_forward"])
+            if self.ordered:
+                self._hints.update(row["keys"])
+            if row["leases"] + row["brought_forward"] < limit:
+                return row["at"], _end(row, "fresh"), _end(row, "retry")
             limit = min(2 * limit, _REAP_MAX)
 
-    async def _look_once(
-        self, statement: str, fresh: Position, retries: Position, limit: int, passed_over: Sequence[int]
-    ) -> Look:
-        limits = self.lease_seconds, limit, self.failures_max, self.look_max
-        given = *limits, *fresh, *retries, self.delay_max_seconds(), passed_over
-        [row] = await fetch(self.pool, self._sql[statement].sql, *given)
-        if self.ordered:
-            self._hints.update(row["keys"])
-        reaped = Reaped(row["leases"], row["brought_forward"])
-        return Look(reaped, row["at"], (_end(row, "fresh"), _end(row, "retry")), row["first_wrong"])
-
-    async def _claim(self, batch_max: int, *bytes_max: int, names_only: bool = False) -> Claim:
-        owner = self._owner()
-        began = self.clock()
-        given = self._claim_parameters(owner, batch_max, *bytes_max, names_only=names_only)
-        claim = self._sql["claim"].bind(**given, retries_first=self._retries_first)
-        rows = await fetch(self.pool, *claim)
-        seconds = self.clock() - began
-        head, events = _split(rows)
-        if names_only:
-            return _claim_of(owner, head, (), more=True)
-        full = len(events) == batch_max or head["cut"]
-        for cursor, name in ((self._fresh, "fresh"), (self._retries, "retry")):
-            read = Scan(_position(head, name), now=head["at"], truncated=full, found_any=bool(events))
-            cursor.advance(read, seconds=seconds)
-        return _claim_of(owner, head, events, more=full)
-
-    async def _claim_ordered(self, batch_max: int, *bytes_max: int, names_only: bool = False) -> Claim:
-        owner = self._owner()
-        hints, self._hints = self._hints, set()
-        began = self.clock()
-        given = self._claim_parameters(owner, batch_max, *bytes_max, names_only=names_only)
-        try:
-            head, events = await self._take_turn({**given, "hints": list(hints)})
-        except BaseException:
-            self._hints |= hints
-            raise
-        seconds = self.clock() - began
-        if names_only:
-            self._hints |= hints
-            return _claim_of(owner, head, (), more=True)
-        self._hints.update(head["leftover"])
-        cut = len(events) == batch_max or (head["cut"] and bool(events))
-        fresh_full = head["fresh_count"] == batch_max
-        retry_places = given["retry_places"]
-        retries_full = head["retry_count"] == (retry_places if fresh_full else batch_max)
-        for cursor, name, full in (
-            (self._fresh, "fresh", fresh_full),
-            (self._retries, "retry", retries_full),
-        ):
-            read = Scan(_position(head, name), now=head["at"], truncated=full or cut, found_any=bool(events))
-            cursor.advance(read, seconds=seconds)
-        return _claim_of(owner, head, events, more=cut or fresh_full or (retries_full and retry_places > 0))
-
-    def _claim_parameters(
-        self, owner: str, batch_max: int, batch_bytes_max: int, event_bytes_max: int, *, names_only: bool
-    ) -> dict[str, Any]:
-        """Return the parameters that both claims have.
+    async def _claim(
+        self, batch_max: int, batch_bytes_max: int, event_bytes_max: int, *, names_only: bool = False
+    ) -> Claim:
+        """Claim, and move the cursors behind what was read; ``names_only``: do neither.
 
         A quarter of the places is kept for retries; of a batch too small to divide, every other one.
         """
-        fresh, retry = self._fresh.next(), self._retries.next()
-        return {
+        owner = f"{self._owner_prefix}{secrets.token_hex(4)}"
+        (fresh_at, fresh_seq), (retry_at, retry_seq) = self._fresh.next(), self._retries.next()
+        retry_places = batch_max // 4 or int(self._retries_first)
+        given = {
             "limit": batch_max,
             "claimed_by": owner,
-            "fresh_at": fresh[0],
-            "fresh_seq": fresh[1],
-            "retry_at": retry[0],
-            "retry_seq": retry[1],
-            "retry_places": batch_max // 4 or int(self._retries_first),
+            "fresh_at": fresh_at,
+            "fresh_seq": fresh_seq,
+            "retry_at": retry_at,
+            "retry_seq": retry_seq,
+            "retry_places": retry_places,
             "batch_bytes_max": batch_bytes_max,
             "event_bytes_max": event_bytes_max,
             "passed_over": list(self._passed_over),
             "names_only": names_only,
         }
+        hints, self._hints = self._hints, set()
+        began = self.clock()
+        try:
+            if self.ordered:
+                head, events = await self._take_turn({**given, "hints": list(hints)})
+            else:
+                statement = self._sql["claim"].bind(**given, retries_first=self._retries_first)
+                head, events = _split(await fetch(self.pool, *statement))
+        except BaseException:
+            self._hints |= hints
+            raise
+        seconds, at = self.clock() - began, head["claimed_at"]
+        if names_only:
+            self._hints |= hints
+            return replace(NOTHING_CLAIMED, at=at, names=head["names"])
+        full = len(events) == batch_max or bool(head["cut"] and events)
+        fresh_full = retries_full = False
+        if self.ordered:
+            self._hints.update(head["leftover"])
+            fresh_full = head["fresh_count"] == batch_max
+            retries_full = head["retry_count"] == (retry_places if fresh_full else batch_max)
+        for cursor, name, has_more in (
+            (self._fresh, "fresh", fresh_full),
+            (self._retries, "retry", retries_full),
+        ):
+            cursor.advance(
+                _end(head, name) or START,
+                now=head["at"],
+                truncated=full or has_more,
+                found_any=bool(events),
+                seconds=seconds,
+            )
+        if events:
+            self._owners.append(owner)
+        return Claim(
+            token=f"{at.isoformat()} {owner}" if events else "",
+            at=at,
+            events=tuple(events),
+            more=full or fresh_full or (retries_full and retry_places > 0),
+            bytes=head["bytes"],
+            cut=head["cut"],
+        )
 
     async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[OutboxEvent]]:
         """Claim in turn with other workers; after a bounded number of refusals, out of turn.
 
         Two claims at once are correct, but the second one reads the rows that the first has locked.
         """
-
-        async def claim(*, take_turns: bool) -> tuple[Any, list[OutboxEvent]]:
-            statement = self._sql["claim_ordered"].bind(
-                **given, take_turns=take_turns, run_max=self.run_max, hold_dead_keys=self.hold_dead_keys
-            )
-            return _split(await self._fetch_ordered(*statement))
-
+        statement = self._sql["claim_ordered"]
+        given = {**given, "run_max": self.run_max, "hold_dead_keys": self.hold_dead_keys}
         for _ in range(_REFUSALS_MAX if self.take_turns else 0):
-            head, events = await claim(take_turns=True)
+            head, events = _split(await self._fetch_ordered(*statement.bind(**given, take_turns=True)))
             if head["my_turn"]:
                 return head, events
             await asyncio.sleep(_REFUSAL_SECONDS)
-        return await claim(take_turns=False)
+        return _split(await self._fetch_ordered(*statement.bind(**given, take_turns=False)))
 
     async def _settle_others(
         self, claim: Claim, verdicts: Sequence[Postponed | Died | Released]
@@ -455,8 +418,7 @@ class PostgresOutboxAdapter:
         if not verdicts:
             return frozenset()
         changes = zip(*map(_changes, verdicts), strict=True)
-        kept, _ = await self._settle("settle", verdicts, *_owner_and_time(claim), *changes)
-        return kept
+        return (await self._settle("settle", verdicts, *_owner_and_time(claim), *changes))[0]
 
     async def _settle(
         self, statement: str, verdicts: Sequence[Verdict], owner: object, time: object, *columns: object
@@ -471,18 +433,15 @@ class PostgresOutboxAdapter:
 
     async def _hold(self, event_id: str) -> Any:
         """Claim an event unless it is claimed; return its claim if it is this adapter's, else None."""
-        await fetch(self.pool, self._sql["claim_one"].sql, event_id, self._owner())
+        owner = f"{self._owner_prefix}{secrets.token_hex(4)}"
+        if await fetch(self.pool, self._sql["claim_one"].sql, event_id, owner):
+            self._owners.append(owner)
         rows = await fetch(self.pool, self._sql["held"].sql, event_id)
         if not rows or rows[0]["claimed_by"] not in self._owners:
             return None
         if self.ordered:
             self._hints.add(rows[0]["ordering_key"] or "")
         return rows[0]
-
-    def _owner(self) -> str:
-        """Name one claim: two claims of one worker in the same microsecond stay apart."""
-        self._owners.append(f"{self._owner_prefix}{secrets.token_hex(4)}")
-        return self._owners[-1]
 
 
 def _split(rows: Sequence[Any]) -> tuple[Any, list[OutboxEvent]]:
@@ -495,23 +454,6 @@ def _split(rows: Sequence[Any]) -> tuple[Any, list[OutboxEvent]]:
 def _end(row: Any, name: str) -> Position | None:
     at = row[f"{name}_at"]
     return at and (at, row[f"{name}_seq"])
-
-
-def _position(head: Any, name: str) -> Position:
-    return _end(head, name) or START
-
-
-def _claim_of(owner: str, head: Any, events: Sequence[OutboxEvent], *, more: bool) -> Claim:
-    token = f"{head['claimed_at'].isoformat()} {owner}" if events else ""
-    return Claim(
-        token=token,
-        at=head["claimed_at"],
-        events=tuple(events),
-        more=more,
-        bytes=head["bytes"],
-        cut=head["cut"],
-        names=head["names"] or (),
-    )
 
 
 def _owner_and_time(claim: Claim) -> tuple[str, datetime]:

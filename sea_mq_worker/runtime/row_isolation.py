@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sea_mq_worker.errors import ContractError, RowsRefusedError
@@ -16,24 +15,18 @@ _REFUSED_MAX = 16
 """If this many rows are refused and none accepted, the rows are not the cause."""
 
 
-@dataclass(slots=True)
 class RowIsolator(Generic[_R, _A]):
     """Writes rows together, and by halves where one of them is refused.
 
-    Attributes:
-        write: one statement; each row is in one statement that took effect, or in ``refused``.
-        answers: of the statements that took effect, each with its rows.
-        refused: rows that PostgreSQL refuses, each with the error.
+    Each row is in one statement that took effect, with its answer in ``answers``, or in ``refused``.
     """
 
-    rows: Sequence[_R]
-    write: Callable[[Sequence[_R]], Awaitable[_A]]
-    answers: list[tuple[Sequence[_R], _A]] = field(default_factory=list)
-    refused: list[tuple[_R, RowsRefusedError]] = field(default_factory=list)
-    _left: list[Sequence[_R]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._left = [self.rows] if self.rows else []
+    def __init__(self, rows: Sequence[_R], write: Callable[[Sequence[_R]], Awaitable[_A]]) -> None:
+        self.answers: list[tuple[Sequence[_R], _A]] = []
+        self.refused: list[tuple[_R, RowsRefusedError]] = []
+        self._rows = rows
+        self._write = write
+        self._left = [rows] if rows else []
 
     async def run(self) -> None:
         """Write the remaining rows; called again after an outage, continue where it stopped.
@@ -45,23 +38,17 @@ class RowIsolator(Generic[_R, _A]):
         while self._left:
             part = self._left[0]
             try:
-                answer = await self.write(part)
+                self.answers.append((part, await self._write(part)))
             except RowsRefusedError as error:
-                self._left.pop(0)
-                self._split(part, error)
-            else:
-                self._left.pop(0)
-                self.answers.append((part, answer))
-
-    def _split(self, part: Sequence[_R], error: RowsRefusedError) -> None:
-        if len(part) > 1:
-            middle = len(part) // 2
-            self._left += [part[:middle], part[middle:]]
-            return
-        self.refused.append((part[0], error))
-        if len(self.refused) >= _REFUSED_MAX and not self.answers:
-            self._left, self.refused = [self.rows], []
-            raise ContractError(str(error)) from error
+                middle = len(part) // 2
+                if middle:
+                    self._left += [part[:middle], part[middle:]]
+                else:
+                    self.refused.append((part[0], error))
+                if len(self.refused) >= _REFUSED_MAX and not self.answers:
+                    self._left, self.refused = [self._rows], []
+                    raise ContractError(str(error)) from error
+            self._left.pop(0)
 
 
 async def write_isolated(

@@ -1,14 +1,16 @@
-"""In-memory fake of the PostgreSQL outbox: the same lifecycle, leases, lanes and order, on a given clock."""
+"""In-memory fake of the outbox, on a given clock: it keeps the order of keys, fences and leases.
+
+It promises what the port does. How PostgreSQL shares a claim between retries and first tries, and how it
+looks for expired leases, only PostgreSQL shows.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import assert_never
-from uuid import UUID
 
 from sea_mq_worker.nats.message import Stored
-from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.outbox.event import (
     BATCH_MAX,
     NO_BYTES_MAX,
@@ -29,7 +31,6 @@ _ERROR_CHARS_MAX = 2000
 _NOT_YET_SECONDS = 60.0
 """An event that occurs at most this many seconds in the future is not postponed."""
 _REAP_DELAY_MAX_SECONDS = 60.0
-_REAP_DOUBLINGS_MAX = 6
 _CLAIM_DIGITS = 8
 """Digits of a claim in the token, behind those of the session."""
 
@@ -73,13 +74,12 @@ class OutboxRow:
 
 @dataclass(slots=True)
 class OutboxTable:
-    """State shared by all adapters of one database."""
+    """State shared by all adapters of one database; ``held_sessions``: sessions of workers that live."""
 
     clock: Callable[[], float]
     rows: dict[str, OutboxRow] = field(default_factory=dict)
     claims: Iterator[int] = field(default_factory=itertools.count)
     held_sessions: set[str] = field(default_factory=set)
-    """Sessions of workers that live."""
     _seq: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def add(
@@ -120,32 +120,12 @@ class OutboxTable:
         row.available_at = self.clock()
 
 
-def matches(row: OutboxRow, which: OutboxFilter) -> bool:
-    """Return whether a filter, apart from its page, selects an event."""
-    exact = (
-        (which.event_type, row.event_type),
-        (which.ordering_key, row.ordering_key),
-        (which.aggregate_type, row.aggregate_type),
-        (which.aggregate_id, row.aggregate_id),
-        (which.correlation_id and str(which.correlation_id), row.correlation_id),
-    )
-    created_at = EPOCH + timedelta(seconds=row.created_at)
-    return (
-        row.state in which.states
-        and (which.ids is None or UUID(row.id) in which.ids)
-        and all(wanted in {None, found} for wanted, found in exact)
-        and (which.since is None or which.since <= created_at)
-        and (which.until is None or created_at < which.until)
-        and (which.error_like or "").lower() in (row.error or "").lower()
-    )
-
-
 @dataclass(kw_only=True, eq=False)
 class InMemoryOutbox:
-    """One lane of an ``OutboxTable`` as a publisher sees it; see ``ports.outbox.OutboxRepository``.
+    """One lane of an ``OutboxTable`` as a publisher sees it; see ``ports.OutboxRepository``.
 
-    Attributes:
-        random: draws the delays after leases that ran out.
+    ``ordered``: the lane of the events with an ordering key. ``random`` draws the delays after leases that
+    ran out.
     """
 
     table: OutboxTable
@@ -158,7 +138,6 @@ class InMemoryOutbox:
     delay_max_seconds: Callable[[], float] = lambda: 31_536_000.0
     run_max: int = 100
     session: str = ""
-    _retries_first: bool = False
     _owners: set[str] = field(default_factory=set)
 
     async def find_unpublished(
@@ -168,25 +147,31 @@ class InMemoryOutbox:
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:
-        """Lease due events; a quarter of the limit is reserved for retries."""
-        looked = self._looked_at(batch_max)
-        sizes = [row.bytes if row.bytes <= event_bytes_max else 0 for row in looked]
-        through = list(itertools.accumulate(sizes))
-        fitting = [all_ in {own, min(all_, bytes_max)} for own, all_ in zip(sizes, through, strict=True)]
-        chosen = list(itertools.compress(looked, fitting))
-        if not chosen:
+        """Lease due events, the longest due first; of keys, in insert order."""
+        lane = [row for row in self.table.rows.values() if (row.ordering_key is not None) == self.ordered]
+        if self.ordered:
+            due = sorted(self._runs(lane), key=lambda row: row.seq)[:batch_max]
+        else:
+            due = sorted(filter(self._is_due, lane), key=lambda row: (row.available_at, row.seq))[:batch_max]
+        taken, size = list[OutboxRow](), 0
+        for row in due:
+            own = row.bytes if row.bytes <= event_bytes_max else 0
+            if taken and size + own > bytes_max:
+                break
+            taken.append(row)
+            size += own
+        if not taken:
             return NOTHING_CLAIMED
-        owner = self._owner()
-        cut = len(chosen) < len(looked)
+        owner, cut = self._owner(), len(taken) < len(due)
         return Claim(
             token=owner,
-            at=EPOCH + timedelta(seconds=self.table.clock()),
+            at=self._now(),
             events=tuple(
                 self._lease(row, owner, withheld=row.bytes > event_bytes_max)
-                for row in sorted(chosen, key=lambda row: row.seq)
+                for row in sorted(taken, key=lambda row: row.seq)
             ),
-            more=cut or len(chosen) == batch_max,
-            bytes=through[len(chosen) - 1],
+            more=cut or len(taken) == batch_max,
+            bytes=size,
             cut=cut,
         )
 
@@ -212,8 +197,7 @@ class InMemoryOutbox:
         self, claim: Claim, verdicts: Sequence[Published]
     ) -> Mapping[str, datetime]:
         """CLAIMED -> PUBLISHED."""
-        now = EPOCH + timedelta(seconds=self.table.clock())
-        return dict.fromkeys(self._settle(claim, verdicts), now)
+        return dict.fromkeys(self._settle(claim, verdicts), self._now())
 
     async def increment_attempts_batch(
         self, claim: Claim, verdicts: Sequence[Postponed | Died]
@@ -229,30 +213,31 @@ class InMemoryOutbox:
         """End leases, of both lanes, and waits that only a clock set back makes long."""
         now = self.table.clock()
         wrong = [row for row in self.table.rows.values() if self._is_wrong(row, now)]
-        leases = [row for row in wrong if row.state is EventState.CLAIMED]
+        leases = sum(row.state is EventState.CLAIMED for row in wrong)
         for row in wrong:
             if row.claimed_at is not None and row.claimed_at <= now:
                 self._end_lease(row, now)
             else:
                 row.state, row.claimed_at, row.claimed_by = EventState.PENDING, None, None
                 row.available_at = min(row.available_at, now)
-        return Reaped(len(leases), len(wrong) - len(leases))
+        return Reaped(leases, len(wrong) - leases)
 
     async def take_over(self, session: str) -> int:
         """End the leases of a session, of both lanes, unless its worker lives."""
         if session in self.table.held_sessions:
             return 0
-        now = self.table.clock()
         left = [
             row
             for row in self.table.rows.values()
-            if row.claimed_by is not None and _session(row.claimed_by) == session
+            if row.claimed_by is not None and row.claimed_by.rpartition("#")[2][:-_CLAIM_DIGITS] == session
         ]
         for row in left:
-            failed_before = row.failures > 0
-            self._end_lease(row, now)
-            row.available_at = row.available_at if failed_before else now
+            self._end_lease(row, now := self.table.clock())
+            row.available_at = now if row.failures == 1 else row.available_at
         return len(left)
+
+    def _now(self) -> datetime:
+        return EPOCH + timedelta(seconds=self.table.clock())
 
     def _is_wrong(self, row: OutboxRow, now: float) -> bool:
         if row.claimed_at is not None:
@@ -264,59 +249,24 @@ class InMemoryOutbox:
         tried_ahead = row.first_attempt_at is not None and row.first_attempt_at > now
         return tried_ahead or row.available_at > now + self.delay_max_seconds()
 
-    def _looked_at(self, batch_max: int) -> list[OutboxRow]:
-        """Return what there are places for, in the order in which it takes up the claim's bytes."""
-        candidates = sorted(self._runs(), key=lambda row: row.seq) if self.ordered else self._due()
-        self._retries_first = not self._retries_first
-        kept = batch_max // 4 or int(self._retries_first)
-        retried = [row for row in candidates if row.error is not None]
-        fresh = [row for row in candidates if row.error is None][: batch_max - min(kept, len(retried))]
-        retried = retried[: batch_max - len(fresh)]
-        if self.ordered:
-            return sorted(self._unbroken(fresh + retried), key=lambda row: row.seq)
-        placed = [(nth + (nth - 1) // 3, row) for nth, row in enumerate(fresh, start=1)]
-        placed += [(4 * nth - 4 * self._retries_first, row) for nth, row in enumerate(retried, start=1)]
-        return [row for _, row in sorted(placed, key=lambda at: at[0])]
-
-    def _lane(self) -> Iterable[OutboxRow]:
-        return (row for row in self.table.rows.values() if (row.ordering_key is not None) == self.ordered)
-
-    def _due(self) -> list[OutboxRow]:
-        return sorted(filter(self._ready, self._lane()), key=lambda row: (row.available_at, row.seq))
-
-    def _ready(self, row: OutboxRow) -> bool:
+    def _is_due(self, row: OutboxRow) -> bool:
         return row.state is EventState.PENDING and row.available_at <= self.table.clock()
 
-    def _runs(self) -> Iterable[OutboxRow]:
-        """Give each key's events from its head on, up to one that is not ready, or has failed before."""
-        unfinished = [row for row in self._lane() if row.state is not EventState.PUBLISHED]
-        by_key = sorted(unfinished, key=lambda row: (row.ordering_key or "", row.seq))
-        for _, rows in itertools.groupby(by_key, key=lambda row: row.ordering_key):
-            yield from self._run(rows)
-
-    def _run(self, rows: Iterable[OutboxRow]) -> Iterable[OutboxRow]:
-        length = 0
-        for row in rows:
-            if row.state is EventState.DEAD and not self.hold_dead_keys:
-                continue
-            if not self._ready(row) or length == self.run_max:
-                return
-            yield row
-            length += 1
-            if row.error is not None:
-                return
-
-    def _unbroken(self, chosen: list[OutboxRow]) -> list[OutboxRow]:
-        """Drop what would overtake an event of its key that found no place."""
-        ids = {row.id for row in chosen}
-        kept = []
-        missed: set[str | None] = set()
-        for row in self._runs():
-            if row.id not in ids:
-                missed.add(row.ordering_key)
-            elif row.ordering_key not in missed:
-                kept.append(row)
-        return kept
+    def _runs(self, lane: Iterable[OutboxRow]) -> Iterator[OutboxRow]:
+        """Give each key's events from its head on, up to one that is not due, or has failed before."""
+        unfinished = [row for row in lane if row.state is not EventState.PUBLISHED]
+        unfinished.sort(key=lambda row: (row.ordering_key or "", row.seq))
+        for _, rows in itertools.groupby(unfinished, key=lambda row: row.ordering_key):
+            length = 0
+            for row in rows:
+                if row.state is EventState.DEAD and not self.hold_dead_keys:
+                    continue
+                if not self._is_due(row) or length == self.run_max:
+                    break
+                yield row
+                length += 1
+                if row.error is not None:
+                    break
 
     def _owner(self) -> str:
         owner = f"{self.worker}#{self.session}{next(self.table.claims):08x}"
@@ -326,7 +276,7 @@ class InMemoryOutbox:
     def _hold(self, event_id: str) -> OutboxRow | None:
         """Claim an event unless it is claimed; return its row if the claim is this outbox's."""
         row = self.table.rows.get(event_id)
-        if row and self._ready(row):
+        if row and self._is_due(row):
             self._lease(row, self._owner(), withheld=True)
         return row if row and row.claimed_by in self._owners else None
 
@@ -399,10 +349,5 @@ class InMemoryOutbox:
         row.failures += 1
         row.state = EventState.DEAD if row.failures >= self.failures_max else EventState.PENDING
         row.error = f"the lease of {owner} ran out after {now - claimed_at:.1f} s"
-        bound = min(2.0 ** min(row.failures, _REAP_DOUBLINGS_MAX), _REAP_DELAY_MAX_SECONDS)
-        row.available_at = now + self.random() * bound
+        row.available_at = now + self.random() * min(2.0 ** min(row.failures, 6), _REAP_DELAY_MAX_SECONDS)
         row.claimed_at = row.claimed_by = None
-
-
-def _session(token: str) -> str:
-    return token.rpartition("#")[2][:-_CLAIM_DIGITS]

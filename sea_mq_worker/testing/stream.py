@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import Enum, auto
-from typing import assert_never
+from enum import Enum
 
 from sea_mq_worker.errors import BrokerUnavailableError
 from sea_mq_worker.nats.headers import MSG_ID, is_same_message, validation_error
@@ -129,28 +128,18 @@ class InMemoryStream:
 
 # --- Port PORT-047-003 in memory: publishes into an InMemoryStream, with faults on request.
 
-_BEHIND = Unsent("held back behind a message that was not stored")
-
 
 class Fault(Enum):
-    """Failure of one message."""
+    """Failure of one message; the value is its outcome, where the stream does not give one."""
 
-    NONE = auto()
-    REFUSED = auto()
-    """The stream can never store the message."""
-    FAILED = auto()
-    """The stream cannot store the message now."""
-    BARRED = auto()
-    """The server reports that it accepts no such messages now."""
-    LOST = auto()
+    NONE = None
+    REFUSED = Rejected("the stream never takes it")
+    FAILED = FailedTransiently("the stream does not take it now")
+    BARRED = Unknown("the server takes nothing like it", answered=True, refused=True)
+    LOST = Unknown("no acknowledgement")
     """The message never reaches the stream; there is no answer."""
-    ACK_LOST = auto()
+    ACK_LOST = Unknown("no acknowledgement of a stored message")
     """The message is stored; there is no answer."""
-
-
-def no_fault(_message: OutboundMessage) -> Fault:
-    """Let every message through."""
-    return Fault.NONE
 
 
 @dataclass(kw_only=True, eq=False)
@@ -168,7 +157,7 @@ class InMemoryPublisher:
 
     stream: InMemoryStream
     clock: Callable[[], float]
-    faults: Callable[[OutboundMessage], Fault] = no_fault
+    faults: Callable[[OutboundMessage], Fault] = lambda _message: Fault.NONE
     keeps_order: bool = False
     max_payload: int = 1024 * 1024
     connected: bool = True
@@ -188,11 +177,8 @@ class InMemoryPublisher:
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Make one attempt for one message."""
-        message = OutboundMessage(
-            id=headers.get(MSG_ID, ""), subject=subject, payload=payload, headers=headers
-        )
         await asyncio.sleep(0)
-        return self._send(message, judged=False)
+        return self._send(OutboundMessage(headers.get(MSG_ID, ""), subject, payload, headers))
 
     async def publish_batch(
         self,
@@ -207,10 +193,11 @@ class InMemoryPublisher:
             return [Unsent("the deadline passed before its turn")] * len(messages)
         outcomes: list[PublishOutcome] = []
         for message in messages:
-            outcomes.append(self._send(message))
+            outcomes.append(self._judge(message, self._send(message)))
             if self.keeps_order and not isinstance(outcomes[-1], Stored):
                 break
-        return outcomes + [_BEHIND] * (len(messages) - len(outcomes))
+        behind = Unsent("held back behind a message that was not stored")
+        return outcomes + [behind] * (len(messages) - len(outcomes))
 
     async def find(self, wanted: Sequence[SearchedId]) -> Mapping[str, SearchResult]:
         """Scan what the stream stored lately; see JetStreamPublisher."""
@@ -244,41 +231,28 @@ class InMemoryPublisher:
             return Stored(self.stream.name, copies[-1], duplicate=True)
         return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
-    def _send(self, message: OutboundMessage, *, judged: bool = True) -> PublishOutcome:
-        bad = validation_error(message, self.max_payload)
-        if bad:
+    def _send(self, message: OutboundMessage) -> PublishOutcome:
+        if bad := validation_error(message, self.max_payload):
             return Rejected(bad)
         if not self.connected:
             return Unsent("not connected")
-        outcome = self._meet(self.faults(message) if self.hears else Fault.ACK_LOST, message)
-        if judged and isinstance(outcome, Stored) and outcome.duplicate:
-            return self._judge(message, outcome)
+        fault = self.faults(message) if self.hears else Fault.ACK_LOST
+        if fault in {Fault.NONE, Fault.ACK_LOST}:
+            stored = self.stream.store(message.subject, message.payload, message.headers)
+            return fault.value or stored
+        outcome: PublishOutcome = fault.value
         return outcome
 
-    def _meet(self, fault: Fault, message: OutboundMessage) -> PublishOutcome:
-        match fault:
-            case Fault.NONE:
-                return self.stream.store(message.subject, message.payload, message.headers)
-            case Fault.REFUSED:
-                return Rejected("the stream never takes it")
-            case Fault.FAILED:
-                return FailedTransiently("the stream does not take it now")
-            case Fault.BARRED:
-                return Unknown("the server takes nothing like it", answered=True, refused=True)
-            case Fault.LOST:
-                return Unknown("no acknowledgement")
-            case Fault.ACK_LOST:
-                self.stream.store(message.subject, message.payload, message.headers)
-                return Unknown("no acknowledgement")
-            case _:
-                assert_never(fault)
-
-    def _judge(self, message: OutboundMessage, stored: Stored) -> PublishOutcome:
-        copy = self.stream.get(stored.seq)
-        if copy is None and not message.repeated:
-            return Rejected(f"ID_TAKEN: the stream knows this id from a message at {stored.seq} that is gone")
-        if copy and not is_same_message(message, copy.subject, copy.payload, copy.headers):
-            return Rejected(f"ID_TAKEN: the stream has another message under this id, at {stored.seq}")
-        if copy and stored.seq == message.earlier_seq:
-            return stored._replace(seconds_ago=self.clock() - copy.stored_at)
-        return stored
+    def _judge(self, message: OutboundMessage, outcome: PublishOutcome) -> PublishOutcome:
+        """Judge a duplicate by the message that the stream has under the id."""
+        if not (isinstance(outcome, Stored) and outcome.duplicate):
+            return outcome
+        copy = self.stream.get(outcome.seq)
+        if copy is None:
+            gone = f"ID_TAKEN: the stream knows this id from a message at {outcome.seq} that is gone"
+            return outcome if message.repeated else Rejected(gone)
+        if not is_same_message(message, copy.subject, copy.payload, copy.headers):
+            return Rejected(f"ID_TAKEN: the stream has another message under this id, at {outcome.seq}")
+        if outcome.seq == message.earlier_seq:
+            return outcome._replace(seconds_ago=self.clock() - copy.stored_at)
+        return outcome

@@ -49,6 +49,13 @@ async def partitions_world(
         yield PostgresWorld(pool, new_id=ids_of_all_partitions())
 
 
+@pytest.fixture(params=["postgres", "partitions"])
+def database_world(request: pytest.FixtureRequest) -> PostgresWorld:
+    """For what PostgreSQL alone shows: the fake promises no more than the port."""
+    made: PostgresWorld = request.getfixturevalue(f"{request.param}_world")
+    return made
+
+
 @pytest.fixture(params=["memory", "postgres", "partitions"])
 def world(request: pytest.FixtureRequest) -> World:
     made: World = request.getfixturevalue(f"{request.param}_world")

@@ -83,14 +83,14 @@ async def test_an_event_that_is_too_large_to_be_read_comes_as_its_size(
     assert [(event.headers, event.withheld_bytes) for event in claim.events[::2]] == [('{"x-a": "1"}', 0)] * 2
 
 
-async def test_retries_and_first_tries_share_the_bytes_of_a_claim(world: World) -> None:
-    relay = world.relay()
+async def test_retries_and_first_tries_share_the_bytes_of_a_claim(database_world: World) -> None:
+    relay = database_world.relay()
     for _ in range(4):
-        await world.add(payload=LARGE)
+        await database_world.add(payload=LARGE)
     failed = await relay.find_unpublished(batch_max=4)
     await relay.increment_attempts_batch(failed, postponed(failed))
     for _ in range(8):
-        await world.add(payload=LARGE)
+        await database_world.add(payload=LARGE)
     claims = [await relay.find_unpublished(batch_max=100, bytes_max=450_000) for _ in range(2)]
     assert [len(set(ids(failed)) & set(ids(claim))) for claim in claims] == [1, 1]
     assert [len(claim.events) for claim in claims] == [4, 4]

@@ -18,8 +18,8 @@ from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.nats.connection import api
 from sea_mq_worker.nats.info import stream_info
 from sea_mq_worker.nats.message import SearchedId, Stored
-from sea_mq_worker.nats.search import find_messages
 from sea_mq_worker.operators.definitions import apply_topology, check_topology
+from sea_mq_worker.outbox.scan import find_messages
 from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings

@@ -115,24 +115,6 @@ async def test_nothing_behind_a_head_that_another_session_has_locked_is_claimed(
     assert len((await adapter.find_unpublished(batch_max=9)).events) == 3
 
 
-@pytest.mark.clause("lifecycle-23")
-@pytest.mark.parametrize("ordered", [False, True])
-async def test_no_event_is_leased_twice_within_its_lease(pool: asyncpg.Pool, ordered: bool) -> None:
-    await add(pool, 600, keys=40 if ordered else 0)
-    claimed: list[str] = []
-
-    async def drain(adapter: OutboxRepository) -> None:
-        empty = 0
-        while empty < 3:
-            claim = await adapter.find_unpublished(batch_max=25)
-            claimed.extend(event.id for event in claim.events)
-            assert len(await adapter.mark_published_batch(claim, published(claim))) == len(claim.events)
-            empty = 0 if claim.events else empty + 1
-
-    await asyncio.gather(*(drain(relay(pool, "same name", ordered=ordered)) for _ in range(4)))
-    assert len(claimed) == len(set(claimed)) == 600
-
-
 @pytest.mark.clause("event-model-29")
 async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: asyncpg.Pool) -> None:
     """Two processes with one name, perhaps in the same microsecond: the owner differs all the same."""

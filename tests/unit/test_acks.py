@@ -6,13 +6,13 @@ import pytest
 
 from sea_mq_worker.nats.errors import ApiRefusedError
 from sea_mq_worker.nats.message import FailedTransiently, PublishOutcome, Rejected, Stored, Unknown
-from sea_mq_worker.nats.wire import AckReader
+from sea_mq_worker.outbox.acks import ack_reader
 
 STREAM = "SEA_EVENTS"
 
 
 def read(data: bytes, status: str = "") -> PublishOutcome:
-    return AckReader(STREAM)(data, status)
+    return ack_reader(STREAM)(data, status)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_an_acknowledgement_in_any_form_is_read(data: bytes, expected: Stored) -
 
 def test_where_a_domain_is_named_only_its_acknowledgement_counts() -> None:
     def read_of_hub(data: bytes) -> PublishOutcome:
-        return AckReader(STREAM, "hub")(data, "")
+        return ack_reader(STREAM, "hub")(data, "")
 
     assert read_of_hub(b'{"stream":"SEA_EVENTS","domain":"hub","seq":7}') == Stored(STREAM, 7)
     assert read_of_hub(b'{"seq":7,"stream":"SEA_EVENTS","domain":"hub"}') == Stored(STREAM, 7)

@@ -11,7 +11,6 @@ import pytest
 
 from sea_mq_worker.errors import StoreUnavailableError
 from sea_mq_worker.nats.message import OutboundMessage
-from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.runtime.breaker import Permit
 from sea_mq_worker.runtime.waiting import PollingWakeup
@@ -236,18 +235,6 @@ async def test_a_refused_event_keeps_no_other_key_waiting(keeps_order: bool) -> 
     assert not world.events.of("circuit_opened")
 
 
-@pytest.mark.clause("POL-047-001")
-@in_virtual_time
-async def test_an_event_that_makes_no_subject_dies_alone() -> None:
-    world = World()
-    world.table.add("bad", event_type="no good")
-    world.table.add("good")
-    async with world.relaying():
-        await world.published(1)
-    assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
-    assert "INVALID_OUTBOX" in world.events.of("event_died")[0].error
-
-
 @in_virtual_time
 async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None:
     world = World()
@@ -261,51 +248,6 @@ async def test_a_probe_that_finds_an_invalid_event_leaves_the_way_free() -> None
     assert world.states() == {"bad": "DEAD", "good": "PUBLISHED"}
 
 
-@pytest.mark.clause("event-model-15")
-@pytest.mark.parametrize("keeps_order", [False, True])
-@in_virtual_time
-async def test_the_first_failure_of_a_key_sends_the_rest_of_it_back(keeps_order: bool) -> None:
-    world = World(ordered=True, keeps_order=keeps_order)
-    for event_id in ("a1", "a2", "a3"):
-        world.table.add(event_id, ordering_key="a")
-    world.table.add("b1", ordering_key="b")
-    world.faults["a2"] = Fault.FAILED
-    async with world.relaying():
-        await world.events.seen("event_postponed")
-        assert world.row("a3").state is EventState.PENDING
-        assert world.row("a3").failures == 0
-        world.faults.clear()
-        await world.published(4)
-    assert [event_id for event_id in world.stored() if event_id != "b1"] == ["a1", "a2", "a3"]
-
-
-@pytest.mark.clause("dead-head")
-@pytest.mark.parametrize(("hold", "behind"), [(True, "PENDING"), (False, "PUBLISHED")])
-@in_virtual_time
-async def test_a_dead_event_holds_its_key_where_that_is_wanted(*, hold: bool, behind: str) -> None:
-    world = World(ordered=True, hold_dead_keys=hold)
-    world.table.add("a1", ordering_key="a", event_type="no good")
-    world.table.add("a2", ordering_key="a")
-    world.table.add("b1", ordering_key="b")
-    async with world.relaying():
-        await world.published(1)
-        await asyncio.sleep(600)
-    assert world.states() == {"a1": "DEAD", "a2": behind, "b1": "PUBLISHED"}
-    assert world.row("a2").attempts <= 1
-
-
-@in_virtual_time
-async def test_a_stop_gives_back_what_was_not_sent() -> None:
-    world = World(ordered=True)
-    for event_id in ("a1", "a2", "a3"):
-        world.table.add(event_id, ordering_key="a")
-    world.on_send = lambda _event_id: world.stop.set()
-    await world.lane().run(world.stop)
-    assert world.stored() == ["a1"]
-    assert world.states() == {"a1": "PUBLISHED", "a2": "PENDING", "a3": "PENDING"}
-    assert world.row("a2").available_at <= world.clock()
-
-
 @in_virtual_time
 async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     world = World()
@@ -317,19 +259,3 @@ async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     assert world.events.of("leases_lost") == []
     assert world.sent == ["a"]
     assert world.states() == {"a": "PUBLISHED"}
-
-
-@pytest.mark.clause("CMD-050-idempotency")
-@in_virtual_time
-async def test_a_possibly_published_event_older_than_the_window_is_looked_up() -> None:
-    world = World(window=10.0, delay=60.0)
-    world.table.add("a")
-    world.faults["a"] = Fault.ACK_LOST
-    async with world.relaying():
-        await world.events.seen("event_postponed")
-        await world.published(1)
-        world.table.add("b")
-        await world.published(2)
-    assert world.sent == ["a", "b"]
-    assert world.stored() == ["a", "b"]
-    assert world.row("a").stream_seq == 1

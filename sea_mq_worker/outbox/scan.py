@@ -21,7 +21,6 @@ from sea_mq_worker.nats.stored import ack_tokens, read_back
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
-
 _PULL_MESSAGES = 1000
 _SILENT_SECONDS_MAX = 10.0
 _INACTIVE_SECONDS = 60
@@ -35,6 +34,9 @@ async def find_messages(
 ) -> dict[str, SearchResult]:
     """Search for each id up to the stream's present last message, within the time limit.
 
+    Return the place of each id found, and the progress of each search that found nothing. Another writer's
+    message under an id does not count, unless the worker has no right to read messages.
+
     Raises:
         BrokerUnavailableError: nothing could be read.
         ContractError: no such stream, or no permission.
@@ -43,7 +45,6 @@ async def find_messages(
     try:
         async with asyncio.timeout(timeout_seconds):
             scan = _Scan(connection, stream, wanted, await stream_info(connection, stream))
-            await scan.open()
             await scan.run()
             await scan.compare()
     except (WorkerError, TimeoutError) as error:
@@ -54,7 +55,7 @@ async def find_messages(
     finally:
         if scan is not None:
             await scan.close()
-    return scan.results()
+    return {each: scan.result(each) for each in scan.wanted}
 
 
 class _Scan:
@@ -71,10 +72,9 @@ class _Scan:
         self._connection = connection
         self._stream = stream
         self._info = info
-        self._wanted = {each.id: each._replace(looked=self._known(each.looked)) for each in wanted}
-        self._until = max((each.looked.until for each in self._wanted.values() if each.looked), default=0)
-        if not all(each.looked for each in self._wanted.values()):
-            self._until = info.last_seq
+        self.wanted = {each.id: each._replace(looked=self._known(each.looked)) for each in wanted}
+        looked = [each.looked for each in self.wanted.values()]
+        self._until = max((far.until for far in looked if far), default=0) if all(looked) else info.last_seq
         self._through = 0
         self._copies: dict[str, list[int]] = {}
         self._compared: set[str] = set()
@@ -91,7 +91,11 @@ class _Scan:
             return None
         return looked if looked.until else looked._replace(until=self._info.last_seq)
 
-    async def open(self) -> None:
+    async def run(self) -> None:
+        """Read up to the last wanted sequence."""
+        self._subscription = await self._connection.client.subscribe(
+            self._inbox, cb=self._on_message, pending_bytes_limit=0
+        )
         config = {
             "name": self._consumer,
             "ack_policy": "none",
@@ -99,42 +103,39 @@ class _Scan:
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": _INACTIVE_SECONDS * 1_000_000_000,
-            **self._start(),
-            **self._filter(),
+            **self._part(),
         }
-        self._subscription = await self._connection.client.subscribe(
-            self._inbox, cb=self._on_message, pending_bytes_limit=0
-        )
         created = await api(
             self._connection,
             f"CONSUMER.CREATE.{self._stream}.{self._consumer}",
             {"stream_name": self._stream, "action": "create", "config": config},
         )
         self._pending = number(created, "num_pending")
+        while self._pending > 0:
+            await self._pull(min(self._pending, _PULL_MESSAGES))
+        self._through = self._until
+        self.has_read = True
 
-    def _start(self) -> dict[str, object]:
-        looked = [each.looked for each in self._wanted.values()]
+    def _part(self) -> dict[str, object]:
+        """Return which part of the stream to read, as in the consumer's configuration."""
+        looked = [each.looked for each in self.wanted.values()]
+        part: dict[str, object]
         if all(looked):
             first = min(far.through for far in looked if far) + 1
-            return {"deliver_policy": "by_start_sequence", "opt_start_seq": first}
-        since = max(each.since_seconds for each in self._wanted.values())
-        start = max(self._info.now - timedelta(seconds=min(since, 1e9)), _EPOCH)
-        return {"deliver_policy": "by_start_time", "opt_start_time": start.isoformat()}
-
-    def _filter(self) -> dict[str, object]:
-        subjects = sorted({each.subject for each in self._wanted.values()})
+            part = {"deliver_policy": "by_start_sequence", "opt_start_seq": first}
+        else:
+            since = max(each.since_seconds for each in self.wanted.values())
+            start = max(self._info.now - timedelta(seconds=min(since, 1e9)), _EPOCH)
+            part = {"deliver_policy": "by_start_time", "opt_start_time": start.isoformat()}
+        subjects = sorted({each.subject for each in self.wanted.values()})
         if self._info.transforms_subjects or len(subjects) > _SUBJECTS_MAX:
-            return {}
-        stored_as_published = all(map(self._info.takes, subjects))
-        return {"filter_subjects": subjects} if stored_as_published else {}
+            return part
+        is_stored_as_published = all(map(self._info.takes, subjects))
+        return part | {"filter_subjects": subjects} if is_stored_as_published else part
 
-    def results(self) -> dict[str, SearchResult]:
-        """Return the place of each id found, and the progress of each search that found nothing."""
-        return {each.id: self._result(each) for each in self._wanted.values()}
-
-    def _result(self, wanted: SearchedId) -> SearchResult:
-        copies = self._copies.get(wanted.id)
-        if copies and (wanted.message is None or wanted.id in self._compared):
+    def result(self, message_id: str) -> SearchResult:
+        wanted, copies = self.wanted[message_id], self._copies.get(message_id)
+        if copies and (wanted.message is None or message_id in self._compared):
             return Stored(self._stream, copies[-1], duplicate=True)
         through = copies[0] - 1 if copies else self._through
         if wanted.looked:
@@ -143,7 +144,7 @@ class _Scan:
 
     async def compare(self) -> None:
         """Drop other writers' messages; without the right to read messages, all count as the wanted ones."""
-        for each in self._wanted.values():
+        for each in self.wanted.values():
             copies = self._copies.get(each.id, [])
             while each.message and copies and not await self._is_own(each.message, copies[-1]):
                 copies.pop()
@@ -155,13 +156,6 @@ class _Scan:
         except ContractError:
             return True
         return copy is not None and is_same_message(message, copy.subject, copy.payload, copy.headers)
-
-    async def run(self) -> None:
-        """Read up to the last wanted sequence."""
-        while self._pending > 0:
-            await self._pull(min(self._pending, _PULL_MESSAGES))
-        self._through = self._until
-        self.has_read = True
 
     async def close(self) -> None:
         """Delete the consumer; if that fails, the server deletes it after its inactivity threshold."""
@@ -202,6 +196,6 @@ class _Scan:
         self._pending = 0 if seq >= self._until else left
         self._through = seq
         self.has_read = True
-        wanted = self._wanted.get(headers.get(MSG_ID, ""))
+        wanted = self.wanted.get(headers.get(MSG_ID, ""))
         if wanted and seq != wanted.other_than:
             self._copies.setdefault(wanted.id, []).append(seq)
