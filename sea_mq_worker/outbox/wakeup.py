@@ -72,7 +72,7 @@ _END_WATCH = "SELECT pg_advisory_unlock($1, $2)"
 
 
 class PostgresWakeup:
-    """Ends the waits of a lane when a producer commits an event for it; see ``ports.wakeup.Wakeup``.
+    """Ends the waits of a lane when a producer commits an event for it; see ``ports.Wakeup``.
 
     It has one connection of its own, direct to the server. While it cannot listen, waits last until their
     time-out, and it keeps trying to connect.

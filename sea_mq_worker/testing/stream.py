@@ -178,7 +178,7 @@ class InMemoryPublisher:
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishOutcome:
         """Make one attempt for one message."""
         await asyncio.sleep(0)
-        return self._send(OutboundMessage(headers.get(MSG_ID, ""), subject, payload, headers))
+        return self.send(OutboundMessage(headers.get(MSG_ID, ""), subject, payload, headers))
 
     async def publish_batch(
         self,
@@ -193,7 +193,7 @@ class InMemoryPublisher:
             return [Unsent("the deadline passed before its turn")] * len(messages)
         outcomes: list[PublishOutcome] = []
         for message in messages:
-            outcomes.append(self._judge(message, self._send(message)))
+            outcomes.append(self.judge(message, self.send(message)))
             if self.keeps_order and not isinstance(outcomes[-1], Stored):
                 break
         behind = Unsent("held back behind a message that was not stored")
@@ -231,7 +231,8 @@ class InMemoryPublisher:
             return Stored(self.stream.name, copies[-1], duplicate=True)
         return looked._replace(through=read[-1].seq if len(read) < len(behind) else until, until=until)
 
-    def _send(self, message: OutboundMessage) -> PublishOutcome:
+    def send(self, message: OutboundMessage) -> PublishOutcome:
+        """Do what the server does with a message, or does not; a duplicate is not judged."""
         if bad := validation_error(message, self.max_payload):
             return Rejected(bad)
         if not self.connected:
@@ -243,7 +244,7 @@ class InMemoryPublisher:
         outcome: PublishOutcome = fault.value
         return outcome
 
-    def _judge(self, message: OutboundMessage, outcome: PublishOutcome) -> PublishOutcome:
+    def judge(self, message: OutboundMessage, outcome: PublishOutcome) -> PublishOutcome:
         """Judge a duplicate by the message that the stream has under the id."""
         if not (isinstance(outcome, Stored) and outcome.duplicate):
             return outcome

@@ -128,7 +128,9 @@ class PublisherWire:
 
     def _store(self, message: OutboundMessage, *, judged: bool) -> PublishOutcome:
         line = self.line
-        outcome = self.twin._send(message, judged=judged)
+        outcome = self.twin.send(message)
+        if judged:
+            outcome = self.twin.judge(message, outcome)
         line.tell(f"publish {message.id[:12]} -> {outcome}")
         if isinstance(outcome, FailedTransiently | Rejected) and self.audit is not None:
             self.audit.answered(message.headers.get("ce-id", ""))
