@@ -1,14 +1,21 @@
 """The OutboxRepository contract (PORT-047-001), over the in-memory fake and over PostgreSQL."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from sea_mq_worker.outbox.event import combined
+from sea_mq_worker.outbox.event import Claim, combined
 from sea_mq_worker.ports import OutboxRepository
 from tests.support.outboxes import SHORT_SECONDS, Row, World, died, ids, postponed, published, released
 
 HOUR_SECONDS = 3600.0
+
+
+async def claimed(world: World, **options: Any) -> tuple[str, OutboxRepository, Claim]:
+    """Add an event, and claim it."""
+    event_id, relay = await world.add(), world.relay(**options)
+    return event_id, relay, await relay.find_unpublished(batch_max=1)
 
 
 # --- claiming
@@ -95,9 +102,7 @@ async def test_a_lane_sees_only_its_own_events(world: World) -> None:
 
 @pytest.mark.clause("event-model-30", "CMD-050", "PORT-047-001")
 async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world)
     assert {*await relay.mark_published_batch(claim, published(claim))} == {event_id}
     assert await world.row(event_id) == Row(
         state="PUBLISHED", attempts=1, failures=0, error=None, claimed=False, published=True,
@@ -108,9 +113,7 @@ async def test_a_published_event_keeps_where_the_stream_has_it(world: World) -> 
 @pytest.mark.clause("event-model-33", "lifecycle-12", "CMD-050-precondition")
 @pytest.mark.parametrize("end", ["mark_published_batch", "increment_attempts_batch"])
 async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -> None:
-    await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    _, relay, claim = await claimed(world)
     await getattr(relay, end)(claim, published(claim) if end == "mark_published_batch" else died(claim))
     await world.pass_time(SHORT_SECONDS)
     assert ids(await relay.find_unpublished(batch_max=1)) == []
@@ -119,9 +122,7 @@ async def test_a_terminal_event_is_never_claimed_again(world: World, end: str) -
 @pytest.mark.clause("event-model-23", "event-model-26", "lifecycle-08", "PORT-047-001")
 @pytest.mark.parametrize(("failed", "failures"), [(True, 1), (False, 0)])
 async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bool, failures: int) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world)
 
     await relay.increment_attempts_batch(claim, postponed(claim, delay_seconds=SHORT_SECONDS, failed=failed))
     early = await relay.find_unpublished(batch_max=1)
@@ -136,15 +137,20 @@ async def test_a_postponed_event_is_due_after_its_delay(world: World, failed: bo
 
 
 @pytest.mark.clause("event-model-23", "lifecycle-12")
-async def test_a_dead_event_has_its_reason_within_bounds(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
-    await relay.increment_attempts_batch(claim, died(claim, "x" * 5000))
-    assert await world.row(event_id) == Row(
-        state="DEAD", attempts=1, failures=1, error="x" * 2000, claimed=False, published=False,
-        stream="", stream_seq=0,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [("x" * 5000, "x" * 2000), ("no\0 \ud800, never", "never")],
+    ids=["long", "unstorable"],
+)
+async def test_a_dead_event_has_its_reason_as_far_as_it_can_be_noted(
+    world: World, error: str, noted: str
+) -> None:
+    event_id, relay, claim = await claimed(world)
+    assert await relay.increment_attempts_batch(claim, died(claim, error)) == {event_id}
+    row = await world.row(event_id)
+    assert (row.state, row.attempts, row.failures, row.claimed, row.published) == ("DEAD", 1, 1, False, False)
+    assert (row.error or "").endswith(noted)
+    assert len(row.error or "") <= 2000
 
 
 async def test_an_event_is_as_old_as_it_has_been_due(world: World) -> None:
@@ -156,9 +162,7 @@ async def test_an_event_is_as_old_as_it_has_been_due(world: World) -> None:
 
 @pytest.mark.clause("lifecycle-08")
 async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world)
     await world.pass_time(SHORT_SECONDS)
     assert await relay.release(claim, released(claim)) == {event_id}
 
@@ -168,9 +172,7 @@ async def test_a_released_event_is_due_at_once_as_if_never_tried(world: World) -
 
 
 async def test_a_released_event_that_was_tried_before_keeps_its_first_attempt(world: World) -> None:
-    await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    _, relay, claim = await claimed(world)
     await relay.increment_attempts_batch(claim, postponed(claim))
     await world.pass_time(SHORT_SECONDS)
     claim = await relay.find_unpublished(batch_max=1)
@@ -180,18 +182,8 @@ async def test_a_released_event_that_was_tried_before_keeps_its_first_attempt(wo
     assert again.events[0].attempted_seconds_ago >= SHORT_SECONDS
 
 
-async def test_an_error_that_a_broker_made_up_is_noted_as_far_as_it_can_be(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
-    assert await relay.increment_attempts_batch(claim, died(claim, "no\0 \ud800, never")) == {event_id}
-    assert "never" in ((await world.row(event_id)).error or "")
-
-
 async def test_a_publication_forgets_the_earlier_error(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world)
     await relay.increment_attempts_batch(claim, postponed(claim))
     claim = await relay.find_unpublished(batch_max=1)
     await relay.mark_published_batch(claim, published(claim))
@@ -200,9 +192,7 @@ async def test_a_publication_forgets_the_earlier_error(world: World) -> None:
 
 @pytest.mark.clause("event-model-29")
 async def test_settling_again_changes_nothing(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world)
     await relay.mark_published_batch(claim, published(claim))
     before = await world.row(event_id)
     assert await relay.mark_published_batch(claim, []) == {}
@@ -297,9 +287,7 @@ async def test_a_worker_without_the_lease_can_change_nothing(world: World) -> No
 @pytest.mark.clause("event-model-26", "lifecycle-24")
 async def test_a_lease_holds_until_it_is_reaped(world: World) -> None:
     """A slow worker that nobody took over may still settle."""
-    event_id = await world.add()
-    relay = world.relay(lease_seconds=SHORT_SECONDS)
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world, lease_seconds=SHORT_SECONDS)
     await world.pass_time(SHORT_SECONDS * 2)
     assert ids(await world.relay("w2").find_unpublished(batch_max=1)) == []
     assert {*await relay.mark_published_batch(claim, published(claim))} == {event_id}
@@ -342,9 +330,7 @@ async def test_claims_of_one_place_serve_both(database_world: World) -> None:
 
 @pytest.mark.clause("lifecycle-15")
 async def test_a_replayed_event_starts_a_new_lifecycle_and_knows_its_earlier_copy(world: World) -> None:
-    event_id = await world.add()
-    relay = world.relay()
-    claim = await relay.find_unpublished(batch_max=1)
+    event_id, relay, claim = await claimed(world)
     assert claim.events[0].earlier_stream_seq == 0
     await relay.mark_published_batch(claim, published(claim))
     await world.replay(event_id)
