@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import sys
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,11 +22,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals o
 HEADING = "Sixty seconds"
 
 
-async def start(folder: Path, *options: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(folder), *options,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+async def start(folder: Path, *options: str, **given: Any) -> asyncio.subprocess.Process:
+    streams = {"stdout": PIPE, "stderr": STDOUT} | given
+    command = (sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(folder), *options)
+    return await asyncio.create_subprocess_exec(*command, **streams, start_new_session=True)
 
 
 async def said(process: asyncio.subprocess.Process, text: bytes) -> None:
@@ -73,9 +74,7 @@ def uncounted(output: str) -> str:
 
 async def run(line: str, folder: Path) -> tuple[int | None, str]:
     """Run a line of a shell to its end; return its exit code, and what it said."""
-    process = await asyncio.create_subprocess_shell(
-        line, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+    process = await asyncio.create_subprocess_shell(line, cwd=folder, stdout=PIPE, stderr=STDOUT)
     return await ended(process, within=None)
 
 
@@ -100,11 +99,8 @@ async def test_a_command_runs_on_the_servers_when_the_traffic_has_arrived(tmp_pa
         " run = ['python', '-m', 'sea_mq_worker']; subprocess.run([*run, 'depth', '--json'], check=True);"
         " subprocess.run([*run, 'doctor', '--strict'], check=True, stdout=sys.stderr); sys.exit(7)"
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sea_mq_worker", "dev", "--folder", str(tmp_path / "dev"), "--events", "20",
-        "--", "python", "-c", code,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PATH": "/usr/bin"},
-    )  # fmt: skip
+    command = ("--events", "20", "--", "python", "-c", code)
+    process = await start(tmp_path / "dev", *command, stderr=PIPE, env=os.environ | {"PATH": "/usr/bin"})
     output, reported = (text.decode() for text in await asyncio.wait_for(process.communicate(), 60))
     assert process.returncode == 7, reported
     interpreter, depth = output.split("\n", 1)
@@ -149,13 +145,10 @@ async def test_ctrl_c_while_servers_start_stops_them_at_once(tmp_path: Path) -> 
 
 async def test_an_own_context_keeps_the_limits_of_the_environment(tmp_path: Path) -> None:
     own = {"SEA_MQ_CONSUMERS": "", "SEA_MQ_STREAM_MAX_BYTES": "33554432", "SEA_MQ_CONTEXT": "orders"}
-    show = (sys.executable, "-m", "sea_mq_worker", "streams", "check")
+    show = ("--own", "--exit", "--", "python", "-m", "sea_mq_worker", "streams", "check")
     for replicas, expected in (("1", 0), ("3", 3)):
         given = os.environ | own | {"SEA_MQ_STREAM_REPLICAS": replicas}
-        dev = [*show[:3], "dev", "--own", "--exit", "--folder", str(tmp_path / replicas), "--", *show]
-        process = await asyncio.create_subprocess_exec(
-            *dev, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=given
-        )
+        process = await start(tmp_path / replicas, *show, env=given)
         code, said = await ended(process, 60)
         assert code == expected, said
         assert ("32 MiB each" if expected == 0 else "set SEA_MQ_STREAM_REPLICAS to at most") in said

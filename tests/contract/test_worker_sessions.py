@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -35,28 +36,21 @@ Start = Callable[[], Awaitable[Worker]]
 async def start(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Start]:
     """Return what starts a worker on the same database."""
     table, numbers = SessionTable(), count()
-    sides = ("inbox", "outbox")
+    both: dict[str, Any] = {"worker": "w", "sides": ("inbox", "outbox")}
 
     async def in_memory() -> Worker:
         session = f"{next(numbers):08x}"
-        made = InMemorySessions(table=table, session=session, worker="w", sides=sides)
 
         async def end() -> None:
             table.held.discard(session)
 
-        return Worker(session, made, end)
+        return Worker(session, InMemorySessions(table=table, session=session, **both), end)
 
     async with AsyncExitStack() as stack:
 
         async def on_postgres() -> Worker:
-            made = PostgresWorkerSession(
-                dsn=database.dsn,
-                schema="public",
-                worker="w",
-                sides=sides,
-                silent_seconds=60.0,
-                on_event=lambda *_: None,
-            )
+            given: dict[str, Any] = {"silent_seconds": 60.0, "on_event": lambda *_: None, **both}
+            made = PostgresWorkerSession(dsn=database.dsn, schema="public", **given)
             await made.start()
             stack.push_async_callback(made.close)
             return Worker(made.id, made, made.close)

@@ -39,15 +39,6 @@ async def test_a_statement_that_takes_too_long_asks_for_a_smaller_one(pool: asyn
     assert not isinstance(cancelled.value, StoreTooSlowError)
 
 
-async def test_a_lock_that_is_held_too_long_is_an_outage(
-    pool: asyncpg.Pool, plain: asyncpg.Connection
-) -> None:
-    async with plain.transaction():
-        await plain.execute("LOCK TABLE outbox_events")
-        with pytest.raises(StoreUnavailableError, match="55P03"):
-            await fetch(pool, "SELECT FROM outbox_events")
-
-
 async def test_a_statement_with_too_many_arguments_is_a_mistake_and_no_outage(pool: asyncpg.Pool) -> None:
     with pytest.raises(asyncpg.InterfaceError, match="expects 1 argument for this query, 2 were passed"):
         await fetch(pool, "SELECT $1::int", 1, 2)

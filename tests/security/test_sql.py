@@ -9,7 +9,9 @@ import asyncpg
 import pytest
 
 import sea_mq_worker
+from sea_mq_worker.errors import ContractError
 from sea_mq_worker.postgres.migrations import check_version, migrate
+from sea_mq_worker.postgres.pool import quoted_schema
 from sea_mq_worker.postgres.queries import load_named
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.resources import resource_folder
@@ -214,3 +216,5 @@ def test_a_name_that_might_be_sql_is_refused(schema: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("SEA_MQ_DATABASE_SCHEMA", schema)
     with pytest.raises(SettingsError, match="SEA_MQ_DATABASE_SCHEMA: expected at most 63 letters"):
         load_settings()
+    with pytest.raises(ContractError, match="name must be"):  # where no settings are read
+        quoted_schema(schema)
