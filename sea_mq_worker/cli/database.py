@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sea_mq_worker.cli.support import (
-    EXIT_USAGE,
-    ActorOption,
-    JsonOption,
-    ReasonOption,
-    abort,
-    on_tables,
-    print_json,
-    print_page,
-    print_table,
-    run_command,
-)
+from sea_mq_worker.cli import support as ui
 from sea_mq_worker.operators.records import ConsumerState, Depth
 
 if TYPE_CHECKING:
@@ -70,7 +59,7 @@ def migrate(
     Tables of exactly SDS-047's definition are taken over with their rows.
     """
     if dry_run + beside_old_worker + end_old_worker > 1:
-        abort("--dry-run, --beside-old-worker and --end-old-worker exclude each other", EXIT_USAGE)
+        ui.abort("--dry-run, --beside-old-worker and --end-old-worker exclude each other", ui.EXIT_USAGE)
 
     async def change(settings: "Settings") -> None:
         from sea_mq_worker.postgres import migrations
@@ -89,7 +78,7 @@ def migrate(
         elif end_old_worker:
             typer.echo("the old worker's statements are refused")
 
-    run_command(_print_plan if dry_run else change, needs=("database_url",))
+    ui.run_command(_print_plan if dry_run else change, needs=("database_url",))
 
 
 def _adoption(plan: "MigrationPlan", verb: str) -> str:
@@ -124,7 +113,7 @@ def depth(
     context: Annotated[
         str, typer.Option("--context", help="Bounded context (default: SEA_MQ_CONTEXT).")
     ] = "",
-    json: JsonOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Count unpublished events and unprocessed messages, with the oldest of each.
 
@@ -132,9 +121,9 @@ def depth(
     as in the metrics sea_mq_outbox_depth and sea_mq_inbox_depth. Messages that the streams have not delivered
     yet are counted if NATS answers.
     """
-    depths = run_command(lambda settings: _depths(settings, context), needs=("database_url",))
+    depths = ui.run_command(lambda settings: _depths(settings, context), needs=("database_url",))
     if json:
-        print_json(depths)
+        ui.print_json(depths)
         return
     waits = [each.oldest_seconds for each in depths.consumers if each.oldest_seconds is not None]
     undelivered = "?" if depths.not_checked else str(sum(each.pending for each in depths.consumers))
@@ -144,7 +133,7 @@ def depth(
     for side, d in (("outbox", depths.outbox), ("inbox", depths.inbox)):
         waiting = d.count, d.oldest_at, d.waiting, f"{d.waiting_seconds:.0f} s"
         rows.append((side, *waiting, *to_deliver[side], d.scheduled, d.dead))
-    print_table(columns, rows, empty="")
+    ui.print_table(columns, rows, empty="")
     for text in depths.not_checked:
         typer.echo(f"not counted: {text}", err=True)
 
@@ -154,10 +143,10 @@ async def _depths(settings: "Settings", context: str) -> Depths:
     from sea_mq_worker.operators.tables import depth, open_tables, without_read_ahead
 
     if context not in {"", settings.context}:
-        abort(
+        ui.abort(
             f"--context {context}: these settings are for {settings.context}, and each context has its own "
             f"tables; set SEA_MQ_CONTEXT, SEA_MQ_DATABASE_URL and SEA_MQ_DATABASE_SCHEMA for it",
-            EXIT_USAGE,
+            ui.EXIT_USAGE,
         )
     async with open_tables(settings) as pool:
         outbox, inbox = await depth(pool, "outbox"), await depth(pool, "inbox")
@@ -183,8 +172,8 @@ app = typer.Typer(help="Divide the outbox into daily partitions, and list them."
 @app.command("enable")
 def enable(
     *,
-    reason: ReasonOption,
-    actor: ActorOption,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL and change nothing.")] = False,
 ) -> None:
     """Divide the outbox into daily partitions; this cannot be undone.
@@ -202,13 +191,13 @@ def enable(
         else:
             typer.echo("the outbox is in partitions already")
 
-    run_command(enable, needs=("database_url",))
+    ui.run_command(enable, needs=("database_url",))
 
 
 @app.command("list")
-def list_(json: JsonOption = False) -> None:
+def list_(json: ui.JsonOption = False) -> None:
     """List the partitions of the outbox with their times and sizes; one row if it is a single table."""
     from sea_mq_worker.postgres.partitions import PostgresPartitions
 
-    found = on_tables(lambda pool: PostgresPartitions(pool=pool).all())
-    print_page(found, _COLUMNS, json=json, empty="")
+    found = ui.on_tables(lambda pool: PostgresPartitions(pool=pool).all())
+    ui.print_page(found, _COLUMNS, json=json, empty="")

@@ -10,29 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from sea_mq_worker.cli.support import (
-    CONFIRM_ABOVE,
-    EXIT_FAILED,
-    EXIT_USAGE,
-    ActorOption,
-    DryRunOption,
-    GroupsOption,
-    JsonOption,
-    LimitOption,
-    ReasonOption,
-    SinceOption,
-    UntilOption,
-    YesOption,
-    abort,
-    echo_safe,
-    filled,
-    may_change,
-    print_fields,
-    print_json,
-    print_page,
-    print_summary,
-    run_command,
-)
+from sea_mq_worker.cli import support as ui
 from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.dead_letter import Reason
 
@@ -54,7 +32,7 @@ ConsumerOption = Annotated[
     str | None, typer.Option("--consumer", help="Durable consumer that received the message.")
 ]
 DetailOption = Annotated[
-    str | None, typer.Option("--error", help="Part of the dead letter's detail.", callback=filled)
+    str | None, typer.Option("--error", help="Part of the dead letter's detail.", callback=ui.filled)
 ]
 SeqsArgument = Annotated[
     list[int] | None, typer.Argument(min=1, metavar="[SEQ]...", help="Sequences in the dead-letter stream.")
@@ -96,20 +74,20 @@ def _filter(
 def redrive(
     *,
     seqs: SeqsArgument = None,
-    reason: ReasonOption,
-    actor: ActorOption,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
     dlq_reason: DlqReasonOption = None,
     event_type: TypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
     error: DetailOption = None,
     every: AllOption = False,
     cap: CapOption = 1000,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
+    dry_run: ui.DryRunOption = False,
+    yes: ui.YesOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Send dead letters to the handler again, from this process; exit 1 if one fails and is kept.
 
@@ -128,27 +106,27 @@ def redrive(
         async with open_redriver(settings) as redriver:
             await _run_each(chosen, partial(redriver.redrive, actor=actor, reason=reason), json=json)
 
-    run_command(run, needs=("database_url", "nats_url", "handler_url"))
+    ui.run_command(run, needs=("database_url", "nats_url", "handler_url"))
 
 
 @app.command("purge")
 def purge(
     *,
     seqs: SeqsArgument = None,
-    reason: ReasonOption,
-    actor: ActorOption,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
     dlq_reason: DlqReasonOption = None,
     event_type: TypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
     error: DetailOption = None,
     every: AllOption = False,
     cap: CapOption = 1000,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
+    dry_run: ui.DryRunOption = False,
+    yes: ui.YesOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Delete dead letters for good; the inbox records their messages as given up (CLOSED)."""
     which = _filter(dlq_reason, event_type, subject, consumer, error, since=since, until=until)
@@ -164,7 +142,7 @@ def purge(
         async with open_purging(settings, selection, actor=actor, reason=reason) as (_, delete):
             await _run_each(chosen, delete, json=json)
 
-    run_command(run, needs=("database_url", "nats_url"))
+    ui.run_command(run, needs=("database_url", "nats_url"))
 
 
 async def _choose(
@@ -183,7 +161,8 @@ async def _choose(
     from sea_mq_worker.operators.dead_letters import DeadLetterFilter, open_dead_letters
 
     if bool(seqs) + (which != DeadLetterFilter()) + every != 1:
-        abort("choose dead letters by sequences, by filters (`--help` lists them), or by --all", EXIT_USAGE)
+        text = "choose dead letters by sequences, by filters (`--help` lists them), or by --all"
+        ui.abort(text, ui.EXIT_USAGE)
     chosen = list(dict.fromkeys(seqs or ()))
     if not chosen or dry_run:
         async with open_dead_letters(settings) as letters:
@@ -192,10 +171,10 @@ async def _choose(
             else:
                 chosen = [entry.seq async for entry in letters.walk(which, limit=cap + 1)]
     most = None if seqs else cap
-    if may_change(len(chosen), "dead letters", change, cap=most, dry_run=dry_run, yes=yes):
+    if ui.may_change(len(chosen), "dead letters", change, cap=most, dry_run=dry_run, yes=yes):
         return chosen
     if json:
-        print_json({"matched": len(chosen), "dry_run": True} if dry_run else [])
+        ui.print_json({"matched": len(chosen), "dry_run": True} if dry_run else [])
     else:
         typer.echo(f"{len(chosen)} would be {change}" if dry_run else "no dead letter matches")
     raise typer.Exit
@@ -210,7 +189,7 @@ async def _run_each(
     """
     outcomes: list[DeadLetterOutcome] = []
     failures = 0
-    many = len(seqs) > CONFIRM_ABOVE
+    many = len(seqs) > ui.CONFIRM_ABOVE
     hidden = not (many and sys.stderr.isatty())
     try:
         with typer.progressbar(seqs, label="dead letters", file=sys.stderr, hidden=hidden) as bar:
@@ -221,36 +200,38 @@ async def _run_each(
                     failures = 0 if outcome.done else failures + 1
                 word = "done" if outcome.done else "skipped" if outcome.skipped else "failed"
                 if not json and (word == "failed" or not many):
-                    echo_safe(f"{outcome.seq}: {word}: {outcome.text}")
-                if many and failures == CONFIRM_ABOVE:
+                    ui.echo_safe(f"{outcome.seq}: {word}: {outcome.text}")
+                if many and failures == ui.CONFIRM_ABOVE:
                     break
     except UnavailableError as error:
         done = sum(outcome.done for outcome in outcomes)
         again = f"{done} of {len(seqs)} are done, run the same command again for the others"
-        abort(f"{error}; {again}", EXIT_FAILED)
+        ui.abort(f"{error}; {again}", ui.EXIT_FAILED)
     finally:
         if json:
-            print_json(outcomes)
+            ui.print_json(outcomes)
     if not json:
         _print_numbers(outcomes, len(seqs))
     if len(outcomes) < len(seqs):
-        text = f"stopped after {CONFIRM_ABOVE} failures in a row: fix their errors and run this command again"
-        abort(text, EXIT_FAILED)
+        text = (
+            f"stopped after {ui.CONFIRM_ABOVE} failures in a row: fix their errors and run this command again"
+        )
+        ui.abort(text, ui.EXIT_FAILED)
     if not all(outcome.done for outcome in outcomes):
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(ui.EXIT_FAILED)
 
 
 def _print_numbers(outcomes: "Sequence[DeadLetterOutcome]", asked: int) -> None:
     """Print the numbers of many outcomes, and the command that deletes what can never be handled."""
     done = sum(outcome.done for outcome in outcomes)
     skipped = [str(outcome.seq) for outcome in outcomes if outcome.skipped]
-    if asked > CONFIRM_ABOVE:
+    if asked > ui.CONFIRM_ABOVE:
         never = f", {len(skipped)} can never be handled and stay" if skipped else ""
         failed = len(outcomes) - done - len(skipped)
-        echo_safe(f"done {done} of {asked}, {failed} failed and stay{never}")
+        ui.echo_safe(f"done {done} of {asked}, {failed} failed and stay{never}")
     if skipped:
         command = f'python -m sea_mq_worker dlq purge {" ".join(skipped)} --reason "..."'
-        echo_safe(f"delete what can never be handled: `{command}`")
+        ui.echo_safe(f"delete what can never be handled: `{command}`")
 
 
 # --- ``dlq list|summary|show``.
@@ -263,7 +244,7 @@ def _on_letters(read: "Callable[[DeadLetters], Awaitable[_T]]") -> _T:
         async with open_dead_letters(settings) as letters:
             return await read(letters)
 
-    return run_command(run, needs=("nats_url",))
+    return ui.run_command(run, needs=("nats_url",))
 
 
 @app.command("list")
@@ -275,27 +256,27 @@ def list_(
     event_type: TypeOption = None,
     subject: SubjectOption = None,
     consumer: ConsumerOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
     error: DetailOption = None,
     after: Annotated[int, typer.Option(min=0, metavar="SEQ", help="Start the page after this sequence.")] = 0,
-    limit: LimitOption = 100,
-    json: JsonOption = False,
+    limit: ui.LimitOption = 100,
+    json: ui.JsonOption = False,
 ) -> None:
     """List dead letters, oldest first, without their content."""
     which = _filter(reason, event_type, subject, consumer, error, since=since, until=until, after=after)
     found = _on_letters(lambda letters: letters.list(which, limit=limit))
     more = found[-1].seq if len(found) == limit else None
-    print_page(found, _COLUMNS, json=json, empty="no dead letters", more=more)
+    ui.print_page(found, _COLUMNS, json=json, empty="no dead letters", more=more)
 
 
 @app.command("summary")
 def summary(
     *,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    groups: GroupsOption = 5,
-    json: JsonOption = False,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
+    groups: ui.GroupsOption = 5,
+    json: ui.JsonOption = False,
 ) -> None:
     """Count dead letters by reason, subject, consumer and detail, most frequent first."""
     from sea_mq_worker.operators.dead_letters import DeadLetterFilter, dead_letter_groups
@@ -304,13 +285,13 @@ def summary(
     read, found = _on_letters(
         lambda letters: dead_letter_groups(letters, which, read_max=_READ_MAX, groups_max=groups)
     )
-    print_summary(found, what="dead letters", json=json, read=read, read_max=_READ_MAX)
+    ui.print_summary(found, what="dead letters", json=json, read=read, read_max=_READ_MAX)
 
 
 @app.command("show")
 def show(
     seq: Annotated[int, typer.Argument(min=1, metavar="SEQ", help="Sequence in the dead-letter stream.")],
-    json: JsonOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Show one dead letter with the headers and body of the original."""
     entry = _on_letters(lambda letters: _show(letters, seq))
@@ -319,7 +300,7 @@ def show(
         readable = {"payload": entry.payload.decode(), "payload_encoding": "utf-8"}
     except UnicodeDecodeError:
         readable = {"payload": base64.b64encode(entry.payload).decode(), "payload_encoding": "base64"}
-    print_fields(asdict(entry) | readable, json=json)
+    ui.print_fields(asdict(entry) | readable, json=json)
 
 
 async def _show(letters: "DeadLetters", seq: int) -> "DeadLetterEntry":
@@ -327,4 +308,4 @@ async def _show(letters: "DeadLetters", seq: int) -> "DeadLetterEntry":
     try:
         return await letters.show(seq)
     except ContractError as error:
-        abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", EXIT_FAILED)
+        ui.abort(f"{error}; `python -m sea_mq_worker dlq list` lists the dead letters", ui.EXIT_FAILED)

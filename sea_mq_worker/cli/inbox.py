@@ -6,29 +6,7 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.support import (
-    EXIT_FAILED,
-    SUMMARY_READ_MAX,
-    ActorOption,
-    AfterOption,
-    ErrorOption,
-    GroupsOption,
-    JsonOption,
-    LimitOption,
-    ReadOption,
-    ReasonOption,
-    SinceOption,
-    UntilOption,
-    abort,
-    echo_safe,
-    filled,
-    on_tables,
-    print_fields,
-    print_json,
-    print_list,
-    print_result,
-    print_summary,
-)
+from sea_mq_worker.cli import support as ui
 from sea_mq_worker.inbox.dead_letter import Reason
 from sea_mq_worker.operators.records import READ_MAX, InboxFilter, InboxState
 
@@ -67,13 +45,13 @@ def list_(
             help="Reason of the dead letter; CLOSED: closed by an operator.", callback=_known_reason
         ),
     ] = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
-    after: AfterOption = None,
-    limit: LimitOption = 100,
-    read: ReadOption = READ_MAX,
-    json: JsonOption = False,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
+    error: ui.ErrorOption = None,
+    after: ui.AfterOption = None,
+    limit: ui.LimitOption = 100,
+    read: ui.ReadOption = READ_MAX,
+    json: ui.JsonOption = False,
 ) -> None:
     """List messages, newest first.
 
@@ -93,39 +71,39 @@ def list_(
         before_id=after,
         limit=limit,
     )
-    page = on_tables(lambda pool: inbox_page(pool, which, read_max=read or None), too_long=_TOO_LONG)
-    print_list(page, _COLUMNS, what="messages" if state else "unprocessed messages", json=json)
+    page = ui.on_tables(lambda pool: inbox_page(pool, which, read_max=read or None), too_long=_TOO_LONG)
+    ui.print_list(page, _COLUMNS, what="messages" if state else "unprocessed messages", json=json)
 
 
 @app.command("summary")
-def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
+def summary(groups: ui.GroupsOption = 5, json: ui.JsonOption = False) -> None:
     """Count unprocessed messages by state, subject, consumer and error, most frequent first."""
     from sea_mq_worker.operators import tables
 
-    bounds = {"read_max": SUMMARY_READ_MAX, "groups_max": groups}
-    found = on_tables(lambda pool: tables.summary(pool, "inbox", **bounds))
-    print_summary(found, what="unprocessed messages", json=json)
+    bounds = {"read_max": ui.SUMMARY_READ_MAX, "groups_max": groups}
+    found = ui.on_tables(lambda pool: tables.summary(pool, "inbox", **bounds))
+    ui.print_summary(found, what="unprocessed messages", json=json)
 
 
 @app.command("show")
 def show(
-    message_id: Annotated[UUID, typer.Argument(metavar="ID", help="Message ID.")], json: JsonOption = False
+    message_id: Annotated[UUID, typer.Argument(metavar="ID", help="Message ID.")], json: ui.JsonOption = False
 ) -> None:
     """Show the inbox row of one message; it holds no payload."""
     from sea_mq_worker.operators.tables import show_inbox
 
-    message = on_tables(lambda pool: show_inbox(pool, message_id))
+    message = ui.on_tables(lambda pool: show_inbox(pool, message_id))
     if message is None:
-        abort(f"message {message_id} was never received, or is pruned", EXIT_FAILED)
-    print_fields(asdict(message), json=json)
+        ui.abort(f"message {message_id} was never received, or is pruned", ui.EXIT_FAILED)
+    ui.print_fields(asdict(message), json=json)
 
 
 @app.command("close")
 def close(
     ids: Annotated[list[UUID], typer.Argument(metavar="ID...", help="Message IDs.")],
-    reason: ReasonOption,
-    actor: ActorOption,
-    json: JsonOption = False,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
+    json: ui.JsonOption = False,
 ) -> None:
     """Close WAITING messages, such as lost ones; exit 1 if one was not WAITING.
 
@@ -134,26 +112,26 @@ def close(
     """
     from sea_mq_worker.operators import changes
 
-    closed = on_tables(lambda pool: changes.close(pool, ids, actor=actor, reason=reason))
+    closed = ui.on_tables(lambda pool: changes.close(pool, ids, actor=actor, reason=reason))
     left_is = "not WAITING: unknown, ended, or leased by a worker; see `python -m sea_mq_worker where {}`"
-    print_result(closed, ids, word="closed", left_is=left_is, json=json)
+    ui.print_result(closed, ids, word="closed", left_is=left_is, json=json)
 
 
 @app.command("resume")
 def resume(
     *,
     event_type: Annotated[
-        str | None, typer.Option("--type", help="Event type (default: every slow one).", callback=filled)
+        str | None, typer.Option("--type", help="Event type (default: every slow one).", callback=ui.filled)
     ] = None,
-    reason: ReasonOption,
-    actor: ActorOption,
-    json: JsonOption = False,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
+    json: ui.JsonOption = False,
 ) -> None:
     """End the slow pace of an event type in all workers within seconds; it begins again on new failures."""
     from sea_mq_worker.operators import changes
 
-    action = on_tables(lambda pool: changes.resume(pool, event_type or "", actor=actor, reason=reason))
+    action = ui.on_tables(lambda pool: changes.resume(pool, event_type or "", actor=actor, reason=reason))
     if json:
-        print_json({"action": action, "event_type": event_type or ""})
+        ui.print_json({"action": action, "event_type": event_type or ""})
     else:
-        echo_safe(f"{event_type or 'every slow event type'} runs at full speed within seconds")
+        ui.echo_safe(f"{event_type or 'every slow event type'} runs at full speed within seconds")

@@ -9,34 +9,7 @@ from uuid import UUID
 
 import typer
 
-from sea_mq_worker.cli.support import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-    NO_CHOICE,
-    SUMMARY_READ_MAX,
-    ActorOption,
-    AfterOption,
-    DryRunOption,
-    ErrorOption,
-    GroupsOption,
-    JsonOption,
-    LimitOption,
-    ReadOption,
-    ReasonOption,
-    SinceOption,
-    UntilOption,
-    YesOption,
-    abort,
-    echo_safe,
-    may_change,
-    on_tables,
-    print_fields,
-    print_json,
-    print_list,
-    print_result,
-    print_summary,
-    run_command,
-)
+from sea_mq_worker.cli import support as ui
 from sea_mq_worker.operators.records import READ_MAX, OutboxFilter
 from sea_mq_worker.outbox.event import EventState
 
@@ -117,7 +90,7 @@ def replay(
         str,
         typer.Option("--reason", help="Reason of the change; kept for the audit. Required without --resume."),
     ] = "",
-    actor: ActorOption,
+    actor: ui.ActorOption,
     state: Annotated[
         list[EventState] | None,
         typer.Option("--state", metavar="[PUBLISHED|DEAD]", help="State; may be repeated (default: both)."),
@@ -126,9 +99,9 @@ def replay(
     ordering_key: KeyOption = None,
     aggregate: AggregateOption = None,
     correlation_id: CorrelationOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error_like: ErrorOption = None,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
+    error_like: ui.ErrorOption = None,
     resume: Annotated[
         int | None,
         typer.Option(
@@ -142,9 +115,9 @@ def replay(
     ahead: Annotated[
         int, typer.Option("--ahead", min=1, help="Wait while N replayed events have not been claimed yet.")
     ] = 1000,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
+    dry_run: ui.DryRunOption = False,
+    yes: ui.YesOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Publish PUBLISHED or DEAD events again, chosen by ID or by filters, earliest first.
 
@@ -167,7 +140,7 @@ def replay(
             limit = None if most is None else most + 1
             chosen = await replays.choose(pool, wanted, limit=limit, resumed=old)
             replayed = 0
-            may = may_change(len(chosen), "events", "published again", cap=most, dry_run=dry_run, yes=yes)
+            may = ui.may_change(len(chosen), "events", "published again", cap=most, dry_run=dry_run, yes=yes)
             if may or (old and not dry_run):  # one that was cut short at its very end is to be finished
                 begun = old or await replays.begin(pool, wanted, actor=actor, reason=reason)
                 held = settings.outbox_dead_key == "hold"
@@ -177,27 +150,27 @@ def replay(
                 replayed = await _follow(steps, begun, len(chosen))
             return replays.result_of(chosen, replayed), await duplicate_window_seconds(settings)
 
-    result, window_seconds = run_command(run, needs=("database_url",))
+    result, window_seconds = ui.run_command(run, needs=("database_url",))
     _print_replayed(result, window_seconds, dry_run=dry_run, json=json)
     left = len(set(ids or ())) - result.matched
     if left > 0:
-        abort(f"not there, or neither PUBLISHED nor DEAD: {left} of the named events", EXIT_FAILED)
+        ui.abort(f"not there, or neither PUBLISHED nor DEAD: {left} of the named events", ui.EXIT_FAILED)
 
 
 def _check_replay(
     resume: int | None, reason: str, state: Sequence[EventState] | None, *, is_chosen: bool
 ) -> None:
     if not set(state or ()) <= set(_TERMINAL):
-        abort(
+        ui.abort(
             "--state: only PUBLISHED and DEAD events can be replayed, the others will be published",
-            EXIT_USAGE,
+            ui.EXIT_USAGE,
         )
     if resume is not None and is_chosen:
-        abort("--resume: continues with the events chosen then; leave ids and filters out", EXIT_USAGE)
+        ui.abort("--resume: continues with the events chosen then; leave ids and filters out", ui.EXIT_USAGE)
     if resume is None and not is_chosen:
-        abort(NO_CHOICE, EXIT_USAGE)
+        ui.abort(ui.NO_CHOICE, ui.EXIT_USAGE)
     if resume is None and not reason.strip():
-        abort("--reason: is required and must not be blank, it is kept for the audit", EXIT_USAGE)
+        ui.abort("--reason: is required and must not be blank, it is kept for the audit", ui.EXIT_USAGE)
 
 
 async def _follow(steps: "AsyncIterator[ReplayStep]", begun: "Replay", total: int) -> int:
@@ -226,9 +199,9 @@ async def _follow(steps: "AsyncIterator[ReplayStep]", begun: "Replay", total: in
                 bar.update(step.done - done)
                 done, replayed = step.done, step.replayed - begun.replayed
     except CancelledError:
-        abort(f"\nstopped: {left}", _EXIT_INTERRUPTED)
+        ui.abort(f"\nstopped: {left}", _EXIT_INTERRUPTED)
     except UnavailableError as error:
-        abort(f"\n{error}: {left}", EXIT_FAILED)
+        ui.abort(f"\n{error}: {left}", ui.EXIT_FAILED)
     return replayed
 
 
@@ -241,12 +214,12 @@ def _print_replayed(
     if json:
         due = due_at(result, window_seconds, now=now)
         more = {"dry_run": dry_run, "window_seconds": window_seconds, "last_due_at": due}
-        print_json(asdict(result) | more)
+        ui.print_json(asdict(result) | more)
         return
     done = f"replayed {result.replayed} of {result.matched}"
     typer.echo(f"{result.matched} would be replayed" if dry_run else done)
     if result.matched:
-        echo_safe(*outlook(result, window_seconds, now=now), err=True)
+        ui.echo_safe(*outlook(result, window_seconds, now=now), err=True)
 
 
 # --- ``outbox discard|mark-dead``: give events up.
@@ -256,19 +229,19 @@ def _print_replayed(
 def discard(
     *,
     ids: IdsArgument = None,
-    reason: ReasonOption,
-    actor: ActorOption,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
     event_type: TypeOption = None,
     ordering_key: KeyOption = None,
     aggregate: AggregateOption = None,
     correlation_id: CorrelationOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error_like: ErrorOption = None,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
+    error_like: ui.ErrorOption = None,
     cap: Annotated[int, typer.Option("--cap", min=1, help="Delete nothing if more than N match.")] = 1000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the matches and delete nothing.")] = False,
-    yes: YesOption = False,
-    json: JsonOption = False,
+    yes: ui.YesOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Delete DEAD events for good, by ID or by filters; the audit keeps everything but their content.
 
@@ -277,7 +250,7 @@ def discard(
     """
     which = _filter(event_type, ordering_key, aggregate, correlation_id, error_like, since=since, until=until)
     if not ids and which == OutboxFilter():
-        abort(NO_CHOICE, EXIT_USAGE)
+        ui.abort(ui.NO_CHOICE, ui.EXIT_USAGE)
     which = replace(which, states=(EventState.DEAD,), ids=tuple(ids) if ids else None)
 
     async def run(pool: "Pool") -> tuple[int, Sequence[str]]:
@@ -285,34 +258,34 @@ def discard(
         from sea_mq_worker.operators.replay import choose
 
         chosen = [one.id for one in await choose(pool, which, limit=cap + 1)]
-        if not may_change(len(chosen), "events", "deleted for good", cap=cap, dry_run=dry_run, yes=yes):
+        if not ui.may_change(len(chosen), "events", "deleted for good", cap=cap, dry_run=dry_run, yes=yes):
             return len(chosen), ()
         deleted = await changes.discard(pool, chosen, selection=which, actor=actor, reason=reason)
         return len(chosen), sorted(map(str, deleted))
 
-    matched, discarded = on_tables(run)
+    matched, discarded = ui.on_tables(run)
     if json:
-        print_json({"matched": matched, "discarded": discarded, "dry_run": dry_run})
+        ui.print_json({"matched": matched, "discarded": discarded, "dry_run": dry_run})
     else:
         typer.echo(f"{matched} would be deleted" if dry_run else f"discarded {len(discarded)} of {matched}")
     left = len(set(ids or ())) - matched
     if left > 0:
-        abort(f"not there, or not DEAD: {left} of the named events", EXIT_FAILED)
+        ui.abort(f"not there, or not DEAD: {left} of the named events", ui.EXIT_FAILED)
 
 
 @app.command("mark-dead")
 def mark_dead(
     ids: Annotated[list[UUID], typer.Argument(metavar="ID...", help="Event IDs.")],
-    reason: ReasonOption,
-    actor: ActorOption,
-    json: JsonOption = False,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
+    json: ui.JsonOption = False,
 ) -> None:
     """Mark PENDING events DEAD so that they are not published; exit 1 if one was not PENDING."""
     from sea_mq_worker.operators import changes
 
-    ended = on_tables(lambda pool: changes.mark_dead(pool, ids, actor=actor, reason=reason))
+    ended = ui.on_tables(lambda pool: changes.mark_dead(pool, ids, actor=actor, reason=reason))
     left_is = "not PENDING, or being published by a worker; see `python -m sea_mq_worker outbox show {}`"
-    print_result(ended, ids, word="marked dead", left_is=left_is, json=json)
+    ui.print_result(ended, ids, word="marked dead", left_is=left_is, json=json)
 
 
 # --- ``outbox list|summary|show``.
@@ -329,13 +302,13 @@ def list_(
     ordering_key: KeyOption = None,
     aggregate: AggregateOption = None,
     correlation_id: CorrelationOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error_like: ErrorOption = None,
-    after: AfterOption = None,
-    limit: LimitOption = 100,
-    read: ReadOption = READ_MAX,
-    json: JsonOption = False,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
+    error_like: ui.ErrorOption = None,
+    after: ui.AfterOption = None,
+    limit: ui.LimitOption = 100,
+    read: ui.ReadOption = READ_MAX,
+    json: ui.JsonOption = False,
 ) -> None:
     """List events, newest first, without their content.
 
@@ -350,30 +323,30 @@ def list_(
     which = _filter(event_type, ordering_key, aggregate, correlation_id, error_like, since=since, until=until)
     which = replace(which, states=states, before_id=after, limit=limit)
     too_long = _TOO_LONG if EventState.PUBLISHED in states else _TOO_MANY
-    page = on_tables(lambda pool: outbox_page(pool, which, read_max=read or None), too_long=too_long)
+    page = ui.on_tables(lambda pool: outbox_page(pool, which, read_max=read or None), too_long=too_long)
     what = "unpublished events" if states is _UNFINISHED else "events"
-    print_list(page, _COLUMNS, what=what, json=json)
+    ui.print_list(page, _COLUMNS, what=what, json=json)
 
 
 @app.command("summary")
-def summary(groups: GroupsOption = 5, json: JsonOption = False) -> None:
+def summary(groups: ui.GroupsOption = 5, json: ui.JsonOption = False) -> None:
     """Count unfinished events by state, type, key and error, most frequent first."""
     from sea_mq_worker.operators import tables
 
-    bounds = {"read_max": SUMMARY_READ_MAX, "groups_max": groups}
-    found = on_tables(lambda pool: tables.summary(pool, "outbox", **bounds))
-    print_summary(found, what="unfinished events", json=json)
+    bounds = {"read_max": ui.SUMMARY_READ_MAX, "groups_max": groups}
+    found = ui.on_tables(lambda pool: tables.summary(pool, "outbox", **bounds))
+    ui.print_summary(found, what="unfinished events", json=json)
 
 
 @app.command("show")
 def show(
-    event_id: Annotated[UUID, typer.Argument(metavar="ID", help="Event ID.")], json: JsonOption = False
+    event_id: Annotated[UUID, typer.Argument(metavar="ID", help="Event ID.")], json: ui.JsonOption = False
 ) -> None:
     """Show one event with its payload."""
     from sea_mq_worker.operators.tables import show_outbox
 
-    event = on_tables(lambda pool: show_outbox(pool, event_id))
+    event = ui.on_tables(lambda pool: show_outbox(pool, event_id))
     if event is None:
         listed = "`python -m sea_mq_worker outbox list` lists the events"
-        abort(f"there is no event {event_id}; {listed}", EXIT_FAILED)
-    print_fields(asdict(event), json=json)
+        ui.abort(f"there is no event {event_id}; {listed}", ui.EXIT_FAILED)
+    ui.print_fields(asdict(event), json=json)

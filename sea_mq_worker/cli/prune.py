@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from sea_mq_worker.cli.support import (
-    EXIT_USAGE,
-    ActorOption,
-    JsonOption,
-    ReasonOption,
-    abort,
-    moment,
-    print_json,
-    run_command,
-)
+from sea_mq_worker.cli import support as ui
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.operators.records import Side
 
@@ -38,13 +29,13 @@ def prune(
         datetime,
         typer.Option(
             "--before",
-            parser=moment,
+            parser=ui.moment,
             metavar="TIME",
             help="Delete rows finished before this time: ISO 8601, or an age such as 30d.",
         ),
     ],
-    reason: ReasonOption,
-    actor: ActorOption,
+    reason: ui.ReasonOption,
+    actor: ui.ActorOption,
     side: Annotated[
         Side | None, typer.Option("--side", help="Prune only this table (default: both).")
     ] = None,
@@ -60,7 +51,7 @@ def prune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count for at most 30 s and delete nothing.")
     ] = False,
-    json: JsonOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Delete rows finished before a time: published events, processed or closed messages; keep all others.
 
@@ -93,7 +84,7 @@ def prune(
 
     sides: Sequence[Side] = (side,) if side else get_args(Side)
     try:
-        run_command(
+        ui.run_command(
             lambda settings: _each(settings, sides, before, change, deliverable=deliverable),
             needs=("database_url",),
         )
@@ -115,10 +106,10 @@ async def _each(
 
     keeps = "inbox" in sides and bool(settings.consumers) and not deliverable
     if keeps and not settings.nats_url.get_secret_value():
-        abort(
+        ui.abort(
             "SEA_MQ_NATS_URL: is required to find out what the consumed streams can still deliver; "
             "--deliverable prunes without it",
-            EXIT_USAGE,
+            ui.EXIT_USAGE,
         )
     refused: list[ContractError] = []
     async with open_tables(settings) as pool:
@@ -173,12 +164,12 @@ def _progress(side: Side) -> "Iterator[OnProgress]":
 
 def _print(before: datetime, results: Mapping[Side, Any], *, dry_run: bool, json: bool) -> None:
     if json and dry_run:
-        print_json({"before": before, "would_delete": results})
+        ui.print_json({"before": before, "would_delete": results})
     elif json:
         deleted = {side: one.deleted for side, one in results.items()}
         dropped = [partition for one in results.values() for partition in one.dropped]
         stay = {side: one.stay for side, one in results.items() if one.stay.count}
-        print_json({"before": before, "deleted": deleted, "dropped": dropped, "stay": stay})
+        ui.print_json({"before": before, "deleted": deleted, "dropped": dropped, "stay": stay})
     else:
         for side, one in results.items():
             said = [f"{side}: deleted {one.deleted}", *map(str, one.dropped)] if not dry_run else []

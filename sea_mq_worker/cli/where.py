@@ -5,22 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sea_mq_worker.cli.support import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-    JsonOption,
-    LimitOption,
-    SinceOption,
-    UntilOption,
-    abort,
-    cell,
-    echo_safe,
-    moment,
-    on_tables,
-    print_json,
-    print_page,
-    run_command,
-)
+from sea_mq_worker.cli import support as ui
 from sea_mq_worker.operators.records import ActionName
 
 if TYPE_CHECKING:
@@ -39,12 +24,12 @@ def where(
         datetime | None,
         typer.Option(
             "--since",
-            parser=moment,
+            parser=ui.moment,
             metavar="TIME",
             help="Also scan the headers of stream messages stored after this time: ISO 8601, or an age: 24h.",
         ),
     ] = None,
-    json: JsonOption = False,
+    json: ui.JsonOption = False,
 ) -> None:
     """Show where an event or message is, its history, and the next commands; exit 1 if it is not found.
 
@@ -59,26 +44,26 @@ def where(
             try:
                 return await lookup_report(wanted, lookup, since=since)
             except NoIdError as error:
-                abort(str(error), EXIT_USAGE)
+                ui.abort(str(error), ui.EXIT_USAGE)
 
-    found = run_command(run, needs=("database_url",))
+    found = ui.run_command(run, needs=("database_url",))
     if json:
-        print_json(found)
+        ui.print_json(found)
     else:
         _print_report(found)
     if not found.known:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(ui.EXIT_FAILED)
 
 
 def _print_report(found: "LookupReport") -> None:
-    echo_safe(found.id, *(f"  {sentence}" for sentence in found.answer))
+    ui.echo_safe(found.id, *(f"  {sentence}" for sentence in found.answer))
     if found.matches:
-        print_page(found.matches, _MATCHES, json=False, empty="")
-    steps = [f"  {cell(step.at)}  {step.text}" for step in found.steps]
+        ui.print_page(found.matches, _MATCHES, json=False, empty="")
+    steps = [f"  {ui.cell(step.at)}  {step.text}" for step in found.steps]
     not_checked = [f"  not looked in {reason}" for reason in found.not_checked]
     next_steps = [f"  -> {command}" for command in found.next_steps]
     for lines in filter(None, (steps, not_checked, next_steps)):
-        echo_safe("", *lines)
+        ui.echo_safe("", *lines)
 
 
 # --- ``audit``: list operators' changes.
@@ -90,13 +75,13 @@ def audit(
     *,
     actor: Annotated[str | None, typer.Option("--actor", help="Part of the actor's name.")] = None,
     action: Annotated[ActionName | None, typer.Option("--action", help="Kind of change.")] = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    since: ui.SinceOption = None,
+    until: ui.UntilOption = None,
     after: Annotated[
         int | None, typer.Option("--after", metavar="ID", help="Start the page after this ID.")
     ] = None,
-    limit: LimitOption = 100,
-    json: JsonOption = False,
+    limit: ui.LimitOption = 100,
+    json: ui.JsonOption = False,
 ) -> None:
     """List operators' changes, newest first: time, actor, login, outcome, number of items, and reason.
 
@@ -106,6 +91,6 @@ def audit(
     from sea_mq_worker.operators import tables
 
     filters: dict[str, Any] = {"actor_like": actor, "action": action, "since": since, "until": until}
-    found = on_tables(lambda pool: tables.audit(pool, limit=limit, before_id=after, **filters))
+    found = ui.on_tables(lambda pool: tables.audit(pool, limit=limit, before_id=after, **filters))
     more = found[-1].id if len(found) == limit else None
-    print_page(found, _COLUMNS, json=json, empty="no actions", more=more)
+    ui.print_page(found, _COLUMNS, json=json, empty="no actions", more=more)
