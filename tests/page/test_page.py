@@ -15,11 +15,12 @@ from tests.support.browser import PROGRAM, Browser, Page, chromium
 from tests.support.handlers import answer
 from tests.support.servers import Database
 from tests.support.site import Site
-from tests.support.worker import WorkerProcess
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on PATH")
 
 PHONE = 390
+ROWS = "document.querySelectorAll('#list > .wide tbody tr').length"
+PROCESSED = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
 
 
 @pytest.fixture
@@ -46,6 +47,21 @@ async def unlocked(browser: Browser, site: Site, **settings: object) -> AsyncIte
         await page.press("Enter")
         await page.until("document.querySelector('#search').checkVisibility()")
         yield page
+
+
+async def change(page: Page, reason: str) -> None:
+    """Fill the form of a change, and send it."""
+    await page.write("#actor", "Ann")
+    await page.write("#reason", reason)
+    await page.press("Enter")
+
+
+async def turn_pages(page: Page, *numbers: int) -> None:
+    """Press More until it is gone; the list has a number of rows after each page."""
+    for number in numbers:
+        await page.until(f"{ROWS} === {number}")
+        if number < numbers[-1]:
+            await page.click("More", "#list")
 
 
 async def fits(page: Page, width: int) -> bool:
@@ -96,9 +112,7 @@ async def test_with_the_token_an_event_is_found_shown_and_replayed(browser: Brow
         await page.click("Show the event")
         await page.says('"text": "<img src=x onerror=alert(1)>"', "dialog")
         await page.says(f'"total": {AMOUNT}', "dialog")
-        await page.write("#actor", "Ann")
-        await page.write("#reason", "the type is allowed now")
-        await page.press("Enter")
+        await change(page, "the type is allowed now")
         await page.says("Done: it is PENDING again", "dialog")
         await page.press("Escape")
         assert not await page.evaluate("document.querySelector('#detail').open")
@@ -131,7 +145,9 @@ async def test_the_address_that_dev_prints_signs_in_and_keeps_no_token(
 
 
 @pytest.mark.fault("S10")
-async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser: Browser, site: Site) -> None:
+async def test_dead_letters_are_shown_in_pages_and_redriven_alone_or_by_group(
+    browser: Browser, site: Site
+) -> None:
     site.handler.default = answer(422)
     sent = await site.send(120, b'{"vibe": "calm"}')
     async with site.worker(handler_slow_after=1000) as worker:
@@ -146,18 +162,14 @@ async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser:
         await page.evaluate("document.querySelector('#tab-events').focus()")
         await page.press("ArrowRight")
         await page.says("REJECTED", "#list")
-        rows = "document.querySelectorAll('#list > .wide tbody tr').length"
-        for shown in (50, 100, 120):
-            await page.until(f"{rows} === {shown}")
-            if shown < len(sent):
-                await page.click("More", "#list")
+        await turn_pages(page, 50, 100, 120)
         assert await page.evaluate("!document.querySelector('#list > .wide > button')")
         assert await fits(page, PHONE)
         await page.prefer(dark=True)
         assert await fits(page, 320)
         await page.write("#list input", "REJECTED")
         await page.press("Enter")
-        await page.until(f"{rows} === 50")
+        await page.until(f"{ROWS} === 50")
         await page.click("Show dead letter 7", "#list")
         await page.says('"vibe": "calm"', "dialog")
         await page.write("#actor", "Ann")
@@ -172,37 +184,19 @@ async def test_many_dead_letters_are_shown_in_pages_and_one_is_redriven(browser:
         await page.press("Escape")
         await page.until("!document.querySelector('[aria-label=\"Show dead letter 7\"]')")
         assert await page.evaluate("document.querySelector('#list input').value") == "REJECTED"
-        assert page.troubles == []
-    counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
-    assert await site.database.fetchval(counted) == 1
-    letters = await api(site.broker, f"STREAM.INFO.{site.target.context.upper()}_DLQ")
-    assert letters["state"]["messages"] == len(sent) - 1
-
-
-@pytest.mark.fault("S10")
-async def test_a_group_of_dead_letters_is_redriven_by_one_button(browser: Browser, site: Site) -> None:
-    site.handler.default = answer(422)
-    sent = await site.send(12, b'{"vibe": "calm"}')
-    async with site.worker(handler_slow_after=1000) as worker:
-        await worker.ready()
-        await site.quiet()
-    async with unlocked(browser, site) as page:
-        await page.says("12 dead letters", "#health")
-        await page.click(f"Redrive all 12 of REJECTED, {site.subject}", "#list")
-        await page.write("#actor", "Ann")
-        await page.write("#reason", "the handler is fixed")
-        await page.press("Enter")
-        await page.says(
-            "Not done: stopped, 0 of 12, 10 without an effect: the handler answered 422", "dialog"
-        )
+        site.handler.default = answer(422)
+        await page.click(f"Redrive all 119 of REJECTED, {site.subject}", "#list")
+        await change(page, "the handler is fixed")
+        await page.says("stopped, 0 of 119, 10 without an effect: the handler answered 422", "dialog")
         site.handler.default = answer(200)
         await page.press("Enter")
-        await page.says("Done: 12 of 12", "dialog", within=60)
+        await page.says("Done: 119 of 119", "dialog", within=60)
         await page.press("Escape")
         await page.says("There are no dead letters", "#list")
         assert page.troubles == []
-    counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
-    assert await site.database.fetchval(counted) == len(sent)
+    assert await site.database.fetchval(PROCESSED) == len(sent)
+    letters = await api(site.broker, f"STREAM.INFO.{site.target.context.upper()}_DLQ")
+    assert letters["state"]["messages"] == 0
 
 
 async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
@@ -217,16 +211,13 @@ async def test_a_slow_pace_is_ended_by_its_button_and_only_while_there_is_one(
         await page.evaluate("document.querySelector('#resumes button').append('.long_name'.repeat(20))")
         assert await fits(page, PHONE)
         site.handler.default = answer(200)
-        await page.write("#actor", "Ann")
-        await page.write("#reason", "the handler is fixed")
-        await page.press("Enter")
+        await change(page, "the handler is fixed")
         await page.says("Done: made continues at full speed within seconds", "dialog")
         await page.press("Escape")
         await page.until("!document.querySelector('#resumes').checkVisibility()", within=30)
         await site.quiet()
         assert all("/readyz" in trouble for trouble in page.troubles), page.troubles  # 503 while it is slow
-    counted = "SELECT count(*) FROM inbox_messages WHERE processed_at IS NOT NULL"
-    assert await site.database.fetchval(counted) == len(sent)
+    assert await site.database.fetchval(PROCESSED) == len(sent)
 
 
 async def test_an_outage_is_reported_with_its_cause_and_metrics_continue(
@@ -248,18 +239,13 @@ async def test_an_outage_is_reported_with_its_cause_and_metrics_continue(
         await page.says("Waiting for PostgreSQL", "#health", within=30)
         assert await numbers_come(page)
         assert page.troubles == []
-        await end(worker)
+        worker.process.kill()
         await page.says("The worker does not answer", "#health")
 
 
 async def numbers_come(page: Page) -> bool:
     asked = "fetch('status', {signal: AbortSignal.timeout(3000)}).then((answer) => answer.ok)"
     return bool(await page.evaluate(asked))
-
-
-async def end(worker: WorkerProcess) -> None:
-    worker.process.kill()
-    await worker.process.wait()
 
 
 @asynccontextmanager

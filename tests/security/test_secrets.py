@@ -222,10 +222,10 @@ COMMANDS = (
 )
 
 
-def wrong_settings(place: Place, canary: Canaries) -> dict[str, dict[str, object]]:
-    """Return settings that are wrong around a secret, and are found out before anything is asked."""
-    other = canary("wrong")
-    return {
+def settings_around_a_secret(place: Place, other: str) -> tuple[dict[str, dict[str, object]], ...]:
+    """Return settings that are found wrong before anything is asked, and those that a server refuses."""
+    database, nats = (place.direct.environment[f"SEA_MQ_{name}_URL"] for name in ("DATABASE", "NATS"))
+    wrong: dict[str, dict[str, object]] = {
         "database URL": {"database_url": f"postgresql://sea:{other}/x@127.0.0.1/sea"},
         "database port": {"database_url": f"postgresql://sea@127.0.0.1:{other}/sea"},
         "broker URL": {"nats_url": f"nats://sea:{other}/x@127.0.0.1:4222"},
@@ -234,19 +234,13 @@ def wrong_settings(place: Place, canary: Canaries) -> dict[str, dict[str, object
         "settings file's key": {"config": secret_file(place.folder, "b.toml", f'"{other}" = 1')},
         "numbers": {"outbox_batch_max": other, "admin_port": other, "log_level": other},
     }
-
-
-def refused_settings(place: Place, canary: Canaries) -> dict[str, dict[str, object]]:
-    """Return settings that somebody else finds wrong."""
-    database = place.direct.environment["SEA_MQ_DATABASE_URL"]
-    nats = place.direct.environment["SEA_MQ_NATS_URL"]
-    other = canary("wrong")
-    return {
-        "database password": {"database_url": database.replace(canary("database"), other)},
-        "broker password": {"nats_url": nats.replace(canary("nats"), other)},
+    refused: dict[str, dict[str, object]] = {
+        "database password": {"database_url": re.sub(r"canarydatabase\w+", other, database)},
+        "broker password": {"nats_url": re.sub(r"canarynats\w+", other, nats)},
         "handler URL": {"handler_url": f"http://sea:{other}@127.0.0.1:1/"},
         "token": {"handler_token_file": secret_file(place.folder, "bad", f"{other} {other}")},
     }
+    return wrong, refused
 
 
 async def here(target: Deployment, *command: str, **settings: object) -> tuple[int, str]:
@@ -269,11 +263,10 @@ async def test_commands_and_refused_settings_show_no_secret(place: Place, canary
     """A worker ends with 2 or 3 and a line, not with a traceback."""
     await place.site.commit(payload={"card": canary("payload")})
     looked = {" ".join(command): await here(place.direct, *command) for command in COMMANDS}
-    given = wrong_settings(place, canary)
-    wrong = {name: await here(place.direct, "run", **given[name]) for name in given}
-    given = refused_settings(place, canary)
-    ends = await asyncio.gather(*(ended(place, name, **given[name]) for name in given))
-    refused = dict(zip(given, ends, strict=True))
+    wrong_settings, refused_settings = settings_around_a_secret(place, canary("wrong"))
+    wrong = {name: await here(place.direct, "run", **given) for name, given in wrong_settings.items()}
+    ends = await asyncio.gather(*(ended(place, name, **given) for name, given in refused_settings.items()))
+    refused = dict(zip(refused_settings, ends, strict=True))
     assert canary.found_in({name: text for name, (_, text) in (looked | wrong | refused).items()}) == []
     assert {code for code, _ in wrong.values()} == {2}
     assert all("SEA_MQ_" in text for _, text in wrong.values())

@@ -52,7 +52,7 @@ async def test_a_planted_bug_fails_the_soak(tmp_path: Path) -> None:
         seconds=CONTROL_SECONDS,
         folder=tmp_path,
         bug="ack-before-handling",
-        only=frozenset({"worker.kill"}),
+        only=frozenset({"worker.kill", "handler.hangs"}),
         drain_seconds=6.0,
     )
     assert {"A0", "A6"} <= soaked.problems.keys(), soaked.problems
