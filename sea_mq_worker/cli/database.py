@@ -139,7 +139,6 @@ def depth(
 
 
 async def _depths(settings: "Settings", context: str) -> Depths:
-    from sea_mq_worker.operators.streams import consumer_states
     from sea_mq_worker.operators.tables import depth, open_tables, without_read_ahead
 
     if context not in {"", settings.context}:
@@ -155,6 +154,8 @@ async def _depths(settings: "Settings", context: str) -> Depths:
         if settings.consumers and not settings.nats_url.get_secret_value():
             not_checked = ("streams: SEA_MQ_NATS_URL is not set",)
         elif settings.consumers:
+            from sea_mq_worker.operators.streams import consumer_states
+
             states, not_checked = await consumer_states(settings)
         consumers = [await without_read_ahead(pool, state, limit=_AHEAD_MAX) for state in states]
     return Depths(
