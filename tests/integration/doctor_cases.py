@@ -157,6 +157,14 @@ async def table_locked(p: Patient) -> None:
     await locking.execute("BEGIN; LOCK TABLE outbox_events")
 
 
+@provokes_in_tables
+async def table_locked__but_for_reading(p: Patient) -> None:
+    """As while somebody builds an index: changes wait, and give up."""
+    p.given["database_timeout_seconds"] = 0.5
+    building = await p.session()
+    await building.execute("BEGIN; CREATE INDEX x ON inbox_messages (subject)")
+
+
 async def publish(p: Patient, what: str, *, since: int) -> None:
     session = await p.session()
     if session.get_server_version() < (since,):

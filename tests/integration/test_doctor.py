@@ -137,33 +137,17 @@ async def test_how_a_database_quotes_names_and_reads_literals_makes_no_finding(w
         ("ALTER TABLE inbox_messages SET UNLOGGED", "commits_not_durable"),
         ("ALTER SYSTEM SET synchronous_commit = off", "synchronous_commit_off"),
         ("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "standby_missing"),
+        ("BEGIN; CREATE TABLE x (); PREPARE TRANSACTION 'half of it'", "transaction_open_long"),
     ],
 )
 async def test_a_server_that_may_lose_or_delay_commits_is_found_and_its_printed_fix_works(
     statement: str, slug: str, sound: Patient
 ) -> None:
+    sound.expect_soon()
     await sound.sql(statement)
     await sound.sql("SELECT pg_reload_conf()")
     found = await sound.finds(slug)
     await sound.paste(found[slug])
-    await sound.finds()
-
-
-async def test_a_lock_that_leaves_reading_alone_is_found_once_changes_give_up(well: Patient) -> None:
-    well.given["database_timeout_seconds"] = 0.5
-    building = await well.session("somebody's")
-    await building.execute("BEGIN; CREATE INDEX x ON inbox_messages (subject)")
-    found = await well.finds("table_locked")
-    assert "ShareLock" in found["table_locked"].what
-    await well.paste(found["table_locked"])
-    await well.finds()
-
-
-async def test_a_prepared_transaction_is_found(sound: Patient) -> None:
-    sound.expect_soon()
-    await sound.sql("BEGIN; CREATE TABLE x (); PREPARE TRANSACTION 'half of it'")
-    found = await sound.finds("transaction_open_long")
-    await sound.paste(found["transaction_open_long"])
     await sound.finds()
 
 
