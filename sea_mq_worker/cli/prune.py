@@ -172,9 +172,10 @@ def _print(before: datetime, results: Mapping[Side, Any], *, dry_run: bool, json
         ui.print_json({"before": before, "deleted": deleted, "dropped": dropped, "stay": stay})
     else:
         for side, one in results.items():
-            said = [f"{side}: deleted {one.deleted}", *map(str, one.dropped)] if not dry_run else []
             if dry_run:
                 whole = f", {', '.join(one.partitions)} whole" if one.partitions else ""
                 part = f" in {one.pages} of {one.pages_of} pages, stopped counting there"
                 said = [f"{side}: would delete {one.count}{whole}{part * (one.pages < one.pages_of)}"]
+            else:
+                said = [f"{side}: deleted {one.deleted}", *map(str, one.dropped)]
             typer.echo("; ".join([*said, *([str(one.stay)] if one.stay.count else [])]))

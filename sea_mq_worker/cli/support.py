@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from sea_mq_worker.settings import Settings
 
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONTRACT = 3
+
+_T = TypeVar("_T")
 
 # --- Tables that fit the terminal: the first column stays whole, the others shrink or move below it.
 
@@ -169,15 +174,10 @@ GroupsOption = Annotated[
 ]
 ErrorOption = Annotated[str | None, typer.Option("--error", help="Part of the last error.", callback=filled)]
 NO_CHOICE = "choose events by IDs or by filters: `--help` lists them"
-
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_CONTRACT = 3
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
-_T = TypeVar("_T")
+
+# --- Run a command: its errors become exit codes.
 
 
 def abort(text: str, code: int) -> NoReturn:
@@ -264,6 +264,9 @@ def on_tables(use: "Callable[[Pool], Awaitable[_T]]", *, too_long: str = "") -> 
                 abort(f"{error}; {too_long}" if too_long else str(error), EXIT_FAILED)
 
     return run_command(run, needs=("database_url",))
+
+
+# --- Print for people, or JSON for programs.
 
 
 def print_result(

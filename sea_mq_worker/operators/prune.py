@@ -100,8 +100,7 @@ class PruneResult:
     stay: Referenced = Referenced()
 
 
-def ignore_progress(*_progress: object) -> None:
-    """Report no progress."""
+def _ignore(*_progress: object) -> None: ...
 
 
 async def prune(
@@ -112,8 +111,8 @@ async def prune(
     actor: str,
     reason: str,
     cap: int | None = None,
-    on_progress: OnProgress = ignore_progress,
-    on_partition: OnPartition = ignore_progress,
+    on_progress: OnProgress = _ignore,
+    on_partition: OnPartition = _ignore,
 ) -> PruneResult:
     """Delete events published, or messages processed or closed, before a time; others stay, however old.
 
@@ -153,7 +152,7 @@ async def count_prunable(
     before: datetime,
     *,
     should_continue: Callable[[], bool],
-    on_progress: OnProgress = ignore_progress,
+    on_progress: OnProgress = _ignore,
 ) -> Prunable:
     """Count the rows that ``prune`` would delete, until ``should_continue`` returns False."""
     table = await _open(pool, side, before)
