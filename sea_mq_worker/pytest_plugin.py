@@ -8,7 +8,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -118,9 +118,8 @@ def _sea_mq_template(sea_mq_servers: Servers) -> Callable[[str], str]:
     @cache
     def template(schema: str) -> str:
         name = f"sea_mq_template_{schema}"
-        portal.call(_execute, postgres.dsn, f'CREATE DATABASE "{name}"')
-        given = {"database_url": postgres.dsn_for(name), "database_schema": schema}
-        portal.call(partial(migrate, given["database_url"], schema=schema))
+        portal.call(_fetch, postgres.dsn, f'CREATE DATABASE "{name}"')
+        portal.call(partial(migrate, postgres.dsn_for(name), schema=schema))
         return name
 
     return template
@@ -139,9 +138,9 @@ def sea_mq_database(
     """Return the URL of a database with the worker's tables for one test; override it to use your own."""
     name, portal = f"test_{secrets.token_hex(5)}", sea_mq_servers._portal  # noqa: SLF001 - of this module
     template = _sea_mq_template(sea_mq_schema)
-    portal.call(_execute, sea_mq_servers.postgres.dsn, f'CREATE DATABASE {name} TEMPLATE "{template}"')
+    portal.call(_fetch, sea_mq_servers.postgres.dsn, f'CREATE DATABASE {name} TEMPLATE "{template}"')
     yield sea_mq_servers.postgres.dsn_for(name)
-    portal.call(_execute, sea_mq_servers.postgres.dsn, f"DROP DATABASE {name} WITH (FORCE)")
+    portal.call(_fetch, sea_mq_servers.postgres.dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -184,18 +183,14 @@ def _as_stored(value: object) -> str:
 
 
 async def _written(dsn: str, schema: str) -> list[dict[str, Any]]:
+    written = load_queries("testing")["written"]
     settings = {"timezone": "UTC", "search_path": quoted_schema(schema)}
+    return [json.loads(row["event"]) for row in await _fetch(dsn, written, settings)]
+
+
+async def _fetch(dsn: str, statement: str, settings: Mapping[str, str] | None = None) -> Sequence[Any]:
     connection = await asyncpg.connect(dsn, server_settings=settings)
     try:
-        rows = await connection.fetch(load_queries("testing")["written"])
-    finally:
-        await connection.close()
-    return [json.loads(row["event"]) for row in rows]
-
-
-async def _execute(dsn: str, statement: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(statement)
+        return list(await connection.fetch(statement))
     finally:
         await connection.close()
