@@ -137,25 +137,6 @@ async def test_a_server_without_storage_is_named(tmp_path: Path) -> None:
 
 
 @every_mode
-async def test_a_full_stream_costs_no_event_a_failure(
-    connection: NatsConnection, names: str, mode: Mode
-) -> None:
-    """P16."""
-    publisher = await created(connection, names, mode, max_msgs=3, discard="new")
-    batch = [message(names) for _ in range(5)]
-
-    outcomes = list(await publisher.publish_batch(batch, timeout_seconds=5))
-
-    assert not any(isinstance(outcome, Rejected) for outcome in outcomes)
-    assert kinds(outcomes)[:3] == [Stored] * 3
-    assert isinstance(outcomes[3], Unknown)
-    assert "maximum messages" in outcomes[3].reason
-    await update(connection, names, max_msgs=10)
-    rest = stored(list(await publisher.publish_batch(again(batch[3:]), timeout_seconds=5)))
-    assert [outcome.seq for outcome in rest] == [4, 5]
-
-
-@every_mode
 @pytest.mark.parametrize("place", [0, 20, 49], ids=["first", "middle", "last"])
 async def test_what_the_stream_finds_too_large_is_refused_alone(
     connection: NatsConnection, names: str, mode: Mode, place: int

@@ -1,7 +1,8 @@
 """The outbound loop on in-memory fakes, in virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -9,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.errors import (
+    BrokerUnavailableError,
+    StoreTooSlowError,
+    StoreUnavailableError,
+)
 from sea_mq_worker.nats.message import OutboundMessage
+from sea_mq_worker.outbox.event import Claim, EventState
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.runtime.breaker import Permit
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
+from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
 from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream
 from sea_mq_worker.worker import publisher_lanes
 from tests.support.loop_world import LoopWorld
@@ -259,3 +266,415 @@ async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     assert world.events.of("leases_lost") == []
     assert world.sent == ["a"]
     assert world.states() == {"a": "PUBLISHED"}
+
+
+# --- unknown outcomes, pauses and searches
+
+
+@in_virtual_time
+async def test_no_other_worker_gets_the_head_of_a_key_while_this_one_holds_what_follows() -> None:
+    world = World(ordered=True, keeps_order=True)
+    for event_id in ("a1", "a2"):
+        world.table.add(event_id, ordering_key="a")
+    world.faults["a1"] = Fault.FAILED
+    postpone = world.outbox.increment_attempts_batch
+    before: dict[str, str] = {}
+
+    async def noted(*args: Any) -> Any:
+        before.update(world.states())
+        world.faults.clear()
+        return await postpone(*args)
+
+    world.outbox.increment_attempts_batch = noted
+    async with world.relaying():
+        await world.published(2)
+    assert before == {"a1": "CLAIMED", "a2": "PENDING"}
+    assert world.stored() == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("window", [10.0, 3600.0], ids=["searched for", "known as a duplicate"])
+@in_virtual_time
+async def test_a_replay_whose_acknowledgement_was_lost_is_stored_once_in_a_recreated_stream(
+    window: float,
+) -> None:
+    world = World(window=window)
+    world.table.add("a")
+    row = world.row("a")
+    row.state, row.published_at, row.stream_seq = EventState.PUBLISHED, world.clock(), 5000
+    world.table.replay("a")
+    world.faults["a"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.events.seen("event_postponed")
+        world.faults.clear()
+        await world.published(1)
+    assert world.stored() == ["a"]
+    assert (row.stream_seq, len(world.events.of("event_postponed"))) == (1, 1)
+
+
+@in_virtual_time
+async def test_a_settlement_that_outlasts_its_lease_is_given_up_and_stored_only_once() -> None:
+    world = World()
+    world.table.add("a")
+
+    def lose_database(_event_id: str) -> None:
+        world.outbox.down = len(world.sent) == 1
+
+    world.on_send = lose_database
+    async with world.relaying():
+        lost = await world.events.seen("leases_lost", within=2 * LEASE)
+        world.outbox.down = False
+        await asyncio.sleep(1)
+        assert (await world.outbox.reap()).leases == 1
+        await world.published(1)
+    assert (lost.side, lost.count) == ("outbox", 1)
+    assert world.sent == ["a", "a"]
+    assert world.stored() == ["a"]
+
+
+@pytest.mark.clause("CMD-050-idempotency")
+@in_virtual_time
+async def test_a_possibly_published_event_waits_while_the_stream_cannot_be_searched() -> None:
+    world = World(window=10.0, delay=60.0)
+    searching = Interrupted(world.publisher, BrokerUnavailableError("no leader"))
+    searching.down = True
+    find, world.publisher.find = world.publisher.find, searching.find
+    world.table.add("a")
+    world.faults["a"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.events.seen("event_postponed", lambda fact: fact.error == "no leader", within=600.0)
+        assert "no leader" not in [fact.reason for fact in world.events.of("circuit_opened")]
+        world.table.add("b")
+        await world.published(1)
+        assert world.states() == {"a": "PENDING", "b": "PUBLISHED"}
+        await world.events.seen("search_unfinished", within=6000.0)
+        world.publisher.find = find
+        await world.published(2)
+    assert world.sent == ["a", "b"]
+    assert world.row("a").failures == 0
+
+
+@pytest.mark.parametrize("change", ["the stream's window", "the database's clock"])
+@in_virtual_time
+async def test_a_repeat_is_searched_for_after_a_change_of(change: str) -> None:
+    world = World(window=10.0 if "clock" in change else 3600.0)
+    world.table.add("a")
+    world.faults["a"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.events.seen("event_postponed")
+        world.faults.clear()
+        world.row("a").available_at = world.clock() + 20.0
+        if "clock" in change:
+            world.row("a").first_attempt_at = world.clock() + 600.0
+        world.stream.duplicate_window_seconds = 10.0
+        await world.published(1)
+    assert world.stored() == ["a"]
+
+
+@in_virtual_time
+async def test_a_window_that_was_shortened_while_no_answer_came_lets_no_second_copy_in() -> None:
+    world = World(window=3600.0, delay=60.0)
+    world.table.add("a")
+    world.publisher.hears = False
+    async with world.relaying():
+        await world.events.seen("event_postponed")
+        world.stream.duplicate_window_seconds = 1.0
+        await world.events.seen("event_postponed", count=2, within=600.0)
+        world.publisher.hears = True
+        await world.published(1)
+    assert world.stored() == ["a"]
+
+
+@pytest.mark.parametrize("fault", [Fault.ACK_LOST, Fault.LOST], ids=["stored", "not stored"])
+@in_virtual_time
+async def test_a_search_longer_than_a_claim_continues_and_delays_no_event(fault: Fault) -> None:
+    world = World(window=10.0, delay=60.0, ordered=True)
+    for number in range(40):
+        world.stream.store("sea.event.order.created.v1", b"{}", {"Nats-Msg-Id": f"other {number}"})
+    world.table.add("a", ordering_key="k")
+    world.table.add("behind", ordering_key="k")
+    world.faults["a"] = fault
+    world.publisher.find_max = 7
+    async with world.relaying():
+        await world.events.seen("event_postponed")
+        del world.faults["a"]
+        await world.events.seen("event_postponed", lambda fact: "searched" in fact.error, within=600.0)
+        for number in range(5):
+            world.table.add(f"new {number}", ordering_key=str(number))
+            await world.published(number + 1)
+        await world.published(7)
+    [opened] = world.events.of("circuit_opened")
+    assert opened.reason.startswith("no acknowledgement")
+    events = [name for name in world.stored() if name in {"a", "behind"}]
+    assert events == ["a", "behind"]
+    assert world.row("a").failures == 0
+
+
+@in_virtual_time
+async def test_a_connection_that_comes_back_ends_the_pause_though_nothing_waits() -> None:
+    world = World()
+    world.publisher.connected = False
+    async with world.relaying():
+        await world.events.seen("circuit_opened")
+        await asyncio.sleep(600)
+        assert world.events.of("circuit_closed") == []
+        world.publisher.connected = True
+        await world.events.seen("circuit_closed", within=600.0)
+
+
+@in_virtual_time
+async def test_a_stream_that_refused_stays_paused_until_it_takes_something() -> None:
+    world = World()
+    lane = world.lane()
+    lane.broker_breaker.record_failure("the stream is full", refused=True)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(world.stop))
+        await asyncio.sleep(600)
+        assert world.events.of("circuit_closed") == []
+        world.table.add("a")
+        await world.published(1)
+        world.stop.set()
+
+
+@in_virtual_time
+async def test_a_probe_whose_only_good_news_is_an_event_that_was_found_gives_others_their_turn() -> None:
+    world = World(window=10.0)
+    for event_id in ("barred", "barred too"):
+        world.table.add(event_id)
+        world.faults[event_id] = Fault.BARRED
+    world.table.add("doubtful")
+    world.faults["doubtful"] = Fault.ACK_LOST
+    async with world.relaying():
+        await world.published(1)
+        world.faults.clear()
+        await world.published(3)
+    assert world.stored() == ["doubtful", "barred", "barred too"]
+
+
+# --- large events, and claims that take long
+
+
+@in_virtual_time
+async def test_a_claim_that_cannot_be_read_in_time_is_asked_for_in_half_the_size() -> None:
+    world = World()
+    for number in range(40):
+        world.table.add(str(number))
+    find, asked = world.outbox.find_unpublished, []
+
+    async def find_few(*, batch_max: int, **limits: int) -> Claim:
+        asked.append(batch_max)
+        if batch_max > 3 and len(asked) < 20:
+            raise StoreTooSlowError("too slow")
+        found: Claim = await find(batch_max=batch_max, **limits)
+        return found
+
+    world.outbox.find_unpublished = find_few
+    async with world.relaying():
+        await world.published(40)
+    assert asked[:8] == [10, 5, 2, 4, 2, 4, 2, 4]
+    assert asked[-1] == 10, "it grows again"
+
+
+@in_virtual_time
+async def test_a_claim_that_took_longer_to_read_than_to_publish_is_published() -> None:
+    world = World()
+    world.table.add("a")
+    find = world.outbox.find_unpublished
+
+    async def find_slowly(**limits: int) -> Claim:
+        found: Claim = await find(**limits)
+        await asyncio.sleep(15)
+        return found
+
+    world.outbox.find_unpublished = find_slowly
+    async with world.relaying():
+        await world.published(1)
+    assert world.row("a").attempts == 1
+
+
+@in_virtual_time
+async def test_what_can_never_be_sent_is_dead_although_its_time_is_over_and_the_rest_is_given_back() -> None:
+    world = World()
+    world.table.add("wildcard", event_type="*")
+    world.table.add("large", payload=b"x" * (2**20 - 100))  # fits without its headers
+    world.table.add("good")
+    find, claims = world.outbox.find_unpublished, []
+
+    async def find_too_late(**limits: int) -> Claim:
+        found: Claim = await find(**limits)
+        claims.append(found)
+        if len(claims) == 1:
+            await asyncio.sleep(LEASE - 1)
+        return found
+
+    world.outbox.find_unpublished = find_too_late
+    async with world.relaying():
+        await world.published(1)
+    assert world.states() == {"wildcard": "DEAD", "large": "DEAD", "good": "PUBLISHED"}
+    assert [len(claim.events) for claim in claims if claim.events] == [3, 1]
+    assert world.sent == ["good"]
+
+
+@in_virtual_time
+async def test_an_event_released_repeatedly_is_logged_at_a_bounded_rate() -> None:
+    world = World()
+    world.table.add("a")
+
+    def lost(_claimed_at: float) -> bool:
+        if world.row("a").attempts == 70:
+            world.stop.set()
+        return True
+
+    await replace(world.lane(), session_lost_since=lost).run(world.stop)
+    reported = [notice.text for notice in world.events.notices]
+    assert [re.findall(r"claimed (\d+) times", text) for text in reported] == [["16"], ["32"], ["64"]]
+
+
+@pytest.mark.parametrize("batches_max", [1, 8])
+@in_virtual_time
+async def test_all_claims_in_hand_share_their_room(batches_max: int) -> None:
+    """However many there may be, no more than four of 1 MiB are in hand."""
+    world = World()
+    for number in range(64):
+        world.table.add(str(number), payload=b"x" * 250_000)
+    in_hand: list[int] = []
+    publish_batch = world.publisher.publish_batch
+
+    async def publish_slowly(messages: Sequence[OutboundMessage], **options: Any) -> Any:
+        claimed = [row for row in world.table.rows.values() if row.state is EventState.CLAIMED]
+        in_hand.append(sum(len(row.payload) for row in claimed))
+        await asyncio.sleep(1)
+        return await publish_batch(messages, **options)
+
+    world.publisher.publish_batch = publish_slowly
+    lane = replace(world.lane(), batches_max=batches_max)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(world.stop))
+        await world.published(64)
+        world.stop.set()
+    assert max(in_hand) == min(batches_max, 4) * 1_000_000
+
+
+# --- when a claim is settled
+
+
+@in_virtual_time
+async def test_the_published_events_of_small_claims_are_settled_together() -> None:
+    world = World()
+    settled = recorded(world)
+    async with world.relaying():
+        for event_id in ("a", "b", "c"):
+            world.table.add(event_id)
+            await eventually_stored(world, event_id)
+        await world.published(3)
+    assert settled == [["a", "b", "c"]]
+
+
+@in_virtual_time
+async def test_an_event_of_a_key_is_settled_before_the_next_is_claimed() -> None:
+    world = World(ordered=True)
+    settled = recorded(world)
+    world.table.add("a1", ordering_key="a")
+    async with world.relaying():
+        await eventually_stored(world, "a1")
+        world.table.add("a2", ordering_key="a")
+        await world.published(2)
+    assert settled == [["a1"], ["a2"]]
+
+
+@in_virtual_time
+async def test_a_stop_settles_what_was_deferred() -> None:
+    world = World()
+    world.table.add("a")
+    began = world.clock()
+    async with world.relaying():
+        await eventually_stored(world, "a")
+        assert world.states() == {"a": "CLAIMED"}
+    assert world.states() == {"a": "PUBLISHED"}
+    assert world.clock() - began < 0.05
+
+
+@in_virtual_time
+async def test_what_took_half_of_its_lease_to_publish_is_settled_at_once() -> None:
+    world = World()
+    publish = world.publisher.publish_batch
+
+    async def slow(*args: Any, **given: Any) -> Any:
+        outcomes = await publish(*args, **given)
+        await asyncio.sleep(LEASE / 2)
+        answered.append(world.clock())
+        return outcomes
+
+    answered: list[float] = []
+    world.publisher.publish_batch = slow
+    world.table.add("a")
+    async with world.relaying():
+        await world.published(1)
+    assert answered == [world.row("a").published_at]
+
+
+def recorded(world: World) -> list[list[str]]:
+    """Return the ids of each settlement, as they come."""
+    settled: list[list[str]] = []
+    mark_published = world.outbox.mark_published_batch
+
+    async def record(claim: Any, verdicts: Any) -> Any:
+        settled.append([verdict.event.id for verdict in verdicts])
+        return await mark_published(claim, verdicts)
+
+    world.outbox.mark_published_batch = record
+    return settled
+
+
+async def eventually_stored(world: World, event_id: str) -> None:
+    while event_id not in world.stored():  # noqa: ASYNC110 - the time is virtual
+        await asyncio.sleep(0.001)
+
+
+# --- turns of several workers
+
+
+@in_virtual_time
+async def test_a_worker_stands_by_while_another_one_serves_the_lane_and_stops_at_once() -> None:
+    lane = InMemoryLane()
+    serves = InMemoryLaneTurn(lane)
+    assert await serves.take()
+    stopped, heir = World(ordered=True), World(ordered=True)
+    stopped.turn, heir.turn = InMemoryLaneTurn(lane), InMemoryLaneTurn(lane)
+    heir.table.add("a", ordering_key="k")
+    async with heir.relaying():
+        async with stopped.relaying():
+            await asyncio.sleep(60.0)
+            stopped_at = stopped.clock()
+        assert stopped.clock() == stopped_at
+        assert heir.row("a").attempts == 0
+        await serves.leave()
+        left_at = heir.clock()
+        await heir.published(1)
+        assert heir.clock() - left_at <= 1.5
+        assert not await serves.take()
+    assert await serves.take(), "the worker left the lane at its end"
+
+
+@in_virtual_time
+async def test_a_worker_that_cannot_publish_probes_in_the_lane_until_another_one_takes_it() -> None:
+    lane = InMemoryLane()
+    sick, other = World(ordered=True), InMemoryLaneTurn(lane)
+    sick.turn = InMemoryLaneTurn(lane)
+    sick.table.add("a", ordering_key="k")
+    sick.faults["a"] = Fault.LOST
+    async with sick.relaying():
+        await sick.events.seen("batch_relayed", count=3, within=600.0)
+        await sick.events.seen("circuit_opened")
+        for _ in range(10):  # a probe waits ten seconds for its acknowledgement
+            if serves := await other.take():
+                break
+            await asyncio.sleep(1.5)
+        assert serves
+        probes = len(sick.sent)
+        await asyncio.sleep(600.0)
+        assert len(sick.sent) <= probes, "the other worker serves the lane"
+        await other.leave()
+        sick.faults.clear()
+        await sick.published(1)
+        assert not await other.take(), "it serves the lane again"
+    assert sick.stored() == ["a"]
