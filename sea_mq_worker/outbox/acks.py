@@ -31,12 +31,14 @@ class Sending:
     """The messages of one call: sent in order, answered in any order.
 
     Attributes:
+        silent: how many of them, from the first, request no reply.
         sent: how many of them are sent, from the first.
         outcomes: by place; None: no reply yet.
         stopped: why no more replies will come; empty while they may.
     """
 
-    def __init__(self, messages: Sequence[EncodedMessage], read: ReadReply) -> None:
+    def __init__(self, messages: Sequence[EncodedMessage], read: ReadReply, *, silent: int = 0) -> None:
+        self.silent = silent
         self.sent = 0
         self.outcomes: list[PublishOutcome | None] = [None] * len(messages)
         self.stopped = ""
@@ -61,10 +63,10 @@ class Sending:
         self.stopped = self.stopped or reason
         self._notify()
 
-    async def wait(self, replies: int) -> None:
-        """Wait until so many messages have a reply, or no more will come."""
-        self._awaited = replies
-        while self._answered < replies and not self.stopped:
+    async def wait(self) -> None:
+        """Wait until all that requested a reply have one, or no more will come."""
+        self._awaited = self.sent - self.silent
+        while self._answered < self._awaited and not self.stopped:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
 

@@ -21,7 +21,7 @@ which messages are stored.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal, TypeAlias
@@ -48,7 +48,6 @@ from sea_mq_worker.outbox.acks import (
     NO_STREAM,
     NOT_ATOMIC,
     TIMED_OUT,
-    ReadReply,
     ReplyMux,
     Sending,
     ack_reader,
@@ -222,7 +221,8 @@ class NatsJetStreamPublisher:
 
     async def _pipeline(self, messages: Sequence[EncodedMessage], deadline: float) -> list[PublishOutcome]:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
-        sending = await self._exchange(messages, self._read, deadline, replies=len(messages))
+        sending = Sending(messages, self._read)
+        await self._exchange(sending, split(messages, _TURN_MESSAGES), deadline)
         unknown, unsent = Unknown(sending.stopped), Unsent(sending.stopped or _NOT_CONNECTED)
         return [
             outcome or (unknown if place < sending.sent else unsent)
@@ -298,7 +298,9 @@ class NatsJetStreamPublisher:
             is_bad_request = error.get("code") == _BAD_REQUEST
             return Unsent(outcome.reason) if is_bad_request else Unknown(outcome.reason)
 
-        sending = await self._exchange(whole, read, deadline, replies=1)
+        sending = Sending(whole, read, silent=last - 1)
+        turns = (whole[start : start + _TURN_MESSAGES] for start in range(0, last, _TURN_MESSAGES))
+        await self._exchange(sending, turns, deadline)
         if sending.sent < last:
             return Unsent(sending.stopped or _NOT_CONNECTED)
         for outcome in sending.outcomes:
@@ -307,20 +309,19 @@ class NatsJetStreamPublisher:
         return Unknown(sending.stopped)
 
     async def _exchange(
-        self, messages: Sequence[EncodedMessage], read: ReadReply, deadline: float, *, replies: int
-    ) -> Sending:
-        """Write messages turn by turn, and wait for the replies to the last ``replies`` of them.
+        self, sending: Sending, turns: Iterable[Sequence[EncodedMessage]], deadline: float
+    ) -> None:
+        """Write messages turn by turn, and wait for the replies.
 
         A task that is cancelled while nats-py's publish blocks would continue as if nothing had happened. So
         a turn waits while nats-py's buffer is so full that a publish could block in it.
         """
-        client, sending = self._connection.client, Sending(messages, read)
-        silent = len(messages) - replies
+        client, silent = self._connection.client, sending.silent
         with self._replies.replies_to(sending, deadline) as prefix:
-            for turn in split(messages, _TURN_MESSAGES):
+            for turn in turns:
                 await asyncio.sleep(0)
-                while client.pending_data_size > _BUFFERED_BYTES_MAX and not sending.stopped:  # noqa: ASYNC110, no event tells
-                    await asyncio.sleep(_STALLED_SECONDS)
+                while client.pending_data_size > _BUFFERED_BYTES_MAX and not sending.stopped:  # noqa: ASYNC110
+                    await asyncio.sleep(_STALLED_SECONDS)  # no event tells
                 if sending.stopped or not self._connection.is_connected:
                     break
                 frames = [
@@ -329,8 +330,7 @@ class NatsJetStreamPublisher:
                 ]
                 sending.sent += len(turn)
                 await client.write(frames)
-            await sending.wait(sending.sent - silent)
-        return sending
+            await sending.wait()
 
     # --- duplicates, judged by the message that the stream has under their id
     #
