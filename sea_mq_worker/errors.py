@@ -1,8 +1,14 @@
 """Errors that loops handle; each class stands for one reaction."""
 
 import errno
+import shlex
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+
+
+def command(*words: str) -> str:
+    """Return a command of the worker for a text; quote words that a sender may have chosen."""
+    return f"`python -m sea_mq_worker {shlex.join(words)}`"
 
 
 class WorkerError(Exception):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from sea_mq_worker.inbox.message import (
     LEASE_SECONDS,
     AbandonedDelivery,
-    FailedHandling,
+    GivenBack,
     HandlerRequest,
     HandlerResult,
     InboxMessage,
@@ -169,7 +169,7 @@ class InboxRepository(Protocol):
     async def mark_processed_batch(self, leases: Sequence[Lease]) -> frozenset[str]:
         """Record the handler's effect (CMD-051); only after this may the message be acknowledged."""
 
-    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+    async def record_error_batch(self, failures: Sequence[tuple[Lease, GivenBack]]) -> frozenset[str]:
         """Record handlings without an effect, end their leases, and give back uncounted attempts."""
 
     async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
@@ -372,13 +372,6 @@ class Partitions(Protocol):
         Safe to call concurrently. A partition that is locked is left to the next call.
         ContractError: this worker has no right to create partitions.
         """
-
-
-class Resumptions(Protocol):
-    """Operators' requests to handle slow event types at full speed again."""
-
-    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
-        """Return the event types resumed within that time, and how many seconds ago; empty: all types."""
 
 
 class ExhaustedMessages(Settler, Protocol):

@@ -35,11 +35,12 @@ from sea_mq_worker.connections import SecretFile, exposures, open_handler
 from sea_mq_worker.errors import ContractError, LimitsError, WorkerError
 from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher
+from sea_mq_worker.inbox.exhausted import NatsExhaustedMessages
 from sea_mq_worker.inbox.health import HandlerHealth, resume_requested
-from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.inbox.leases import InboxLeases
 from sea_mq_worker.inbox.missed import MissedMessageCheck
-from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, PostgresResumptions
+from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, resumed
 from sea_mq_worker.inbox.sharing import InboxSharing, handler_name
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.operators.definitions import report_differences
@@ -453,18 +454,18 @@ async def _inbox(
         stream=s.advisory_stream,
         durable=f"{s.context}__max_deliveries",
         consumers=list(by_name),
-        on_event=parts.report,
+        events=events,
     )
     await parts.connect(exhausted.start, f"stream {s.advisory_stream}")
     parts.stack.push_async_callback(exhausted.close)
     every = partial(periodic, breaker=store_breaker, seconds=_CHECK_SECONDS)
-    exhausted_breaker, resumptions = parts.breaker("exhausted messages"), PostgresResumptions(pool=pool)
+    exhausted_breaker, resumes = parts.breaker("exhausted messages"), partial(resumed, pool)
     watching = {"consumers": consumers, "connection": connection, "pool": upkeep, "events": events}
     loops: dict[str, Loop] = {
         "consumers of the inbox": every(sharing.record),
         "missed messages": every(partial(missed.run, parts.stop)),
         "max deliveries": partial(recover_exhausted, exhausted, running, exhausted_breaker),
-        "resume": partial(resume_requested, resumptions, health, events, every_seconds=_RESUME_SECONDS),
+        "resume": partial(resume_requested, resumes, health, events, every_seconds=_RESUME_SECONDS),
         "consumer states": partial(status.watch_consumers, **watching),
     }
     for consumer in consumers:

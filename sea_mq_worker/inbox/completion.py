@@ -29,9 +29,8 @@ from sea_mq_worker.inbox.message import (
     Accepted,
     AlreadySettled,
     DeadLettered,
-    FailedHandling,
     GivenBack,
-    Leased,
+    Lease,
     LeaseLost,
     Outcome,
 )
@@ -42,14 +41,11 @@ from sea_mq_worker.runtime.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedE
 
 _LINGER_SECONDS = 0.005
 """Longest wait of an outcome for others, so that several share one write."""
+_UNHELD = GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
 
 
 class _Done(NamedTuple):
-    """A message with its outcome, and the lease under which that is recorded."""
-
-    id: str
     item: InFlightMessage
-    lease: Leased
     outcome: Outcome
 
 
@@ -67,9 +63,9 @@ class CompletionBatcher:
     _timer: asyncio.TimerHandle | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, item: InFlightMessage, lease: Leased, outcome: Outcome) -> None:
+    def add(self, item: InFlightMessage, outcome: Outcome) -> None:
         """Queue an outcome; it is recorded within milliseconds."""
-        self._waiting.append(_Done(lease.lease.message_id, item, lease, outcome))
+        self._waiting.append(_Done(item, outcome))
         self._idle.clear()
         self._flush_if_due()
 
@@ -93,11 +89,11 @@ class CompletionBatcher:
             try:
                 settled = await self._record(batch, stop)
             except StoppedError:
-                for done in batch:
-                    await done.item.settler.nak(done.item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
+                for item, _ in batch:
+                    await item.settler.nak(item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
             else:
                 await self._reply_and_report(settled)
-            self.in_flight.release([done.item for done in batch])
+            self.in_flight.release([item for item, _ in batch])
 
     def _flush_if_due(self) -> None:
         if len(self._waiting) >= self.in_flight.completion_batch:
@@ -114,13 +110,20 @@ class CompletionBatcher:
         recorded, lost = await self._write(batch, stop)
         if not lost:
             return recorded
-        receipts = await self.leases.lease([done.item for done in lost], stop)
+        attempts = [item.lease.attempts for item, _ in lost]
+        receipts = await self.leases.lease([item for item, _ in lost], stop)
         again = []
-        for done, receipt in zip(lost, receipts, strict=True):
-            if isinstance(receipt, Leased):
-                again.append(_under(receipt, done))
-            elif isinstance(receipt, AlreadySettled):
-                recorded.append(done._replace(outcome=receipt))
+        for (item, outcome), before, receipt in zip(lost, attempts, receipts, strict=True):
+            if isinstance(receipt, AlreadySettled):
+                recorded.append(_Done(item, receipt))
+            elif isinstance(receipt, Lease):
+                if isinstance(outcome, LeaseLost):
+                    again.append(_Done(item, _UNHELD))
+                elif isinstance(outcome, GivenBack) and receipt.attempts > before:
+                    # the new lease has counted this attempt
+                    again.append(_Done(item, replace(outcome, counted=False)))
+                else:
+                    again.append(_Done(item, outcome))
         second, _ = await self._write(again, stop)
         if others := len(lost) - len(second):
             self.events.emit("leases_lost", side="inbox", count=others)
@@ -129,48 +132,44 @@ class CompletionBatcher:
     async def _write(self, batch: Sequence[_Done], stop: asyncio.Event) -> tuple[list[_Done], list[_Done]]:
         """Write outcomes; return those that are recorded now, and those whose lease held no more."""
         inbox, breaker = self.leases.inbox, self.leases.store_breaker
-        effects = [done.lease.lease for done in batch if isinstance(done.outcome, Accepted)]
-        failures = [
-            FailedHandling(lease=done.lease.lease, error=done.outcome.error, counted=done.outcome.counted)
-            for done in batch
-            if isinstance(done.outcome, GivenBack)
-        ]
+        effects = [item.lease for item, outcome in batch if isinstance(outcome, Accepted)]
+        failures = [(item.lease, outcome) for item, outcome in batch if isinstance(outcome, GivenBack)]
         marked = await write_isolated(effects, inbox.mark_processed_batch, breaker=breaker, stop=stop)
         noted = await write_isolated(failures, inbox.record_error_batch, breaker=breaker, stop=stop)
         kept: set[str] = set().union(*(ids for _, ids in (*marked.answers, *noted.answers)))
         refused = {lease.message_id: error for lease, error in marked.refused}
-        refused |= {failure.lease.message_id: error for failure, error in noted.refused}
+        refused |= {lease.message_id: error for (lease, _), error in noted.refused}
         for message_id, error in refused.items():
             report_refused(self.events, f"message {message_id}", error)
         recorded, lost = [], []
         for done in batch:
-            held = done.id in kept and not isinstance(done.outcome, LeaseLost)
+            message_id = done.item.entry.message_id
+            held = message_id in kept and not isinstance(done.outcome, LeaseLost)
             if held or isinstance(done.outcome, DeadLettered):
                 recorded.append(done)
-            elif done.id not in refused:
+            elif message_id not in refused:
                 lost.append(done)
         return recorded, lost
 
     async def _reply_and_report(self, settled: Sequence[_Done]) -> None:
         """ACK the finished messages, those of the consumer in one write; NAK those without an effect."""
-        finished = [done.item for done in settled if not isinstance(done.outcome, GivenBack)]
+        finished = [item for item, outcome in settled if not isinstance(outcome, GivenBack)]
         await self.consumer.ack_batch([item.message for item in finished if item.settler is self.consumer])
         for item in finished:
             if item.settler is not self.consumer:
                 await item.settler.ack(item.message)
         consumer = self.consumer.name
-        accepted: dict[int, list[_Done]] = {}
-        for done in settled:
-            item, outcome = done.item, done.outcome
+        accepted: dict[int, list[InFlightMessage]] = {}
+        for item, outcome in settled:
             match outcome:
                 case Accepted(status):
-                    accepted.setdefault(status, []).append(done)
+                    accepted.setdefault(status, []).append(item)
                 case GivenBack(error, delay):
                     await item.settler.nak(item.message, delay_seconds=delay)
                     self.returned.add(item.message, outcome, item.settler)
-                    about = {"message_id": done.id, "consumer": consumer, "error": error}
+                    about = {"message_id": item.entry.message_id, "consumer": consumer, "error": error}
                     if outcome.counted:
-                        attempts = done.lease.attempts
+                        attempts = item.lease.attempts
                         self.events.emit("message_retried", **about, attempts=attempts, delay_seconds=delay)
                     else:
                         self.events.emit("message_given_back", **about, delay_seconds=delay)
@@ -179,37 +178,27 @@ class CompletionBatcher:
                 case _:
                     assert_never(outcome)
         now = self.leases.clock()
-        for status, processed in accepted.items():
+        for status, items in accepted.items():
             self.events.emit(
                 "message_processed",
                 consumer=consumer,
                 status=status,
-                count=len(processed),
-                durations=[now - done.item.received_at for done in processed],
-                each=partial(_each_processed, processed, consumer, status, now),
+                count=len(items),
+                durations=[now - item.received_at for item in items],
+                each=partial(_each_processed, items, consumer, status, now),
             )
 
 
 def _each_processed(
-    processed: Sequence[_Done], consumer: str, status: int, now: float
+    items: Sequence[InFlightMessage], consumer: str, status: int, now: float
 ) -> list[dict[str, object]]:
     return [
         {
-            "message_id": done.id,
+            "message_id": item.entry.message_id,
             "consumer": consumer,
-            "subject": done.item.message.subject,
+            "subject": item.message.subject,
             "status": status,
-            "seconds": now - done.item.received_at,
+            "seconds": now - item.received_at,
         }
-        for done in processed
+        for item in items
     ]
-
-
-def _under(lease: Leased, done: _Done) -> _Done:
-    """Return the outcome under a new lease, which has counted another attempt unless the row was lost."""
-    outcome = done.outcome
-    if isinstance(outcome, LeaseLost):
-        outcome = GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
-    elif isinstance(outcome, GivenBack) and outcome.counted and lease.attempts > done.lease.attempts:
-        outcome = replace(outcome, counted=False)
-    return done._replace(lease=lease, outcome=outcome)

@@ -29,11 +29,10 @@ from sea_mq_worker.inbox.message import (
     AlreadySettled,
     BatchFailed,
     ContentConflict,
-    DeadLetter,
     GivenBack,
     HandlerRequest,
     InvalidMessage,
-    Leased,
+    Lease,
     LeasedElsewhere,
     LeaseLost,
     NotDelivered,
@@ -111,12 +110,13 @@ class InboxConsumer:
         self.heartbeat_seconds = min(ack_wait_seconds, leases.lease_seconds) / _HEARTBEATS_PER_LEASE
         self.in_flight = InFlight(messages_max=messages_max, bytes_max=bytes_max)
         self.calls = CallSlots(self.in_flight.capacity if calls_max is None else calls_max)
+        self.returned = ReturnedMessages(consumer, leases.clock)
         self.completion = CompletionBatcher(
             consumer=consumer,
             leases=leases,
             events=events,
             in_flight=self.in_flight,
-            returned=ReturnedMessages(consumer, leases.clock),
+            returned=self.returned,
         )
         self.orphans = OrphanFinder(
             consumer=consumer,
@@ -211,7 +211,7 @@ class InboxConsumer:
     async def _read_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """While messages given back fill the consumer's max_ack_pending, handle the messages behind them."""
         while not stop.is_set():
-            waiting = await cancel_on_stop(stop, self.completion.returned.wait_for_held())
+            waiting = await cancel_on_stop(stop, self.returned.wait_for_held())
             slots = await self.in_flight.wait_for_extra_slots(stop)
             messages: Sequence[InboundMessage] = ()
             if self.health.breaker.is_closed:
@@ -242,7 +242,7 @@ class InboxConsumer:
                     subject=message.subject,
                     stream_seq=message.seq,
                 )
-            elif early := self.completion.returned.came_again(message):
+            elif early := self.returned.came_again(message):
                 await settler.nak(message, delay_seconds=early)
             else:
                 items.append(InFlightMessage.of(message, settler, received_at=self.leases.clock()))
@@ -257,8 +257,8 @@ class InboxConsumer:
             self.in_flight.release(items)
             return
         for item, receipt in zip(items, receipts, strict=True):
-            if isinstance(receipt, Leased):
-                working.create_task(self._work(item, receipt, stop))
+            if isinstance(receipt, Lease):
+                working.create_task(self._work(item, stop))
                 if len(item.message.payload) > _LARGE_BYTES:
                     await asyncio.sleep(0)
             else:
@@ -268,7 +268,7 @@ class InboxConsumer:
         self, item: InFlightMessage, receipt: AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
     ) -> None:
         """Settle a message that this worker must not handle now."""
-        message, half_lease = item.message, self.leases.lease_seconds / 2
+        message = item.message
         match receipt:
             case AlreadySettled(brought_by):
                 await item.settler.ack(message)
@@ -276,7 +276,7 @@ class InboxConsumer:
             case LeasedElsewhere(attempts):
                 await item.settler.nak(message, delay_seconds=self._busy_seconds(message, attempts))
             case ContentConflict():
-                await item.settler.nak(message, delay_seconds=half_lease)
+                await item.settler.nak(message, delay_seconds=self.leases.lease_seconds / 2)
             case Unwritable():
                 await item.settler.nak(message, delay_seconds=self._busy_seconds(message, None))
             case _:
@@ -311,39 +311,38 @@ class InboxConsumer:
 
     # --- Call: from the lease to an outcome.
 
-    async def _work(self, item: InFlightMessage, lease: Leased, stop: asyncio.Event) -> None:
+    async def _work(self, item: InFlightMessage, stop: asyncio.Event) -> None:
         try:
             async with self.calls:
-                outcome = await self._handle(item, lease, stop)
+                outcome = await self._handle(item, stop)
         except StoppedError as error:
             reason = str(error) or self.health.breaker.reason or "a free call"
             outcome = GivenBack(f"the worker stopped while it waited: {reason}", IMMEDIATE_REDELIVERY_SECONDS)
-        self.completion.add(item, lease, outcome)
+        self.completion.add(item, outcome)
 
-    async def _handle(self, item: InFlightMessage, lease: Leased, stop: asyncio.Event) -> Outcome:
+    async def _handle(self, item: InFlightMessage, stop: asyncio.Event) -> Outcome:
         """Open a leased message, and call the handler once its event type may be called.
 
         Raises:
             StoppedError: the worker stopped while the message waited for a call.
         """
-        if item.refusal is None and lease.attempts > self.attempts_max:  # the body may kill the process
+        attempts = item.lease.attempts
+        if item.refusal is None and attempts > self.attempts_max:  # the body may kill the process
             detail = "its attempts ended with the worker, not with an answer"
-            return await self._dead_letter(item, lease, Reason.EXHAUSTED, detail, stop)
+            return await self._dead_letter(item, Reason.EXHAUSTED, detail, stop)
         request = item.refusal or parse_message(item.message)
         if isinstance(request, InvalidMessage):
-            return await self._dead_letter(item, lease, request.reason, request.detail, stop)
+            return await self._dead_letter(item, request.reason, request.detail, stop)
         wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
         if wait is None:
             return self._give_back(item, request.event_type, self.health.error(request.event_type))
         if wait:
             await cancel_on_stop(stop, asyncio.sleep(wait))
-        if lease.attempts > 1:  # it may have ended the process of the worker or of the handler
+        if attempts > 1:  # it may have ended the process of the worker or of the handler
             request = request._replace(batch_max=1)
-        return await self._call(item, lease, request, stop)
+        return await self._call(item, request, stop)
 
-    async def _call(
-        self, item: InFlightMessage, lease: Leased, request: HandlerRequest, stop: asyncio.Event
-    ) -> Outcome:
+    async def _call(self, item: InFlightMessage, request: HandlerRequest, stop: asyncio.Event) -> Outcome:
         """Call the handler until there is an answer for this message.
 
         The lease is checked before each call: while the handler or the database was away, another worker
@@ -353,41 +352,34 @@ class InboxConsumer:
         while (permit := await breaker.enter(stop, leaves=lambda: item.hand_over)) is not Permit.LEFT:
             if permit is Permit.STOPPED:
                 raise StoppedError(breaker.reason)
-            if not await self.leases.still_leased(item, lease, stop):
+            if not await self.leases.still_leased(item, stop):
                 if permit is Permit.PROBE:
                     breaker.release()
                 return LeaseLost()
             with health.calling(request.event_type):
                 result = await self.handler.handle_request(request)
-            match result:
-                case NotDelivered(error):
-                    health.record_answer()
-                    breaker.record_failure(error)
-                case BatchFailed(error, batch_max):
-                    self._record_reached(answered=result.answered)
-                    if stop.is_set():
-                        raise StoppedError(error)
-                    request = request._replace(batch_max=batch_max)
-                case _:
-                    self._record_reached(answered=not isinstance(result, Retry) or result.answered)
-                    return await self._conclude(item, lease, request, result, stop)
+            if isinstance(result, NotDelivered):
+                health.record_answer()
+                breaker.record_failure(result.error)
+                continue
+            if isinstance(result, Retry | BatchFailed) and not result.answered:
+                breaker.release()  # a call that broke off does not prove that the handler is back
+            else:
+                health.record_answer()
+                breaker.record_success()
+            if not isinstance(result, BatchFailed):
+                return await self._conclude(item, request, result, stop)
+            if stop.is_set():
+                raise StoppedError(result.error)
+            request = request._replace(batch_max=result.batch_max)
         text = f"another worker takes messages: {breaker.reason}"
         return GivenBack(text, IMMEDIATE_REDELIVERY_SECONDS)
-
-    def _record_reached(self, *, answered: bool) -> None:
-        """Close the circuit for a response; a call that broke off does not prove that the handler is back."""
-        if answered:
-            self.health.record_answer()
-            self.health.breaker.record_success()
-        else:
-            self.health.breaker.release()
 
     # --- Outcome: processed, retried, given back or dead-lettered.
 
     async def _conclude(
         self,
         item: InFlightMessage,
-        lease: Leased,
         request: HandlerRequest,
         result: Accepted | Poison | Retry,
         stop: asyncio.Event,
@@ -399,7 +391,7 @@ class InboxConsumer:
         counts = health.is_message_fault(event_type, request.message_id, result)
         match result:
             case Poison(error) if counts:
-                return await self._dead_letter(item, lease, Reason.REJECTED, error, stop)
+                return await self._dead_letter(item, Reason.REJECTED, error, stop)
             case Poison(error):
                 return self._give_back(item, event_type, error)
             case Retry(error, after_seconds) if not counts:
@@ -410,9 +402,9 @@ class InboxConsumer:
                 if about == "size":
                     error = f"{error}; its payload has {len(message.payload):,} bytes"
                     attempts_max = min(attempts_max, _TOO_LARGE_ATTEMPTS) if health.works else attempts_max
-                if lease.attempts >= attempts_max:
-                    return await self._dead_letter(item, lease, Reason.EXHAUSTED, error, stop)
-                delay = max(after_seconds, self.backoff.delay_seconds(lease.attempts))
+                if item.lease.attempts >= attempts_max:
+                    return await self._dead_letter(item, Reason.EXHAUSTED, error, stop)
+                delay = max(after_seconds, self.backoff.delay_seconds(item.lease.attempts))
                 return GivenBack(result.error, delay, least_seconds=delay, counted=True)
             case _:
                 assert_never(result)
@@ -426,17 +418,9 @@ class InboxConsumer:
         return GivenBack(error, max(delay, least), event_type, least)
 
     async def _dead_letter(
-        self, item: InFlightMessage, lease: Leased, reason: str, detail: str, stop: asyncio.Event
+        self, item: InFlightMessage, reason: str, detail: str, stop: asyncio.Event
     ) -> Outcome:
-        letter = DeadLetter(
-            message_id=lease.lease.message_id,
-            original_subject=item.message.subject,
-            reason=reason,
-            attempts=lease.attempts,
-            detail=detail,
-            source=item.message,
-        )
-        return await self.dead_letters.dead_letter(letter, lease, stop)
+        return await self.dead_letters.dead_letter(item.message, item.lease, reason, detail, stop)
 
     # --- Meanwhile: heartbeats, and what ends a wait sooner.
 
@@ -459,7 +443,7 @@ class InboxConsumer:
         doubles with its deliveries, so that workers that all fail do not use them up between them.
         """
         breaker = self.health.breaker
-        items = [item for item in self.in_flight if item.lease is not None]
+        items = [item for item in self.in_flight if item.is_leased]
         if breaker.is_closed or self._fetches or not items:
             return
         trying = min(items, key=lambda item: item.message.deliveries)
@@ -478,7 +462,7 @@ class InboxConsumer:
         """Request redelivery of the messages given back of each event type whose slow pace ended."""
         while not stop.is_set():
             event_type = await cancel_on_stop(stop, resumed.get())
-            for message, settler, delay_seconds in self.completion.returned.take(event_type):
+            for message, settler, delay_seconds in self.returned.take(event_type):
                 await settler.nak(message, delay_seconds=delay_seconds)
 
 

@@ -9,14 +9,14 @@ recorded intent and searches the stream before it publishes.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from urllib.parse import quote
 
 from sea_mq_worker.errors import BrokerUnavailableError, RowsRefusedError
-from sea_mq_worker.inbox.message import DeadLetter, DeadLettered, Leased, LeaseLost
+from sea_mq_worker.inbox.message import DeadLettered, Lease, LeaseLost
 from sea_mq_worker.nats.headers import (
     HEADER_BYTES_MAX,
     MSG_ID,
@@ -25,6 +25,7 @@ from sea_mq_worker.nats.headers import (
     subject_problem,
 )
 from sea_mq_worker.nats.message import (
+    InboundMessage,
     OutboundMessage,
     Rejected,
     SearchedId,
@@ -64,34 +65,37 @@ def conflict_detail(message_id: str) -> str:
     return f"message id {message_id} is known with another content"
 
 
-def dead_letter_message(letter: DeadLetter, *, context: str) -> OutboundMessage:
+def dead_letter_message(
+    source: InboundMessage, *, context: str, message_id: str, reason: str, attempts: int, detail: str
+) -> OutboundMessage:
     """Build the message for ``{context}.dlq.{original subject}``; its body is the original's, unchanged.
 
     Headers that the server would interpret get the prefix ``Original-``. A stream may hold messages that
     cannot be published: a subject with wildcards or too long is quoted and cut, and headers that cannot be
     sent are left out and counted. Otherwise one message could block dead-lettering for all others.
     """
-    source = letter.source
+    original = source.subject
+    in_header = quote(original) if header_problem("Dlq-Original-Subject", original) else original
+    subject = f"{context}.dlq.{original}"
+    if subject_problem(subject):
+        tokens = quote(original, safe="")[:_QUOTED_CHARS_MAX].split(".")
+        subject = f"{context}.dlq.{'.'.join(filter(None, tokens)) or 'blank'}"
     headers = _sendable(source.headers)
     if omitted := len(source.headers) - len(headers):
         headers["Dlq-Headers-Omitted"] = str(omitted)
+    one_line = " ".join(detail.split()).replace("\0", "\ufffd")
     headers |= {
-        MSG_ID: f"dlq:{source.consumer}:{letter.message_id}",
-        "Dlq-Message-Id": letter.message_id,
-        "Dlq-Original-Subject": _as_header(letter.original_subject),
-        "Dlq-Reason": letter.reason,
-        "Dlq-Attempts": str(letter.attempts),
-        "Dlq-Detail": _one_line(letter.detail),
+        MSG_ID: f"dlq:{source.consumer}:{message_id}",
+        "Dlq-Message-Id": message_id,
+        "Dlq-Original-Subject": in_header,
+        "Dlq-Reason": reason,
+        "Dlq-Attempts": str(attempts),
+        "Dlq-Detail": one_line[:_DETAIL_CHARS_MAX].strip(),
         "Dlq-Stream": source.stream,
         "Dlq-Stream-Sequence": str(source.seq),
         "Dlq-Consumer": source.consumer,
     }
-    return OutboundMessage(
-        id=headers[MSG_ID],
-        subject=_subject(context, letter.original_subject),
-        payload=source.payload,
-        headers=headers,
-    )
+    return OutboundMessage(id=headers[MSG_ID], subject=subject, payload=source.payload, headers=headers)
 
 
 def with_new_id(message: OutboundMessage, *, removed_seq: int) -> OutboundMessage:
@@ -113,23 +117,13 @@ def original_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(_ORIGINAL): value for name, value in kept.items()}
 
 
-def _subject(context: str, original: str) -> str:
-    subject = f"{context}.dlq.{original}"
-    return f"{context}.dlq.{_quoted(original)}" if subject_problem(subject) else subject
-
-
-def _quoted(subject: str) -> str:
-    tokens = quote(subject, safe="")[:_QUOTED_CHARS_MAX].split(".")
-    return ".".join(filter(None, tokens)) or "blank"
-
-
-def _as_header(text: str) -> str:
-    return quote(text) if header_problem("Dlq-Original-Subject", text) else text
-
-
 def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that can be sent, smallest first, up to the size limit."""
-    kept = {_prefixed_name(name): value for name, value in headers.items() if not header_problem(name, value)}
+    kept = {}
+    for name, value in headers.items():
+        if not header_problem(name, value):
+            reserved = speaks_to_broker(name) or name.lower().startswith(("dlq-", _ORIGINAL.lower()))
+            kept[f"{_ORIGINAL}{name}" if reserved else name] = value
     room = HEADER_BYTES_MAX - _OWN_HEADER_BYTES
     for name in sorted(kept, key=lambda name: len(kept[name])):
         room -= len(f"{name}: {kept[name]}\r\n".encode())
@@ -138,13 +132,7 @@ def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _prefixed_name(name: str) -> str:
-    reserved = speaks_to_broker(name) or name.lower().startswith(("dlq-", _ORIGINAL.lower()))
-    return f"{_ORIGINAL}{name}" if reserved else name
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("\0", "\ufffd")[:_DETAIL_CHARS_MAX].strip()
+# --- Publish them.
 
 
 class _LeaseExpiredError(Exception):
@@ -171,40 +159,49 @@ class DeadLetterPublisher:
     lease_seconds: float
 
     async def dead_letter(
-        self, letter: DeadLetter, lease: Leased, stop: asyncio.Event
+        self, source: InboundMessage, lease: Lease, reason: str, detail: str, stop: asyncio.Event
     ) -> DeadLettered | LeaseLost:
         """Dead-letter a leased message; leave it to a redelivery where PostgreSQL refuses to change its row.
 
         Raises:
             StoppedError: the worker stopped while the stream or the inbox was away; it may be dead-lettered.
         """
+        message = dead_letter_message(
+            source,
+            context=self.context,
+            message_id=lease.message_id,
+            reason=reason,
+            attempts=lease.attempts,
+            detail=detail,
+        )
+        intend = partial(self.inbox.begin_dead_letter, lease, reason=reason, detail=detail)
         try:
-            if not await self._store_and_record(letter, lease, stop):
+            if not await self._store_and_record(message, lease, intend, stop):
                 return LeaseLost()
         except RowsRefusedError as error:
-            report_refused(self.events, f"message {letter.message_id}", error)
+            report_refused(self.events, f"message {lease.message_id}", error)
             return LeaseLost()
         self.events.emit(
             "message_dead_lettered",
-            message_id=letter.message_id,
-            original_subject=letter.original_subject,
-            reason=letter.reason,
-            attempts=letter.attempts,
-            consumer=letter.source.consumer,
+            message_id=lease.message_id,
+            original_subject=source.subject,
+            reason=reason,
+            attempts=lease.attempts,
+            consumer=source.consumer,
         )
         return DeadLettered()
 
-    async def _store_and_record(self, letter: DeadLetter, lease: Leased, stop: asyncio.Event) -> bool:
+    async def _store_and_record(
+        self,
+        message: OutboundMessage,
+        lease: Lease,
+        intend: Callable[[], Awaitable[frozenset[str]]],
+        stop: asyncio.Event,
+    ) -> bool:
         """Store the dead letter and record that; return False where another worker has the lease."""
-        message = dead_letter_message(letter, context=self.context)
         began_at = recorded_at = self.clock()
         while True:
-            kept = await call_when_available(
-                lambda: self.inbox.begin_dead_letter(lease.lease, reason=letter.reason, detail=letter.detail),
-                breaker=self.store_breaker,
-                stop=stop,
-            )
-            if not kept:
+            if not await call_when_available(intend, breaker=self.store_breaker, stop=stop):
                 return False
             begun_ago = lease.dead_letter_begun_seconds_ago + recorded_at - began_at
             fresh_until = recorded_at + self.lease_seconds
@@ -215,7 +212,7 @@ class DeadLetterPublisher:
                 break
             recorded_at = self.clock()
         kept = await call_when_available(
-            lambda: self.inbox.mark_dead_lettered([lease.lease]), breaker=self.store_breaker, stop=stop
+            lambda: self.inbox.mark_dead_lettered([lease]), breaker=self.store_breaker, stop=stop
         )
         return bool(kept)
 

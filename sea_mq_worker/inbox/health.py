@@ -2,15 +2,13 @@
 
 import asyncio
 import math
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
-from sea_mq_worker.errors import ContractError, UnavailableError
+from sea_mq_worker.errors import ContractError, UnavailableError, command
 from sea_mq_worker.inbox.message import Poison, Retry
-from sea_mq_worker.ports import Events, Resumptions
+from sea_mq_worker.ports import Events
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker
 from sea_mq_worker.runtime.waiting import sleep_or_stop
 
@@ -99,8 +97,6 @@ class Throttle:
         return min(max(self.failures, 1) * _SPACING_SECONDS, _SPACING_MAX_SECONDS)
 
 
-OnResumed: TypeAlias = Callable[[str], object]
-
 _WORKS_SECONDS = 60.0
 """Time after an effect in which the handler counts as working."""
 _QUIET_SECONDS = 300.0
@@ -135,7 +131,7 @@ class HandlerHealth:
     slow_calls_max: int
     silent_after_seconds: float
     _throttles: dict[str, Throttle] = field(default_factory=dict)
-    _listeners: list[OnResumed] = field(default_factory=list)
+    _listeners: list[Callable[[str], object]] = field(default_factory=list)
     _effect_at: float = float("-inf")
     _slow_calls: int = 0
     _calls: int = 0
@@ -145,7 +141,7 @@ class HandlerHealth:
     _rejected_at: float = float("-inf")
 
     @contextmanager
-    def on_resumed(self, listener: OnResumed) -> Iterator[None]:
+    def on_resumed(self, listener: Callable[[str], object]) -> Iterator[None]:
         """Call ``listener`` with each event type whose slow pace ends, for the length of a block."""
         self._listeners.append(listener)
         try:
@@ -291,13 +287,12 @@ class HandlerHealth:
 
     def reason(self, event_type: str) -> str:
         """Return the cause of a slow type's pace, and how to fix it."""
-        quoted = shlex.quote(event_type)  # senders choose it, and operators copy the commands into a shell
+        resume = command("inbox", "resume", "--type", event_type, "--reason", "fixed")
+        redrive = command("dlq", "redrive", "--type", event_type, "--reason", "fixed")
         return (
             f"{self.error(event_type)}, for different messages in a row. Failures of this event type "
             f"count at {self.per_second:g} a second, and its other messages are given back. Fix the "
-            f"handler; then `python -m sea_mq_worker inbox resume --type {quoted} --reason fixed` ends "
-            f"the slow pace at once, and `python -m sea_mq_worker dlq redrive --type {quoted} "
-            "--reason fixed` handles its dead letters again"
+            f"handler; then {resume} ends the slow pace at once, and {redrive} handles its dead letters again"
         )
 
     def _begin(self, event_type: str) -> Throttle:
@@ -318,7 +313,7 @@ class HandlerHealth:
 
 
 async def resume_requested(
-    resumptions: Resumptions,
+    resumed: Callable[[float], Awaitable[Sequence[tuple[str, float]]]],
     health: HandlerHealth,
     events: Events,
     stop: asyncio.Event,
@@ -327,8 +322,9 @@ async def resume_requested(
 ) -> None:
     """End the slow pace of an event type at an operator's request, in every worker, until the worker stops.
 
-    The requests are queried only while an event type is slow. One counts for the types that were slow when
-    it was made; without a type, for all of these.
+    ``resumed`` returns the requests of the last seconds, each with its age. It is called only while an event
+    type is slow. A request counts for the types that were slow when it was made; without a type, for all of
+    these.
     """
     while not stop.is_set():
         await sleep_or_stop(stop, seconds=every_seconds)
@@ -336,7 +332,7 @@ async def resume_requested(
         if not slow:
             continue
         try:
-            requests = await resumptions.resumed(within_seconds=math.ceil(max(slow.values())))
+            requests = await resumed(math.ceil(max(slow.values())))
         except UnavailableError:
             continue
         except ContractError as error:  # a worker without the right to read the audit still works

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from json.encoder import encode_basestring_ascii as _text
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httpx2
 
@@ -76,11 +76,8 @@ class HttpEventHandler(EventHandler):
     """Posts to one URL; connects at the first call and holds at most ``concurrency`` connections.
 
     Args:
-        url: where to POST; http or https, without user and password.
         timeout_seconds: total deadline of one call.
-        concurrency: how many calls run side by side at most.
         connect_timeout_seconds: until a connection counts as not to be had; at most a third of the deadline.
-        accept_statuses: statuses that mean that the effect is there.
         token: returns the bearer token of a request, or an empty text for none. If the token is unavailable,
             nothing is sent.
         response_bytes_max: an answer's body is not read any further.
@@ -117,7 +114,7 @@ class HttpEventHandler(EventHandler):
         self.response_bytes_max = response_bytes_max
         self._where = f"{parsed.scheme}://{parsed.netloc.decode()}"
         self._timeout_seconds = timeout_seconds
-        self._accept_statuses = accept_statuses
+        self.accept_statuses = accept_statuses
         self._keep_problem = keep_problem
         self._token = token
         self._authorization()
@@ -186,8 +183,8 @@ class HttpEventHandler(EventHandler):
 
     def result(self, answer: Response) -> HandlerResult:
         """Judge a request's answer by its status; an error tells the problem, or the size of the body."""
-        if answer.status in self._accept_statuses:  # nothing else of it matters
-            return result_for_status(answer.status, accept_statuses=self._accept_statuses)
+        if answer.status in self.accept_statuses:  # nothing else of it matters
+            return result_for_status(answer.status, accept_statuses=self.accept_statuses)
         headers = {name.lower(): value.decode("latin-1") for name, value in reversed(answer.headers)}
         problem = _problem_text(headers.get(b"content-type", ""), answer.body) if self._keep_problem else ""
         size = len(answer.body)
@@ -195,23 +192,23 @@ class HttpEventHandler(EventHandler):
         sized = f"with {size} bytes" if size <= most else f"with more than {most} bytes"
         return result_for_status(
             answer.status,
-            accept_statuses=self._accept_statuses,
+            accept_statuses=self.accept_statuses,
             after_seconds=_wait_asked(headers.get(b"retry-after", ""), date=headers.get(b"date", "")),
             detail=f" ({problem or sized})",
         )
 
-    def message_result(self, status: "MessageStatus") -> HandlerResult:
-        """Judge the status of one message of a batch."""
+    def result_of_element(self, element: Mapping[str, object]) -> HandlerResult:
+        """Judge one message of a batch by its element of the answer, whose ``status`` is one of HTTP."""
+        asked, seconds = element.get("retry_after"), 0.0
+        if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
+            seconds = float(min(asked, _RETRY_AFTER_MAX_SECONDS))
+        problem = _type_and_title(element.get("problem")) if self._keep_problem else ""
         return result_for_status(
-            status.status,
-            accept_statuses=self._accept_statuses,
-            after_seconds=status.retry_after,
-            detail=f" ({status.problem})" if self._keep_problem and status.problem else "",
+            cast("int", element["status"]),
+            accept_statuses=self.accept_statuses,
+            after_seconds=seconds,
+            detail=f" ({problem})" if problem else "",
         )
-
-    def may_be_one_message(self, status: int) -> bool:
-        """Return whether a batch's status may be due to one of its messages."""
-        return may_be_one_message(status, accept_statuses=self._accept_statuses)
 
     def _authorization(self) -> list[Header]:
         token = self._token()
@@ -278,50 +275,30 @@ def _line(member: object) -> str:
     return "".join(filter(str.isprintable, text))[:_PROBLEM_CHARS_MAX]
 
 
-class MessageStatus(NamedTuple):
-    """Status of one message, the seconds that the handler asks to wait (0: none), and its problem details."""
+def read_elements(body: bytes, message_ids: Collection[str]) -> Mapping[str, Mapping[str, object]] | str:
+    """Return each message's element of a batch's answer; or what is wrong if not each has exactly one.
 
-    status: int
-    retry_after: float
-    problem: str
-
-
-class BatchAnswerError(Exception):
-    """The answer does not give each message exactly one status; the text repeats nothing of the answer."""
-
-
-def read_statuses(body: bytes, message_ids: Collection[str]) -> Mapping[str, MessageStatus]:
-    """Return the status of every message by its ID; the order of the array does not matter.
-
-    An example for two messages, of which the second must wait::
+    The text repeats nothing of the answer. The order of the array does not matter. An example for two
+    messages, of which the second must wait::
 
         [{"message_id": "01a1ff20-26d5-749f-b632-89ed53936650", "status": 200},
          {"message_id": "01a1ff20-26d5-749f-b632-89ed53936651", "status": 503, "retry_after": 30,
           "problem": {"title": "The stock is locked"}}]
-
-    Raises:
-        BatchAnswerError: the answer is not JSON, no array, or incomplete, or names another message.
     """
     try:
         elements = json.loads(body)
     except (ValueError, RecursionError):
-        raise BatchAnswerError("is not JSON") from None
+        return "is not JSON"
     if not isinstance(elements, list) or len(elements) != len(message_ids):
-        raise BatchAnswerError("is no array with one element for each message")
-    statuses = {}
+        return "is no array with one element for each message"
+    found = {}
     for element in elements:
         match element:
-            case {"message_id": str(message_id), "status": int(status), **others} if status in _STATUSES:
-                asked, seconds = others.get("retry_after"), 0.0
-                if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
-                    seconds = float(min(asked, _RETRY_AFTER_MAX_SECONDS))
-                problem = _type_and_title(others.get("problem"))
-                statuses[message_id.lower()] = MessageStatus(status, seconds, problem)
+            case {"message_id": str(message_id), "status": int(status)} if status in _STATUSES:
+                found[message_id.lower()] = element
             case _:
-                raise BatchAnswerError("has an element without message_id and status")
-    if statuses.keys() != set(message_ids):
-        raise BatchAnswerError("does not name each message once")
-    return statuses
+                return "has an element without message_id and status"
+    return found if found.keys() == set(message_ids) else "does not name each message once"
 
 
 class _Call(NamedTuple):
@@ -342,7 +319,6 @@ class HttpBatchHandler(EventHandler):
         X | C      single calls: C is answered, only X fails
 
     Args:
-        single: client of the endpoint for one message.
         batch: client of the batch endpoint; its response limit must suffice for a whole batch.
         concurrency: most requests at a time, to both endpoints together.
         messages_max: most messages in a batch.
@@ -443,26 +419,25 @@ class HttpBatchHandler(EventHandler):
             self._send_soon()
 
     async def _send_batch(self, calls: Sequence[_Call]) -> Sequence[HandlerResult]:
+        client, most = self._batch, self._batch.response_bytes_max
         parts = [part for call in calls for part in (b",", *call.body)]
-        answer = await self._batch.post((), [b"[", *parts[1:], b"]"])
+        answer = await client.post((), [b"[", *parts[1:], b"]"])
         if isinstance(answer, NotDelivered):
             return [answer] * len(calls)
         if isinstance(answer, Retry):
             return self._divide(calls, answer.error, answered=False)
-        most = self._batch.response_bytes_max
         if answer.status != _OK:
-            if not self._batch.may_be_one_message(answer.status):
-                return [self._batch.result(answer)] * len(calls)
+            if not may_be_one_message(answer.status, accept_statuses=client.accept_statuses):
+                return [client.result(answer)] * len(calls)
             trouble = f"the handler answered {answer.status}"
         elif len(answer.body) > most:
             trouble = f"the handler's answer has more than {most} bytes"
         else:
-            try:
-                statuses = read_statuses(answer.body, {call.request.message_id for call in calls})
-            except BatchAnswerError as error:
-                trouble = f"the handler's answer {error}"
-            else:
-                return [self._batch.message_result(statuses[call.request.message_id]) for call in calls]
+            ids = [call.request.message_id for call in calls]
+            elements = read_elements(answer.body, ids)
+            if not isinstance(elements, str):
+                return [client.result_of_element(elements[message_id]) for message_id in ids]
+            trouble = f"the handler's answer {elements}"
         return self._divide(calls, trouble, answered=True)
 
     def _divide(self, calls: Sequence[_Call], error: str, *, answered: bool) -> Sequence[HandlerResult]:

@@ -52,12 +52,15 @@ class ResponseParser:
 
     llhttp parses; this class keeps the parts and sets limits. Bytes after a response are no part of the next
     one: they end the connection.
-
-    Attributes:
-        answer: the response once it is complete or cut, else None; a body beyond ``body_bytes_max`` is cut.
-        interim: number of 1xx responses before it.
-        reusable: whether the connection can take another request.
+    A body beyond ``body_bytes_max`` is cut.
     """
+
+    answer: Response | None
+    """The response, once it is complete or cut."""
+    interim: int
+    """Number of 1xx responses before it."""
+    reusable: bool
+    """Whether the connection can take another request."""
 
     def __init__(self, body_bytes_max: int) -> None:
         self._body_bytes_max = body_bytes_max
@@ -65,7 +68,7 @@ class ResponseParser:
         self.begin()
 
     def begin(self) -> None:
-        self.answer: Response | None = None
+        self.answer = None
         self.interim = 0
         self.reusable = False
         self._head_bytes = self._other_bytes = self._body_bytes = 0
@@ -135,22 +138,18 @@ class ResponseParser:
 
 
 class Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection, for one request at a time; unexpected bytes end it.
-
-    Attributes:
-        transport: the socket's, or TLS over it.
-        closed: done once the connection has ended.
-        received_any: bytes arrived since the last request.
-        idle_since: on the loop's clock; set by the pool.
-    """
+    """One HTTP/1.1 connection, for one request at a time; unexpected bytes end it."""
 
     transport: asyncio.Transport
+    """The socket's, or TLS over it."""
+    received_any = False
+    """Bytes arrived since the last request."""
+    idle_since = 0.0
+    """On the loop's clock; set by the pool."""
 
     def __init__(self, *, body_bytes_max: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.closed = self._loop.create_future()
-        self.received_any = False
-        self.idle_since = 0.0
         self._reader = ResponseParser(body_bytes_max)
         self._waiter: asyncio.Future[Response | httpx2.TransportError] | None = None
         self._deadline = 0.0
@@ -175,11 +174,6 @@ class Connection(asyncio.Protocol):
         """Send one request, head and body, and return the response; without one the connection ends.
 
         A small request goes out in one write; a large one is written in parts, without a copy.
-
-        Raises:
-            httpx2.ConnectError: the connection has already ended; nothing was sent.
-            httpx2.ReadTimeout: no response before the deadline, on the loop's clock.
-            httpx2.ReadError, httpx2.RemoteProtocolError: the connection broke, or the bytes are not HTTP.
         """
         if self.transport.is_closing():
             raise httpx2.ConnectError("the connection has ended")
@@ -282,14 +276,11 @@ class HandlerTransport:
     ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
 
     Args:
-        url: where to POST.
         headers: of every request.
         size: most connections, and so most calls side by side.
         keepalive_seconds: an idle connection is not used again after this long.
         deadline_seconds: from the call to the answer's last byte.
         connect_seconds: for the wait for a turn, and again for a new connection with its TLS handshake.
-        body_bytes_max: an answer's body is not read any further.
-        tls: for https.
         forbidden: addresses that no connection is used to, whatever name leads there.
     """
 
@@ -327,10 +318,6 @@ class HandlerTransport:
         A request that finds an idle connection just closed by the server is sent once more, on a new one.
         The handler has probably not seen the first request; if it has, it knows the message id. If the new
         connection fails, the outcome of the first request stays unknown.
-
-        Raises:
-            httpx2.TransportError: there is no answer; see the class.
-            httpx2.LocalProtocolError: a header would not end where it should.
         """
         deadline = asyncio.get_running_loop().time() + self._deadline_seconds
         length = b"content-length: %d\r\n\r\n" % sum(map(len, body))

@@ -10,7 +10,6 @@ subscription ends when nothing comes.
 import asyncio
 import contextlib
 import json
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -22,9 +21,9 @@ from nats.aio.msg import Msg
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, LimitsError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.errors import STREAMS_APPLY, plain
-from sea_mq_worker.nats.info import PULL_SECONDS_MIN, ConsumerInfo, consumer_info, find_consumer
+from sea_mq_worker.nats.info import PULL_SECONDS_MIN, ConsumerInfo, consumer_info
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.nats.stored import READ_BYTES_MAX, delivery, read_back, read_next, read_on, size_of
+from sea_mq_worker.nats.stored import READ_BYTES_MAX, delivery, read_back, read_on, size_of
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -102,14 +101,7 @@ class _Request:
 
 
 class PullSubscription:
-    """Pulls messages of one durable consumer.
-
-    Args:
-        give_back: called with messages that no fetch takes, and with the delay of their redelivery.
-
-    Attributes:
-        request: the one that the server holds.
-    """
+    """Pulls messages of one durable consumer; gives back those that no fetch takes, after a delay."""
 
     def __init__(
         self,
@@ -125,6 +117,7 @@ class PullSubscription:
         self._subscription: Subscription | None = None
         self._fetch: PullResult | None = None
         self.request: _Request | None = None
+        """The one that the server holds."""
         self._held: list[Msg] = []
         self._returning: asyncio.Task[None] | None = None
         self._is_busy = True
@@ -324,20 +317,9 @@ class NatsJetStreamConsumer:
     """PORT-047-004: pulls from one durable consumer, and never creates or changes it.
 
     Args:
-        connection: of the inbound side.
-        stream: the stream's name.
-        durable: the consumer's name.
         wait_seconds: how long a fetch waits for the first message.
         handler_timeout_seconds: must be below the consumer's ack_wait.
         attempts_max: must be below the consumer's max_deliver, so that the worker decides before the server.
-
-    Attributes:
-        name: the durable's name.
-        ack_wait_seconds: the server's limit, like the following; before ``start`` its default.
-        max_deliver: -1 for no limit.
-        max_ack_pending: a very large number if there is no limit.
-        subjects: filters; ``>`` if the consumer has none.
-        is_known: nothing is known against the consumer; a fetch looks first, while there is.
     """
 
     def __init__(
@@ -352,14 +334,10 @@ class NatsJetStreamConsumer:
     ) -> None:
         self.name = durable
         self.stream = stream
-        self.ack_wait_seconds = 30.0
-        self.max_deliver = -1
-        self.max_ack_pending = 1000
-        self.subjects: tuple[str, ...] = (">",)
+        self.info: ConsumerInfo | None = None
+        """The consumer's limits, once it was found to fit."""
         self.is_known = True
-        self._request_seconds = wait_seconds
-        self._request_max = _NO_LIMIT
-        self._request_bytes_max: int | None = None
+        """Nothing is known against the consumer; a fetch looks first, while there is."""
         self._handler_timeout_seconds = handler_timeout_seconds
         self._attempts_max = attempts_max
         self._connection = connection
@@ -369,6 +347,22 @@ class NatsJetStreamConsumer:
         self._turn = asyncio.Lock()
         self._delivered: int | None = None
         """The consumer's deliveries at the last look, if nothing was fetched since."""
+
+    @property
+    def ack_wait_seconds(self) -> float:
+        """The server's limit; before ``start`` its default."""
+        return self.info.ack_wait_seconds if self.info else 30.0
+
+    @property
+    def max_ack_pending(self) -> int:
+        """The server's limit, a very large number if there is none; before ``start`` its default."""
+        most = self.info.max_ack_pending if self.info else 1000
+        return most if most > 0 else _NO_LIMIT
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The consumer's filters; ``>`` if it has none."""
+        return (self.info.filters if self.info else ()) or (">",)
 
     async def start(self) -> None:
         """Verify that the consumer exists and fits, and note its limits.
@@ -406,14 +400,7 @@ class NatsJetStreamConsumer:
         if 0 < info.max_deliver <= self._attempts_max:
             limit = f"{info.max_deliver}, max_deliver of {self._label}"
             raise LimitsError(f"SEA_MQ_INBOX_ATTEMPTS_MAX: must be below {limit}")
-        self.ack_wait_seconds = info.ack_wait_seconds
-        self.max_deliver = info.max_deliver
-        self.max_ack_pending = info.max_ack_pending if info.max_ack_pending > 0 else _NO_LIMIT
-        self.subjects = info.filters or (">",)
-        self._request_max = info.max_batch or _NO_LIMIT
-        self._request_bytes_max = info.max_bytes or None
-        self._request_seconds = min(self._wait_seconds, info.max_expires_seconds or self._wait_seconds)
-        self.is_known = True
+        self.info, self.is_known = info, True
 
     async def fetch(self, batch: int, *, bytes_max: int | None = None) -> Sequence[InboundMessage]:
         """Wait for messages and return those available; none after ``wait_seconds``."""
@@ -424,13 +411,14 @@ class NatsJetStreamConsumer:
             self._connection.check_replies_allowed()
             if not self.is_known:
                 await self.start()
-            most = self._request_bytes_max
-            if most is not None:
-                bytes_max = most if bytes_max is None else min(most, bytes_max)
+            wait_seconds = self._wait_seconds
+            if info := self.info:  # with the limits of its pull requests, 0 for none
+                batch = min(batch, info.max_batch or batch)
+                if info.max_bytes:
+                    bytes_max = info.max_bytes if bytes_max is None else min(info.max_bytes, bytes_max)
+                wait_seconds = min(wait_seconds, info.max_expires_seconds or wait_seconds)
             try:
-                pulled = await self._pulls.fetch(
-                    min(batch, self._request_max), bytes_max=bytes_max, wait_seconds=self._request_seconds
-                )
+                pulled = await self._pulls.fetch(batch, bytes_max=bytes_max, wait_seconds=wait_seconds)
             except nats.errors.Error as error:
                 raise BrokerUnavailableError(
                     f"{self._label}: the pull request failed ({plain(error)})"
@@ -532,169 +520,3 @@ class NatsJetStreamConsumer:
 
 def _nak(delay_seconds: float) -> bytes:
     return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
-
-
-_BATCH = 50
-_FOREIGN_DELAY_SECONDS = 300.0
-_COUNTS = range(1, 2**63)
-"""Sequences and deliveries that a server can count; a sequence beyond them is an error of its API."""
-
-
-class NatsExhaustedMessages:
-    """Exhausted messages of some consumers; the workers of one service share the work.
-
-    They reached max_deliver, and no count of waiting messages includes them. The server reports each of them
-    once, in an advisory that a stream keeps. If an advisory is lost, a sweep finds the message: its consumer
-    awaits no acknowledgement, although it delivered more than was acknowledged.
-
-    Args:
-        connection: of the inbound side.
-        stream: the one that keeps MAX_DELIVERIES advisories.
-        durable: a durable consumer of that stream.
-        consumers: stream and durable of this worker's consumers.
-        on_event: called with the event of a lost message and a line for the operator.
-        wait_seconds: how long a fetch waits for an advisory.
-        sweep_seconds: interval between sweeps for messages without an advisory.
-    """
-
-    def __init__(
-        self,
-        *,
-        connection: NatsConnection,
-        stream: str,
-        durable: str,
-        consumers: Sequence[tuple[str, str]],
-        on_event: Callable[[str, str], None],
-        wait_seconds: float = 5.0,
-        sweep_seconds: float = 60.0,
-    ) -> None:
-        self._connection = connection
-        self._advisories = NatsJetStreamConsumer(
-            connection=connection, stream=stream, durable=durable, wait_seconds=wait_seconds
-        )
-        self.on_event = on_event
-        self._sweep_seconds = sweep_seconds
-        self._sweep_at = 0.0
-        self._advised: deque[InboundMessage] = deque()  # advisories whose messages are not read yet
-        self._accounted: dict[tuple[str, str], set[int]] = {name: set() for name in consumers}
-        self._through = dict.fromkeys(consumers, 0)  # all messages up to this sequence are accounted for
-        self._created: dict[tuple[str, str], str] = {}
-        self._paused: set[tuple[str, str]] = set()
-
-    async def start(self) -> None:
-        """Verify that the advisories can be consumed; raises as NatsJetStreamConsumer.start."""
-        await self._advisories.start()
-
-    async def fetch(self) -> Sequence[InboundMessage]:
-        """Return the messages of new advisories; without any, those that a due sweep finds."""
-        found: list[InboundMessage] = []
-        if not self._advised:
-            self._advised.extend(await self._advisories.fetch(_BATCH))
-        while self._advised and size_of(found) < READ_BYTES_MAX:
-            found += await self._named_by(self._advised.popleft())
-        now = asyncio.get_running_loop().time()
-        if not found and now >= self._sweep_at:
-            for consumer in sorted(self._accounted):
-                found += await self._sweep(*consumer)
-            if not found:
-                self._sweep_at = now + self._sweep_seconds
-        return found
-
-    async def ack(self, msg: InboundMessage) -> None:
-        """Acknowledge a message's advisory; later sweeps skip the message."""
-        self._accounted[msg.stream, msg.consumer].add(msg.seq)
-        await self._advisories.ack(msg)
-
-    async def nak(self, msg: InboundMessage, *, delay_seconds: float = 0.0) -> None:
-        """Request a message's advisory again after a delay; a sweep finds a message without one."""
-        await self._advisories.nak(msg, delay_seconds=delay_seconds)
-
-    async def in_progress(self, msg: InboundMessage) -> None:
-        await self._advisories.in_progress(msg)
-
-    async def close(self) -> None:
-        await self._advisories.close()
-
-    async def _named_by(self, advisory: InboundMessage) -> list[InboundMessage]:
-        named = _read(advisory.payload)
-        if named is None:
-            self.on_event("advisory_unreadable", f"{advisory.stream} {advisory.seq} is no advisory")
-            await self._advisories.ack(advisory)
-            return []
-        name, seq, deliveries = named
-        if name not in self._accounted:
-            await self._advisories.nak(advisory, delay_seconds=_FOREIGN_DELAY_SECONDS)
-            return []
-        found = await read_back(self._connection, *name, seq, deliveries=deliveries, reply=advisory.reply)
-        if found is None or found.stored_at > advisory.stored_at:  # the stream was created again
-            text = f"consumer {name[1]} gave up message {seq} of stream {name[0]}, which has dropped it since"
-            self.on_event("exhausted_message_lost", text)
-            await self._advisories.ack(advisory)
-            return []
-        return [found]
-
-    async def _sweep(self, stream: str, durable: str) -> list[InboundMessage]:
-        """Return delivered, unacknowledged messages while the consumer awaits no acknowledgement.
-
-        Such a message has reached max_deliver. For example, the consumer has delivered up to 8, its
-        acknowledgement floor is 4 and nothing awaits an acknowledgement; ``ack`` was called here for 5:
-
-            sequence   ..4           5              6          7             8
-            message    acknowledged  accounted for  exhausted  acknowledged  exhausted
-
-        The stream is read from 5, the first sequence above the floor. 5 is skipped, and 6, 7 and 8 are
-        returned: the server does not report single acknowledgements above the floor, but the inbox knows 7 as
-        settled. ``_through`` rises to 5, so the next sweep starts at 6.
-        """
-        name = stream, durable
-        info = await find_consumer(self._connection, stream, durable)
-        if info is None:  # its own consuming loop reports that, and other consumers are swept meanwhile
-            return []
-        self._report_pause(info)
-        if self._created.setdefault(name, info.created) != info.created:
-            self._created[name] = info.created
-            self._accounted[name], self._through[name] = set(), 0
-        delivered = info.delivered_seq
-        seq = max(info.ack_floor, min(self._through[name], delivered))
-        accounted = {one for one in self._accounted[name] if seq < one <= delivered}
-        self._accounted[name], self._through[name] = accounted, seq
-        if info.ack_pending:
-            return []
-        found: list[InboundMessage] = []
-        while len(found) < _BATCH and size_of(found) < READ_BYTES_MAX:
-            while seq + 1 in accounted:
-                seq += 1
-            if not found:
-                self._through[name] = seq
-            message = await read_next(self._connection, info, seq + 1, deliveries=info.max_deliver)
-            if message is None or message.seq > delivered:
-                break
-            seq = message.seq
-            if seq not in accounted:
-                found.append(message)
-        return found
-
-    def _report_pause(self, info: ConsumerInfo) -> None:
-        """Report a paused consumer once: it looks like one that has nothing to deliver."""
-        name = info.stream, info.name
-        if info.is_paused and name not in self._paused:
-            text = f"consumer {info.name} of stream {info.stream} delivers nothing until it is resumed"
-            self.on_event("consumer_paused", f"{text} (at the latest {info.pause_until})")
-            self._paused.add(name)
-        elif not info.is_paused:
-            self._paused.discard(name)
-
-
-def _read(advisory: bytes) -> tuple[tuple[str, str], int, int] | None:
-    """Return stream and durable, sequence and deliveries of an advisory; None: it is no advisory.
-
-    Other contexts publish into the stream of advisories, too.
-    """
-    try:
-        parsed = json.loads(advisory)
-    except (ValueError, RecursionError):
-        return None
-    match parsed:
-        case {"stream": str(stream), "consumer": str(name), "stream_seq": int(seq), "deliveries": int(count)}:
-            return ((stream, name), seq, count) if seq in _COUNTS and count in _COUNTS else None
-    return None

@@ -1,4 +1,9 @@
-"""Leases of messages in the inbox: taken before the handler is called (CMD-051), renewed while it works."""
+"""The messages in hand: the room for them, their leases in the inbox, and their turns to call the handler.
+
+Each message takes a slot of ``InFlight`` before it is fetched. ``InboxLeases`` leases it before its body is
+read (CMD-051), because the body may be what ends the worker, and renews the lease until it is settled. It
+calls the handler once it has one of the ``CallSlots``.
+"""
 
 import asyncio
 import contextlib
@@ -10,11 +15,11 @@ from typing import Self
 from sea_mq_worker.errors import DependencyError
 from sea_mq_worker.inbox.dead_letter import Reason, conflict_detail
 from sea_mq_worker.inbox.message import (
+    NOT_LEASED,
     ContentConflict,
     InboxMessage,
     InvalidMessage,
     Lease,
-    Leased,
     Receipt,
     Unwritable,
     content_hash,
@@ -27,12 +32,11 @@ from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.row_isolation import RowIsolator, report_refused, write_isolated
 from sea_mq_worker.runtime.waiting import StoppedError
 
-# --- In-flight messages of one consumer, the capacity that is left for more, and slots for handler calls.
-
 _BATCHES = 2
 """Batches that share the slots under load: the handler works on one while another is recorded or fetched."""
 _LINGER_SECONDS = 0.005
 """Longest wait of a fetch for a whole batch of free slots, so that batches form under load."""
+_EXTENSIONS_PER_LEASE = 3
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,17 +44,16 @@ class InFlightMessage:
     """A message that was fetched and not yet settled; compared by identity."""
 
     message: InboundMessage
+    settler: Settler
+    """Takes its acknowledgement: the consumer, or the port that found the message."""
     entry: InboxMessage
     """Inbox entry, made without reading the body."""
     received_at: float
     size: int
     """Bytes in memory."""
-    settler: Settler
-    """Receiver of acknowledgements: the consumer, or where another loop fetched the message."""
-    refusal: InvalidMessage | None = None
-    """Reason why it cannot be handled, as far as that is known without reading the body."""
-    lease: Leased | None = None
-    """The lease, once the inbox has given one to this worker."""
+    refusal: InvalidMessage | None
+    """Why it cannot be handled, as far as that is known without reading the body."""
+    lease: Lease = NOT_LEASED
     leased_until: float = 0.0
     """Time until which this worker certainly holds the lease."""
     hand_over: bool = False
@@ -61,9 +64,8 @@ class InFlightMessage:
         """Identify a fetched message by its headers."""
         identity = identify(message)
         refusal = identity if isinstance(identity, InvalidMessage) else None
-        message_id = identity if isinstance(identity, str) else identity.message_id
         entry = InboxMessage(
-            message_id=message_id,
+            message_id=identity if isinstance(identity, str) else identity.message_id,
             subject=message.subject,
             consumer=message.consumer,
             stream=message.stream,
@@ -73,20 +75,23 @@ class InFlightMessage:
         )
         return cls(
             message=message,
+            settler=settler,
             entry=entry,
             received_at=received_at,
             size=message.size,
-            settler=settler,
             refusal=refusal,
         )
+
+    @property
+    def is_leased(self) -> bool:
+        return self.lease is not NOT_LEASED
 
 
 class InFlight:
     """Bounds the messages that are fetched and not yet settled, by number and by bytes.
 
-    Messages that the consumer delivered and extra ones (orphans, exhausted messages, messages read ahead)
-    have slots of their own, so that neither can keep out the other; the bytes are shared. With
-    ``messages_max`` of 10::
+    Messages that the consumer delivered and extra ones (see ``rescue``) have slots of their own, so that
+    neither can keep out the other; the bytes are shared. With ``messages_max`` of 10::
 
         delivered  [##########]   10 slots: one fetch asks for at most the free ones
         extra      [#####]         5 slots: half as many again
@@ -143,9 +148,6 @@ class InFlight:
 
         While the handler's circuit is open, return one slot once no message waits to try the handler: other
         workers should have the messages that this one cannot handle.
-
-        Raises:
-            StoppedError: the worker stopped before there was a free slot.
         """
         await asyncio.sleep(0)  # messages just received call the handler first, and may open its circuit
         while not breaker.is_closed and breaker.has_callers and not stop.is_set():
@@ -162,11 +164,7 @@ class InFlight:
         return self._free
 
     async def wait_for_extra_slots(self, stop: asyncio.Event) -> int:
-        """Return the number of free slots for extra messages, once there is one.
-
-        Raises:
-            StoppedError: the worker stopped before there was a free slot.
-        """
+        """Return the number of free slots for extra messages, once there is one."""
         while not (free := self._extra_max - len(self._extra)) or self.free_bytes <= 0:
             await self._wait_for_release(stop)
         return free
@@ -180,8 +178,6 @@ class InFlight:
 
 class CallSlots:
     """At most ``count`` handler calls at a time, in the order of arrival; entered by ``async with``.
-
-    There may be more in-flight messages than calls.
 
     When the worker stops, waiting messages get ``StoppedError`` instead of a slot. With a semaphore each wait
     would need a task of its own to end then.
@@ -217,7 +213,6 @@ class CallSlots:
         self._free += 1
 
     async def end_waits_on_stop(self, stop: asyncio.Event) -> None:
-        """End all waits when the worker stops."""
         await stop.wait()
         self._stopped = True
         for turn in self._waiting:
@@ -225,16 +220,12 @@ class CallSlots:
                 turn.set_exception(StoppedError())
 
 
-_EXTENSIONS_PER_LEASE = 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxLeases:
-    """Leases messages before their bodies are read, and knows which leases certainly still hold.
+    """Leases messages for ``lease_seconds``, and knows which leases certainly still hold.
 
     Attributes:
         clock: monotonic seconds.
-        lease_seconds: processing lease in the inbox.
         session_lost_since: whether others may have taken the worker, and its leases, for gone since a time.
     """
 
@@ -246,11 +237,7 @@ class InboxLeases:
     session_lost_since: Callable[[float], bool]
 
     async def record(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
-        """Lease a batch; a message whose id is known with another content gets an id of its own.
-
-        Raises:
-            StoppedError: the worker stopped while the database was away.
-        """
+        """Lease a batch; a message whose id is known with another content gets an id of its own."""
         receipts = await self.lease(items, stop)
         conflicting = [
             item
@@ -267,11 +254,7 @@ class InboxLeases:
         return [next(again) if isinstance(receipt, ContentConflict) else receipt for receipt in receipts]
 
     async def lease(self, items: Sequence[InFlightMessage], stop: asyncio.Event) -> list[Receipt]:
-        """Record messages in one round trip, as they are, and lease those that must be handled.
-
-        Raises:
-            StoppedError: the worker stopped while the database was away.
-        """
+        """Record messages in one round trip, as they are, and lease those that must be handled."""
 
         async def insert(part: Sequence[InFlightMessage]) -> Sequence[Receipt]:
             entries = [item.entry for item in part]
@@ -285,7 +268,7 @@ class InboxLeases:
             report_refused(self.events, f"message {item.entry.message_id}", error)
             receipts[item] = Unwritable()
         for item, receipt in receipts.items():
-            item.lease = receipt if isinstance(receipt, Leased) else None
+            item.lease = receipt if isinstance(receipt, Lease) else NOT_LEASED
             # The inbox gave the lease after the message was received.
             item.leased_until = item.received_at + self.lease_seconds
         return [receipts[item] for item in items]
@@ -293,7 +276,7 @@ class InboxLeases:
     async def renew(self, items: Iterable[InFlightMessage]) -> None:
         """Extend all leases in one statement; a failure opens the circuit of the database."""
         try:
-            await self._extend([(item, item.lease) for item in items if item.lease is not None])
+            await self._extend([item for item in items if item.is_leased])
         except DependencyError as error:
             self.store_breaker.record_exception(error)
 
@@ -302,34 +285,26 @@ class InboxLeases:
 
         A message that PostgreSQL has not recorded yet is kept for as long as a lease.
         """
-        until = item.leased_until if item.lease is not None else item.received_at + self.lease_seconds
+        until = item.leased_until if item.is_leased else item.received_at + self.lease_seconds
         return self.clock() < until
 
-    async def still_leased(self, item: InFlightMessage, lease: Leased, stop: asyncio.Event) -> bool:
+    async def still_leased(self, item: InFlightMessage, stop: asyncio.Event) -> bool:
         """Return whether this worker still holds the lease.
 
         Query the database only after a missed renewal, or where the lease is older than a lost session.
-
-        Raises:
-            StoppedError: the worker stopped while the database was away.
         """
         confirmed_at = item.leased_until - self.lease_seconds
         if self.clock() >= item.leased_until or self.session_lost_since(confirmed_at):
-            await call_when_available(
-                lambda: self._extend([(item, lease)]), breaker=self.store_breaker, stop=stop
-            )
+            await call_when_available(lambda: self._extend([item]), breaker=self.store_breaker, stop=stop)
         return self.clock() < item.leased_until
 
-    async def _extend(self, held: Sequence[tuple[InFlightMessage, Leased]]) -> None:
-        began = self.clock()
-        isolator = RowIsolator(
-            [lease.lease for _, lease in held],
-            lambda part: self.inbox.extend(part, lease_seconds=self.lease_seconds),
-        )
+    async def _extend(self, items: Sequence[InFlightMessage]) -> None:
+        began, leases = self.clock(), [item.lease for item in items]
+        isolator = RowIsolator(leases, lambda part: self.inbox.extend(part, lease_seconds=self.lease_seconds))
         await isolator.run()
         extended = frozenset().union(*(answer for _, answer in isolator.answers))
-        for item, lease in held:
-            item.leased_until = began + self.lease_seconds if lease.lease.message_id in extended else began
+        for item, lease in zip(items, leases, strict=True):
+            item.leased_until = began + self.lease_seconds if lease.message_id in extended else began
 
 
 @contextlib.asynccontextmanager

@@ -105,18 +105,6 @@ class HandlerRequest(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """EVT-047-002 (MessageDeadLettered), with all data needed to redrive the message."""
-
-    message_id: str
-    original_subject: str
-    reason: str
-    attempts: int
-    detail: str
-    source: InboundMessage
-
-
 # --- Closed unions: the results of a handler call, and what becomes of a message.
 #
 # Every ``match`` on one ends with ``assert_never``, so a new outcome is a type error until each loop
@@ -181,7 +169,7 @@ class GivenBack:
     """
 
     error: str
-    delay_seconds: float
+    delay_seconds: float = 0.0
     event_type: str = ""
     least_seconds: float = 0.0
     counted: bool = False
@@ -285,25 +273,24 @@ class AbandonedDelivery(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right to handle one message until it ends; ``token`` fences every later write."""
-
-    message_id: str
-    token: str
-
-
-class Leased(NamedTuple):
-    """This worker has the lease and must handle the message.
+    """The right, and the duty, to handle one message until it ends.
 
     Attributes:
+        token: fences every later write.
         attempts: this one included.
         dead_letter_begun_seconds_ago: since an earlier attempt began to dead-letter it, of which nobody
             knows whether it reached the stream; 0 where none did, below 0 after the database's clock was
             set back.
     """
 
-    lease: Lease
-    attempts: int
+    message_id: str
+    token: str
+    attempts: int = 1
     dead_letter_begun_seconds_ago: float = 0.0
+
+
+NOT_LEASED = Lease("", "", attempts=0)
+"""Stands for the lease of a message that has none; no row has its token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,16 +323,7 @@ class Unwritable:
     """PostgreSQL refuses to record it, for example by a trigger: it is delivered again later."""
 
 
-Receipt: TypeAlias = Leased | AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedHandling:
-    """A handling that ended without an effect; ``counted``: it costs the message an attempt."""
-
-    lease: Lease
-    error: str
-    counted: bool = True
+Receipt: TypeAlias = Lease | AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
 
 
 def deduplicate(entries: Sequence[InboxMessage]) -> list[InboxMessage]:
@@ -357,30 +335,31 @@ def deduplicate(entries: Sequence[InboxMessage]) -> list[InboxMessage]:
 
 
 def expand_duplicates(entries: Sequence[InboxMessage], receipts: Mapping[str, Receipt]) -> list[Receipt]:
-    """Make one receipt for each entry from those that the first of each message id got."""
+    """Make one receipt for each entry from those that the first of each message id got.
+
+    A repeat that is undecided until the first is settled gets LeasedElsewhere: it comes again.
+    """
     contents: dict[str, bytes] = {}
     answers = []
     for entry in entries:
         receipt = receipts[entry.message_id]
         if entry.message_id in contents:
-            receipt = _repeated(receipt, same_content=contents[entry.message_id] == entry.content_hash)
+            is_same = contents[entry.message_id] == entry.content_hash
+            match receipt:
+                case Lease():
+                    receipt = LeasedElsewhere() if is_same else ContentConflict()
+                case AlreadySettled() | ContentConflict():
+                    receipt = receipt if is_same else LeasedElsewhere()
+                case LeasedElsewhere() | Unwritable():
+                    pass
+                case _:
+                    assert_never(receipt)
         contents.setdefault(entry.message_id, entry.content_hash)
         answers.append(receipt)
     return answers
 
 
-def _repeated(first: Receipt, *, same_content: bool) -> Receipt:
-    """Return LeasedElsewhere for a repeat that is undecided until the first is settled; it comes again."""
-    match first:
-        case Leased():
-            return LeasedElsewhere() if same_content else ContentConflict()
-        case AlreadySettled() | ContentConflict():
-            return first if same_content else LeasedElsewhere()
-        case LeasedElsewhere() | Unwritable():
-            return first
-        case _:
-            assert_never(first)
-
+# --- From the message to the request: its event, whichever way the CloudEvent came.
 
 _STRUCTURED = "application/cloudevents+json"
 _BATCH = "application/cloudevents-batch+json"

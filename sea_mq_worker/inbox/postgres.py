@@ -13,10 +13,9 @@ from sea_mq_worker.inbox.message import (
     AbandonedDelivery,
     AlreadySettled,
     ContentConflict,
-    FailedHandling,
+    GivenBack,
     InboxMessage,
     Lease,
-    Leased,
     LeasedElsewhere,
     Receipt,
     deduplicate,
@@ -65,9 +64,9 @@ class PostgresInboxAdapter:
 
     async def record_error(self, id: str, error: str) -> bool:  # noqa: A002 - SDS-047's
         """As ``mark_processed``."""
-        leases = [Lease(str(id), token) for token in self._tokens]
+        failed = GivenBack(error, counted=True)
         return bool(
-            await self.record_error_batch([FailedHandling(lease=each, error=error) for each in leases])
+            await self.record_error_batch([(Lease(str(id), token), failed) for token in self._tokens])
         )
 
     async def insert_batch(
@@ -103,12 +102,12 @@ class PostgresInboxAdapter:
         """Set ``processed_at``, never before ``received_at`` (POL-047-004)."""
         return await self._write("mark_processed", leases)
 
-    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+    async def record_error_batch(self, failures: Sequence[tuple[Lease, GivenBack]]) -> frozenset[str]:
         """Record the error, cut to 2000 characters; attempts never fall below 0."""
-        ordered = sorted(failures, key=lambda failure: failure.lease.message_id)
-        errors = [to_storable_text(failure.error) for failure in ordered]
-        given_back = [int(not failure.counted) for failure in ordered]
-        return await self._write("record_error", [failure.lease for failure in ordered], errors, given_back)
+        ordered = sorted(failures, key=lambda failure: failure[0].message_id)
+        errors = [to_storable_text(outcome.error) for _, outcome in ordered]
+        given_back = [int(not outcome.counted) for _, outcome in ordered]
+        return await self._write("record_error", [lease for lease, _ in ordered], errors, given_back)
 
     async def begin_dead_letter(self, lease: Lease, *, reason: str, detail: str) -> frozenset[str]:
         """Record reason and time; the time of the earliest attempt stays."""
@@ -138,19 +137,28 @@ class PostgresInboxAdapter:
         token = self._unanswered.pop(ids, "") or f"{self._token_prefix}{secrets.token_hex(4)}"
         if token not in self._tokens:
             self._tokens.append(token)
-        columns = (
-            ids,
-            list(map(to_storable_text, subjects)),
-            *others,
-        )  # in the statement's order, as an entry is
+        columns = ids, list(map(to_storable_text, subjects)), *others  # in the statement's order
         try:
             rows = await fetch(self._pool, self._sql["insert"], *columns, token, lease_seconds)
         except StoreUnavailableError:
             self._unanswered[ids] = token
             raise
-        leased = {row["message_id"]: _run(row, token) for row in rows if row["verdict"] == "run"}
-        known = {row["message_id"]: _refusal(row) for row in rows if row["verdict"] != "run"}
-        return dict.fromkeys(ids, LeasedElsewhere()) | known | leased
+        receipts: dict[str, Receipt] = dict.fromkeys(ids, LeasedElsewhere())
+        for row in rows:
+            message_id = row["message_id"]
+            match row["verdict"]:
+                case "run":
+                    begun_ago = row["begun_seconds_ago"] or 0.0
+                    receipts[message_id] = Lease(message_id, token, row["attempts"], begun_ago)
+                case _ if isinstance(receipts[message_id], Lease):
+                    pass  # leased by this statement, and known before it
+                case "done":
+                    receipts[message_id] = AlreadySettled(row["consumer"] or "")
+                case "conflict":
+                    receipts[message_id] = ContentConflict()
+                case _:
+                    receipts[message_id] = LeasedElsewhere(row["attempts"])
+        return receipts
 
     async def _write(self, name: str, leases: Sequence[Lease], *more: object) -> frozenset[str]:
         """Run a statement over leases, in the order in which ``insert`` locks rows."""
@@ -162,35 +170,13 @@ class PostgresInboxAdapter:
         return _ids(await fetch(self._pool, self._sql[name], ids, tokens, *more))
 
 
-class PostgresResumptions:
-    """See ``ports.inbox.Resumptions``; ``sql/roles.sql`` grants the worker the few columns that it reads."""
+async def resumed(pool: asyncpg.Pool, within_seconds: float) -> Sequence[tuple[str, float]]:
+    """Return the event types that operators resumed within that time, and how many seconds ago.
 
-    def __init__(self, *, pool: asyncpg.Pool) -> None:
-        """Use a pool of the worker's."""
-        self._pool = pool
-        self._sql = load_queries("inbox")
-
-    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
-        """Read what was resumed so lately."""
-        rows = await fetch(self._pool, self._sql["resumed"], within_seconds)
-        return [(row["event_type"], row["seconds_ago"]) for row in rows]
-
-
-def _run(row: Any, token: str) -> Receipt:
-    return Leased(
-        lease=Lease(message_id=row["message_id"], token=token),
-        attempts=row["attempts"],
-        dead_letter_begun_seconds_ago=row["begun_seconds_ago"] or 0.0,
-    )
-
-
-def _refusal(row: Any) -> Receipt:
-    match row["verdict"]:
-        case "done":
-            return AlreadySettled(row["consumer"] or "")
-        case "conflict":
-            return ContentConflict()
-    return LeasedElsewhere(row["attempts"])
+    An empty type stands for all. ``sql/roles.sql`` grants the worker the few columns that it reads.
+    """
+    rows = await fetch(pool, load_queries("inbox")["resumed"], within_seconds)
+    return [(row["event_type"], row["seconds_ago"]) for row in rows]
 
 
 def _ids(rows: Sequence[Any]) -> frozenset[str]:

@@ -4,8 +4,8 @@ The idea is one for all of them: read the message from the stream itself, give i
 and handle it as a delivered one; the inbox recognises it, should the consumer deliver it after all. It is
 taken up when it is
 
-- *exhausted*: the server stopped delivering it because it reached max_deliver. An advisory names it
-  (``ports.ExhaustedMessages``); ``consumer.recover_exhausted`` submits it.
+- *exhausted*: the server stopped delivering it because it reached max_deliver (``exhausted.py``).
+- *passed*: the server takes it for acknowledged, and the inbox does not have it (``missed.py``).
 - *orphaned*: the inbox has it without an outcome and no delivery will bring it: its advisory was lost,
   the durable was created again with another start, or another client acknowledged it without handling it.
   Its inbox row still names its place in the stream (``OrphanFinder``).
@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sea_mq_worker.errors import ContractError, RowsRefusedError
+from sea_mq_worker.errors import ContractError, RowsRefusedError, command
 from sea_mq_worker.inbox.health import HandlerHealth
 from sea_mq_worker.inbox.leases import InboxLeases
 from sea_mq_worker.inbox.message import (
-    FailedHandling,
     GivenBack,
     InboxMessage,
-    Leased,
+    Lease,
     content_hash,
     recorded_as,
     storage_id,
@@ -139,38 +138,6 @@ _PAGE = 50
 _PAGES_MAX = 20
 
 
-@dataclass(slots=True)
-class _Postponed:
-    """Messages of slow event types that were read and wait for their turn, up to a number and size."""
-
-    health: HandlerHealth
-    _by_type: dict[str, deque[InboundMessage]] = field(default_factory=dict)
-    _bytes: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._by_type)
-
-    def add(self, message: InboundMessage, event_type: str) -> bool:
-        """Keep a message; return False where there is no room. One message fits, however large."""
-        count = sum(map(len, self._by_type.values()))
-        if count and (count >= _POSTPONED_MAX or self._bytes + message.size > _POSTPONED_BYTES_MAX):
-            return False
-        self._by_type.setdefault(event_type, deque()).append(message)
-        self._bytes += message.size
-        return True
-
-    def take(self, limit: int) -> list[InboundMessage]:
-        """Return the messages whose turn has come, at most ``limit``."""
-        found: list[InboundMessage] = []
-        for event_type, messages in list(self._by_type.items()):
-            takes = min(len(messages), self.health.calls_soon(event_type, limit - len(found)))
-            found += [messages.popleft() for _ in range(takes)]
-            if not messages:
-                del self._by_type[event_type]
-        self._bytes -= sum(message.size for message in found)
-        return found
-
-
 @dataclass(slots=True, kw_only=True)
 class ReadAhead:
     """Reads ahead for one consumer, as fast as its messages are handled.
@@ -186,16 +153,15 @@ class ReadAhead:
     broker_breaker: CircuitBreaker
     clock: Callable[[], float]
     cursor: int = 0
-    _postponed: _Postponed = field(init=False)
+    _postponed: dict[str, deque[InboundMessage]] = field(default_factory=dict)
+    """Messages of slow event types that were read and wait for their turn."""
+    _postponed_bytes: int = 0
     _postponed_first: bool = True
     _skipped_seq: int = 0
     """Sequence of the first message that found no room among the postponed; 0: none."""
     _read_in_vain_at: float = float("-inf")
     _waiting_with_room: int = 0
     """Messages that waited for a retry when the consumer had room; 0: it had none at the last check."""
-
-    def __post_init__(self) -> None:
-        self._postponed = _Postponed(self.health)
 
     @property
     def pause_seconds(self) -> float:
@@ -206,14 +172,11 @@ class ReadAhead:
         """Return up to ``limit`` messages to handle now; none while the consumer has room itself.
 
         ``waiting``: number of messages that fill max_ack_pending until their retry.
-
-        Raises:
-            StoppedError: the worker stopped while the broker was away.
         """
         self._postponed_first = not self._postponed_first  # both take turns at the slots
-        found = self._postponed.take(limit) if self._postponed_first else []
+        found = self._take_postponed(limit) if self._postponed_first else []
         found += await self._read(limit - len(found), waiting, stop)
-        return found + self._postponed.take(limit - len(found))
+        return found + self._take_postponed(limit - len(found))
 
     async def _read(self, limit: int, waiting: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Read at most 20 pages, until there is a message to handle; postpone messages of slow types."""
@@ -235,8 +198,28 @@ class ReadAhead:
                 event_type = event_type_of(message.subject)
                 if not self.health.is_slow(event_type):
                     found.append(message)
-                elif not self._skipped_seq and not self._postponed.add(message, event_type):
+                elif not self._skipped_seq and not self._postpone(message, event_type):
                     self._skipped_seq = message.seq
+        return found
+
+    def _postpone(self, message: InboundMessage, event_type: str) -> bool:
+        """Keep a message; return False where there is no room. One message fits, however large."""
+        count, size = sum(map(len, self._postponed.values())), self._postponed_bytes + message.size
+        if count and (count >= _POSTPONED_MAX or size > _POSTPONED_BYTES_MAX):
+            return False
+        self._postponed.setdefault(event_type, deque()).append(message)
+        self._postponed_bytes = size
+        return True
+
+    def _take_postponed(self, limit: int) -> list[InboundMessage]:
+        """Return the messages whose turn has come, at most ``limit``."""
+        found: list[InboundMessage] = []
+        for event_type, messages in list(self._postponed.items()):
+            takes = min(len(messages), self.health.calls_soon(event_type, limit - len(found)))
+            found += [messages.popleft() for _ in range(takes)]
+            if not messages:
+                del self._postponed[event_type]
+        self._postponed_bytes -= sum(message.size for message in found)
         return found
 
     async def _page(self) -> Sequence[InboundMessage] | None:
@@ -278,11 +261,7 @@ class OrphanFinder:
         return min(_ORPHAN_SEARCH_SECONDS, self.older_than_seconds)
 
     async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
-        """Check one page of rows; return the messages to handle again, and report those that are lost.
-
-        Raises:
-            StoppedError: the worker stopped while the database or the broker was away.
-        """
+        """Check one page of rows; return the messages to handle again, and report those that are lost."""
         entries = await call_when_available(self._page, breaker=self.leases.store_breaker, stop=stop)
         if not entries:
             self._after, self._lost, self._seen = "", self._lost & self._seen, set()
@@ -330,7 +309,7 @@ class OrphanFinder:
             return
         text = (
             f"{name} had no effect and its stream no longer holds it: publish it again, "
-            f"or end it with `python -m sea_mq_worker inbox close {entry.message_id} --reason lost`"
+            f"or end it with {command('inbox', 'close', entry.message_id, '--reason', 'lost')}"
         )
         with contextlib.suppress(RowsRefusedError):  # the log line reports it anyway
             await call_when_available(
@@ -342,8 +321,8 @@ class OrphanFinder:
     async def _record_lost(self, entry: InboxMessage, text: str) -> None:
         inbox = self.leases.inbox
         [receipt] = await inbox.insert_batch([entry], lease_seconds=self.leases.lease_seconds)
-        if isinstance(receipt, Leased):
-            await inbox.record_error_batch([FailedHandling(lease=receipt.lease, error=text, counted=False)])
+        if isinstance(receipt, Lease):
+            await inbox.record_error_batch([(receipt, GivenBack(text))])
 
 
 def _is_recorded(message: InboundMessage, entry: InboxMessage) -> bool:

@@ -18,7 +18,7 @@ from sea_mq_worker.inbox.message import (
     ContentConflict,
     HandlerRequest,
     InboxMessage,
-    Leased,
+    Lease,
     LeasedElsewhere,
     Unwritable,
     content_hash,
@@ -130,17 +130,17 @@ class Redriver:
             content_hash=content_hash(message),
         )
         [run] = await self.inbox.insert_batch([recorded], lease_seconds=self.lease_seconds)
-        if not isinstance(run, Leased):
+        if not isinstance(run, Lease):
             return False, _NOT_LEASED[type(run)].format(entry.message_id)
-        async with renewing_lease(self.inbox, run.lease, lease_seconds=self.lease_seconds):
+        async with renewing_lease(self.inbox, run, lease_seconds=self.lease_seconds):
             result = await self.handler.handle_request(request)
         if isinstance(result, Accepted):
-            if await self.inbox.mark_processed_batch([run.lease]):
+            if await self.inbox.mark_processed_batch([run]):
                 return True, f"processed, the handler answered {result.status}"
             return False, f"handled, but another worker has taken it over; {_SHOW.format(entry.message_id)}"
         # Record it as dead-lettered again: a WAITING message would never be delivered.
-        await self.inbox.begin_dead_letter(run.lease, reason=entry.reason, detail=f"redrive: {result.error}")
-        await self.inbox.mark_dead_lettered([run.lease])
+        await self.inbox.begin_dead_letter(run, reason=entry.reason, detail=f"redrive: {result.error}")
+        await self.inbox.mark_dead_lettered([run])
         return False, f"{result.error}; the dead letter stays"
 
 

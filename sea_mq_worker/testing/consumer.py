@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.operators.records import ConsumerDelivery, ConsumerState, DeliveryState
 from sea_mq_worker.testing.stream import InMemoryStream
 
 
@@ -146,31 +145,6 @@ class InMemoryConsumer:
         message = self._stream.message(seq)
         reply = f"{self.name}.{deliveries}.{seq}" if deliveries else ""
         return message and message._replace(consumer=self.name, deliveries=deliveries, reply=reply)
-
-    def delivery(self, seq: int) -> ConsumerDelivery:
-        """Return the progress with a message, as far as the server reports it."""
-        if seq > self._last_seq:
-            before = seq - self._last_seq - 1
-            return ConsumerDelivery(consumer=self.name, reading=DeliveryState.TO_COME, before=before)
-        is_done = seq < min(self._pending, default=self._last_seq + 1)
-        reading = DeliveryState.DONE if is_done else DeliveryState.DELIVERED
-        return ConsumerDelivery(consumer=self.name, reading=reading, before=0)
-
-    def state(self) -> ConsumerState:
-        """Return the backlog."""
-        oldest = next(iter(self._stream.entries(after_seq=self._last_seq)), None)
-        return ConsumerState(
-            stream=self._stream.name,
-            durable=self.name,
-            pending=len(self._stream.entries(after_seq=self._last_seq)),
-            ack_pending=len(self._pending),
-            ack_pending_max=self._max_ack_pending,
-            redelivered=sum(pending.deliveries > 1 for pending in self._pending.values()),
-            paused_seconds=0.0,
-            delivered_seq=self._last_seq,
-            oldest_seconds=self._clock() - oldest.stored_at if oldest else None,
-            oldest_id=oldest.headers.get("Nats-Msg-Id", "") if oldest else "",
-        )
 
     def _postpone(self, msg: InboundMessage, seconds: float) -> None:
         if msg.reply and msg.seq in self._pending:

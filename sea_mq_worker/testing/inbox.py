@@ -9,10 +9,9 @@ from sea_mq_worker.inbox.message import (
     AbandonedDelivery,
     AlreadySettled,
     ContentConflict,
-    FailedHandling,
+    GivenBack,
     InboxMessage,
     Lease,
-    Leased,
     LeasedElsewhere,
     Receipt,
     deduplicate,
@@ -84,9 +83,9 @@ class InMemoryInbox:
 
     async def record_error(self, id: str, error: str) -> bool:  # noqa: A002 - SDS-047's
         """Record an error under the lease that this inbox holds."""
-        leases = [Lease(str(id), token) for token in self._tokens]
+        failed = GivenBack(error, counted=True)
         return bool(
-            await self.record_error_batch([FailedHandling(lease=each, error=error) for each in leases])
+            await self.record_error_batch([(Lease(str(id), token), failed) for token in self._tokens])
         )
 
     async def insert_batch(
@@ -143,13 +142,13 @@ class InMemoryInbox:
             row.unlock()
         return _ids(held)
 
-    async def record_error_batch(self, failures: Sequence[FailedHandling]) -> frozenset[str]:
+    async def record_error_batch(self, failures: Sequence[tuple[Lease, GivenBack]]) -> frozenset[str]:
         """Record the error; attempts never fall below 0."""
         changed = []
-        for failure in failures:
-            for row in self._held([failure.lease]):
-                row.last_error = failure.error[:_ERROR_CHARS_MAX]
-                row.attempts = max(0, row.attempts - (not failure.counted))
+        for lease, outcome in failures:
+            for row in self._held([lease]):
+                row.last_error = outcome.error[:_ERROR_CHARS_MAX]
+                row.attempts = max(0, row.attempts - (not outcome.counted))
                 row.unlock()
                 changed.append(row)
         return _ids(changed)
@@ -205,11 +204,7 @@ class InMemoryInbox:
         row.attempts += 1
         row.locked_until, row.locked_by = now + lease_seconds, token
         begun_at = now if row.dead_letter_begun_at is None else row.dead_letter_begun_at
-        return Leased(
-            lease=Lease(message_id=entry.message_id, token=token),
-            attempts=row.attempts,
-            dead_letter_begun_seconds_ago=now - begun_at,
-        )
+        return Lease(entry.message_id, token, row.attempts, now - begun_at)
 
     def _held(self, leases: Iterable[Lease]) -> Iterator[InboxRow]:
         for lease in leases:
@@ -224,23 +219,3 @@ def _age(row: InboxRow) -> tuple[float, str]:
 
 def _ids(rows: Iterable[InboxRow]) -> frozenset[str]:
     return frozenset(row.entry.message_id for row in rows)
-
-
-# --- In-memory fake of what operators resume.
-
-
-@dataclass(slots=True)
-class InMemoryResumptions:
-    """The types that were resumed, and when by the clock."""
-
-    clock: Callable[[], float]
-    _asked: list[tuple[str, float]] = field(default_factory=list)
-
-    def resume(self, event_type: str) -> None:
-        """Note it."""
-        self._asked.append((event_type, self.clock()))
-
-    async def resumed(self, *, within_seconds: float) -> Sequence[tuple[str, float]]:
-        """Return what was resumed so lately."""
-        now = self.clock()
-        return [(name, now - at) for name, at in self._asked if now - at <= within_seconds]

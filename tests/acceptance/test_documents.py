@@ -22,7 +22,7 @@ from sqlalchemy import MetaData, create_engine, make_url
 from typer.testing import CliRunner
 
 from sea_mq_worker.cli import app
-from sea_mq_worker.inbox.http import read_statuses
+from sea_mq_worker.inbox.http import read_elements
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.runtime.supervisor import ExitCode
 from sea_mq_worker.settings import load_settings
@@ -160,7 +160,9 @@ def test_the_examples_of_a_request_and_of_a_batchs_answer_fit_handler_and_worker
     given = json.loads(example)
     assert request.model_validate(given | {"of_a_later_worker": 1}).model_dump().keys() == given.keys()
     ids = [element["message_id"] for element in json.loads(answer)]
-    assert [each.status for each in read_statuses(answer.encode(), ids).values()] == [200, 503]
+    elements = read_elements(answer.encode(), ids)
+    assert not isinstance(elements, str)
+    assert [element["status"] for element in elements.values()] == [200, 503]
 
 
 def test_a_settings_file_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

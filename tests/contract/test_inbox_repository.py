@@ -8,10 +8,9 @@ import pytest
 from sea_mq_worker.inbox.message import (
     AlreadySettled,
     ContentConflict,
-    FailedHandling,
+    GivenBack,
     InboxMessage,
     Lease,
-    Leased,
     LeasedElsewhere,
     Receipt,
 )
@@ -24,9 +23,9 @@ HOUR = 3600.0
 world = inboxes.world
 
 
-async def dead_letter(inbox: InboxRepository, run: Leased) -> None:
-    assert await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
-    assert await inbox.mark_dead_lettered([run.lease])
+async def dead_letter(inbox: InboxRepository, run: Lease) -> None:
+    assert await inbox.begin_dead_letter(run, reason="REJECTED", detail="422")
+    assert await inbox.mark_dead_lettered([run])
 
 
 def kinds(receipts: list[Receipt]) -> list[type]:
@@ -42,9 +41,9 @@ async def test_new_messages_are_leased_and_their_attempt_counted(world: World) -
 
     one, two = await insert(world.inbox(), first, second)
 
-    assert isinstance(one, Leased)
-    assert isinstance(two, Leased)
-    assert (one.lease.message_id, two.lease.message_id) == (first.message_id, second.message_id)
+    assert isinstance(one, Lease)
+    assert isinstance(two, Lease)
+    assert (one.message_id, two.message_id) == (first.message_id, second.message_id)
     assert (one.attempts, one.dead_letter_begun_seconds_ago) == (1, 0.0)
     assert await world.row(first.message_id) == Row(
         attempts=1, last_error=None, processed=False, leased=True, reason=None, dead_lettered=False,
@@ -56,7 +55,7 @@ async def test_new_messages_are_leased_and_their_attempt_counted(world: World) -
 async def test_a_processed_message_is_never_handled_again(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
-    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run]) == {one.message_id}
 
     await world.pass_time(10 * LEASE)
 
@@ -84,37 +83,37 @@ async def test_a_lost_row_loses_its_lease_and_is_recorded_again(world: World) ->
     lost = await lease(inbox, one)
     await world.lose(one.message_id)
 
-    assert await inbox.extend([lost.lease], lease_seconds=LEASE) == frozenset()
-    assert await inbox.mark_processed_batch([lost.lease]) == frozenset()
-    assert await inbox.record_error_batch([FailedHandling(lease=lost.lease, error="503")]) == frozenset()
+    assert await inbox.extend([lost], lease_seconds=LEASE) == frozenset()
+    assert await inbox.mark_processed_batch([lost]) == frozenset()
+    assert await inbox.record_error_batch([(lost, GivenBack("503", counted=True))]) == frozenset()
     again = await lease(inbox, one)
 
-    assert (again.attempts, again.lease != lost.lease) == (1, True)
-    assert await inbox.mark_processed_batch([again.lease]) == {one.message_id}
+    assert (again.attempts, again != lost) == (1, True)
+    assert await inbox.mark_processed_batch([again]) == {one.message_id}
 
 
 async def test_receipts_keep_the_order_of_their_entries(world: World) -> None:
     inbox = world.inbox()
     done, busy, conflicting = entry(), entry(), entry()
     run = await lease(inbox, done)
-    await inbox.mark_processed_batch([run.lease])
+    await inbox.mark_processed_batch([run])
     await insert(inbox, busy, conflicting)
     other = entry(conflicting.message_id, body=b"[]")
 
     receipts = await insert(inbox, entry("f" * 8 + "-ffff" * 4 + "f" * 8), other, done, busy, entry())
 
-    assert kinds(receipts) == [Leased, ContentConflict, AlreadySettled, LeasedElsewhere, Leased]
+    assert kinds(receipts) == [Lease, ContentConflict, AlreadySettled, LeasedElsewhere, Lease]
 
 
 @pytest.mark.clause("POL-047-003")
 async def test_of_equal_ids_in_a_batch_the_first_is_leased(world: World) -> None:
     one, processed = entry(), entry()
     inbox = world.inbox()
-    await inbox.mark_processed_batch([(await lease(inbox, processed)).lease])
+    await inbox.mark_processed_batch([await lease(inbox, processed)])
 
     receipts = await insert(inbox, one, one, entry(one.message_id, body=b"[]"), processed, processed)
 
-    assert kinds(receipts) == [Leased, LeasedElsewhere, ContentConflict, AlreadySettled, AlreadySettled]
+    assert kinds(receipts) == [Lease, LeasedElsewhere, ContentConflict, AlreadySettled, AlreadySettled]
     assert (await world.row(one.message_id)).attempts == 1
 
 
@@ -125,11 +124,11 @@ async def test_a_known_id_with_another_content_is_a_conflict_and_changes_nothing
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
     if ending == "processed":
-        await inbox.mark_processed_batch([run.lease])
+        await inbox.mark_processed_batch([run])
     elif ending == "dead-lettered":
         await dead_letter(inbox, run)
     elif ending == "free":
-        await inbox.record_error_batch([FailedHandling(lease=run.lease, error="503")])
+        await inbox.record_error_batch([(run, GivenBack("503", counted=True))])
     before = await world.row(one.message_id)
 
     other = entry(one.message_id, body=b"[]")
@@ -186,7 +185,7 @@ async def test_old_messages_without_an_ending_are_found_by_age_page_by_page(worl
     entries = [entry(stream_seq=seq) for seq in range(1, 4)]
     for one in (entries[0]._replace(stream_seq=99), *entries):
         run = await lease(inbox, one)
-        await inbox.record_error_batch([FailedHandling(lease=run.lease, error="500")])
+        await inbox.record_error_batch([(run, GivenBack("500", counted=True))])
         await world.pass_time(50 if one in entries else 0)
     await world.pass_time(51)
 
@@ -211,7 +210,7 @@ async def test_messages_that_were_recorded_together_are_found_on_whichever_page(
 async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(world: World) -> None:
     inbox = world.inbox()
     processed, dead, other = entry(), entry(), entry(consumer="other")
-    await inbox.mark_processed_batch([(await lease(inbox, processed)).lease])
+    await inbox.mark_processed_batch([await lease(inbox, processed)])
     await dead_letter(inbox, await lease(inbox, dead))
     await lease(inbox, other)
     await world.write_by_hand(str(uuid.uuid4()))
@@ -222,7 +221,7 @@ async def test_messages_that_are_settled_leased_or_of_others_are_not_overdue(wor
 
     assert await overdue(world) == []
     await world.pass_time(LEASE + 101)
-    await inbox.extend([held.lease], lease_seconds=LEASE)
+    await inbox.extend([held], lease_seconds=LEASE)
     assert await overdue(world) == [leased.message_id]
 
 
@@ -234,21 +233,21 @@ async def test_an_expired_lease_counts_until_another_worker_takes_it(world: Worl
     run = await lease(inbox, one)
     await world.pass_time(10 * LEASE)
 
-    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run]) == {one.message_id}
 
 
 @pytest.mark.parametrize("by", ["w1", "w2"])
 async def test_who_was_too_slow_changes_nothing(world: World, by: str) -> None:
     """Also where the same worker took the message again: the token is the insert's, not the worker's."""
     slow, one, other = world.inbox("w1"), entry(), entry()
-    late = (await lease(slow, one)).lease
+    late = await lease(slow, one)
     await world.pass_time(LEASE + 1)
-    await world.inbox(by).begin_dead_letter((await lease(world.inbox(by), one)).lease, reason="R", detail="")
+    await world.inbox(by).begin_dead_letter(await lease(world.inbox(by), one), reason="R", detail="")
     before = await world.row(one.message_id)
-    own = (await lease(slow, other)).lease
+    own = await lease(slow, other)
 
     assert await slow.extend([late, own], lease_seconds=LEASE) == {other.message_id}
-    assert await slow.record_error_batch([FailedHandling(lease=late, error="late")]) == frozenset()
+    assert await slow.record_error_batch([(late, GivenBack("late", counted=True))]) == frozenset()
     assert await slow.begin_dead_letter(late, reason="REJECTED", detail="") == frozenset()
     assert await slow.mark_dead_lettered([late]) == frozenset()
     assert await slow.mark_processed_batch([late, own]) == {other.message_id}
@@ -260,16 +259,16 @@ async def test_a_settled_message_is_settled_for_good(world: World, ending: str) 
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
     if ending == "processed":
-        await inbox.mark_processed_batch([run.lease])
+        await inbox.mark_processed_batch([run])
     else:
         await dead_letter(inbox, run)
     before = await world.row(one.message_id)
 
-    assert await inbox.mark_processed_batch([run.lease]) == frozenset()
-    assert await inbox.record_error_batch([FailedHandling(lease=run.lease, error="e")]) == frozenset()
-    assert await inbox.begin_dead_letter(run.lease, reason="R", detail="") == frozenset()
-    assert await inbox.mark_dead_lettered([run.lease]) == frozenset()
-    assert await inbox.extend([run.lease], lease_seconds=LEASE) == frozenset()
+    assert await inbox.mark_processed_batch([run]) == frozenset()
+    assert await inbox.record_error_batch([(run, GivenBack("e", counted=True))]) == frozenset()
+    assert await inbox.begin_dead_letter(run, reason="R", detail="") == frozenset()
+    assert await inbox.mark_dead_lettered([run]) == frozenset()
+    assert await inbox.extend([run], lease_seconds=LEASE) == frozenset()
     assert await world.row(one.message_id) == before
 
 
@@ -305,7 +304,7 @@ async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(worl
     run = await lease(inbox, one)
     await world.pass_time(-HOUR)
 
-    assert await inbox.extend([run.lease], lease_seconds=LEASE) == {one.message_id}
+    assert await inbox.extend([run], lease_seconds=LEASE) == {one.message_id}
 
     assert await insert(world.inbox("w2"), one) == [LeasedElsewhere()]
     assert await overdue(world) == []
@@ -316,7 +315,7 @@ async def test_a_heartbeat_keeps_a_lease_that_was_taken_under_a_clock_ahead(worl
 async def test_a_message_received_in_the_future_is_overdue_without_a_lease(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
-    await inbox.record_error_batch([FailedHandling(lease=run.lease, error="500")])
+    await inbox.record_error_batch([(run, GivenBack("500", counted=True))])
     assert await overdue(world) == []
 
     await world.pass_time(-HOUR)
@@ -332,7 +331,7 @@ async def test_an_error_frees_the_message_and_spends_its_attempt(world: World) -
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
 
-    assert await inbox.record_error_batch([FailedHandling(lease=run.lease, error="503 " + "x" * 3000)])
+    assert await inbox.record_error_batch([(run, GivenBack("503 " + "x" * 3000, counted=True))])
 
     row = await world.row(one.message_id)
     assert (row.attempts, row.leased, row.processed) == (1, False, False)
@@ -344,9 +343,7 @@ async def test_what_is_not_counted_gives_its_attempt_back(world: World) -> None:
     inbox, one, two = world.inbox(), entry(), entry()
     runs = [await lease(inbox, one), await lease(inbox, two)]
 
-    await inbox.record_error_batch(
-        [FailedHandling(lease=run.lease, error=str(n), counted=n == 1) for n, run in enumerate(runs)]
-    )
+    await inbox.record_error_batch([(run, GivenBack(str(n), counted=n == 1)) for n, run in enumerate(runs)])
 
     rows = [await world.row(message.message_id) for message in (one, two)]
     assert [(row.attempts, row.last_error) for row in rows] == [(0, "0"), (1, "1")]
@@ -355,9 +352,9 @@ async def test_what_is_not_counted_gives_its_attempt_back(world: World) -> None:
 async def test_success_clears_the_error(world: World) -> None:
     inbox, one = world.inbox(), entry()
     first = await lease(inbox, one)
-    await inbox.record_error_batch([FailedHandling(lease=first.lease, error="503")])
+    await inbox.record_error_batch([(first, GivenBack("503", counted=True))])
 
-    await inbox.mark_processed_batch([(await lease(inbox, one)).lease])
+    await inbox.mark_processed_batch([await lease(inbox, one)])
 
     assert (await world.row(one.message_id)).last_error is None
 
@@ -370,9 +367,9 @@ async def test_a_dead_lettered_message_is_done(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
 
-    assert await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422") == {one.message_id}
+    assert await inbox.begin_dead_letter(run, reason="REJECTED", detail="422") == {one.message_id}
     assert await insert(world.inbox("w2"), one) == [LeasedElsewhere()]
-    assert await inbox.mark_dead_lettered([run.lease]) == {one.message_id}
+    assert await inbox.mark_dead_lettered([run]) == {one.message_id}
 
     assert await insert(inbox, one) == [AlreadySettled()]
     assert await world.row(one.message_id) == Row(
@@ -386,7 +383,7 @@ async def test_the_next_lease_of_an_unfinished_dead_letter_has_its_earliest_time
     inbox, one = world.inbox(), entry()
     for _ in range(2):
         run = await lease(inbox, one)
-        await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
+        await inbox.begin_dead_letter(run, reason="REJECTED", detail="422")
         await world.pass_time(LEASE + 40)
 
     third = await lease(inbox, one)
@@ -399,13 +396,13 @@ async def test_what_was_not_begun_is_not_dead_lettered(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
 
-    assert await inbox.mark_dead_lettered([run.lease]) == frozenset()
+    assert await inbox.mark_dead_lettered([run]) == frozenset()
     assert (await world.row(one.message_id)).leased
 
 
 async def test_a_message_may_still_be_processed_after_a_dead_letter_was_begun(world: World) -> None:
     inbox, one = world.inbox(), entry()
     run = await lease(inbox, one)
-    await inbox.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
+    await inbox.begin_dead_letter(run, reason="REJECTED", detail="422")
 
-    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run]) == {one.message_id}

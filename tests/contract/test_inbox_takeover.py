@@ -38,6 +38,6 @@ async def test_neither_other_sessions_nor_settled_messages_are_taken_over(world:
         await lease(world.inbox(GONE, session), entry())
     dead = world.inbox("dead", GONE)
     done = await lease(dead, entry())
-    await dead.mark_processed_batch([done.lease])
+    await dead.mark_processed_batch([done])
 
     assert await world.inbox("heir").take_over(GONE) == []

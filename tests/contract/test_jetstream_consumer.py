@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
+from sea_mq_worker.inbox.exhausted import NatsExhaustedMessages
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.ports import ExhaustedMessages, JetStreamConsumer
 from sea_mq_worker.testing.consumer import InMemoryConsumer, InMemoryExhaustedMessages
+from sea_mq_worker.testing.events import RecordingEvents
 from sea_mq_worker.testing.stream import InMemoryStream
 from tests.support.jetstream import SECOND, connected, create_consumer, create_stream, store
 from tests.support.waiting import eventually
@@ -84,7 +86,7 @@ async def world(
             stream=advisories,
             durable=keeper,
             consumers=[(stream, durable)],
-            on_event=lambda _event, _text: None,
+            events=RecordingEvents(),
             wait_seconds=wait,
         )
 

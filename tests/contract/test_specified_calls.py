@@ -7,7 +7,7 @@ import pytest
 
 from sea_mq_worker.inbox.http import HttpEventHandler
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
-from sea_mq_worker.inbox.message import Accepted, AlreadySettled, InboxMessage, Leased, LeasedElsewhere
+from sea_mq_worker.inbox.message import Accepted, AlreadySettled, InboxMessage, Lease, LeasedElsewhere
 from sea_mq_worker.nats.headers import NatsMsgId
 from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
@@ -102,12 +102,12 @@ def message() -> InboxMessage:
 async def test_a_message_is_recorded_failed_and_processed_by_its_id(inbox_world: inboxes.World) -> None:
     inbox, msg = inbox_world.inbox(), message()
     first = await inbox.insert(msg)
-    assert isinstance(first, Leased)
+    assert isinstance(first, Lease)
     assert await inbox.insert(msg) == LeasedElsewhere()
     assert await inbox.record_error(msg.message_id, "503")
     assert not await inbox.mark_processed(msg.message_id)
     again = await inbox.insert(msg._replace(content_hash=b"known now"))
-    assert isinstance(again, Leased)
+    assert isinstance(again, Lease)
     assert again.attempts == 2
     assert await inbox.mark_processed(msg.message_id)
     assert await inbox.insert(msg) == AlreadySettled()

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import asyncpg
 import pytest
 
-from sea_mq_worker.inbox.message import FailedHandling, InboxMessage, Leased
+from sea_mq_worker.inbox.message import GivenBack, InboxMessage, Lease
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.operators.prune import prune
 from sea_mq_worker.operators.tables import BY_INDEX, depth
@@ -152,8 +152,8 @@ class Statements:
         receipts = await self._count(
             "insert", BATCH, partial(inbox.insert_batch, entries, lease_seconds=60.0)
         )
-        leases = [receipt.lease for receipt in receipts if isinstance(receipt, Leased)]
-        failures = [FailedHandling(lease=lease, error="no") for lease in leases[50:75]]
+        leases = [receipt for receipt in receipts if isinstance(receipt, Lease)]
+        failures = [(lease, GivenBack("no", counted=True)) for lease in leases[50:75]]
         await self._count("extend", BATCH, partial(inbox.extend, leases, lease_seconds=60.0))
         await self._count("mark_processed", 50, partial(inbox.mark_processed_batch, leases[:50]))
         await self._count("record_error", 25, partial(inbox.record_error_batch, failures))

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, StoreUnavailableError
-from sea_mq_worker.inbox.dead_letter import Reason, dead_letter_message, headers_only
+from sea_mq_worker.inbox.dead_letter import Reason, headers_only
 from sea_mq_worker.inbox.message import Lease, content_hash
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.nats.connection import NatsConnection, api
@@ -87,9 +87,7 @@ class World:
             stream=source_name(self), seq=seq, subject=subject, payload=b'{"vibe": "calm"}', headers=headers
         )
         message_id = as_id or headers["Nats-Msg-Id"]
-        built = dead_letter_message(
-            dead_letter(message, message_id=message_id, detail=detail), context=self.name
-        )
+        built = dead_letter(message, context=self.name, message_id=message_id, detail=detail)
         if omit == "body":
             built = headers_only(built)
         elif omit == "headers":
@@ -97,8 +95,8 @@ class World:
             built = built._replace(headers=kept | {"Dlq-Headers-Omitted": "1"})
         worker = PostgresInboxAdapter(pool=self.pool, worker="worker")
         run = await lease(worker, inbox_entry(message_id, content_hash=content_hash(message)))
-        await worker.begin_dead_letter(run.lease, reason="REJECTED", detail="422")
-        await worker.mark_dead_lettered([run.lease])
+        await worker.begin_dead_letter(run, reason="REJECTED", detail="422")
+        await worker.mark_dead_lettered([run])
         return message_id, await self.store(built.subject, built.payload, dict(built.headers))
 
     async def redrive(self, seq: int) -> DeadLetterOutcome:
@@ -156,7 +154,7 @@ def source(world: World, body: bytes = b'{"vibe": 1.00}', seq: int = 7) -> Inbou
 
 def letter(world: World, number: int = 1, reason: Reason = Reason.REJECTED) -> OutboundMessage:
     given = {"message_id": f"0c2f3b8e-0000-4000-8000-{number:012}", "reason": reason}
-    return dead_letter_message(dead_letter(source(world), **given), context=world.name)
+    return dead_letter(source(world), context=world.name, **given)
 
 
 async def put(world: World, letter: OutboundMessage) -> DeadLetterEntry:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.errors import ContractError
-from sea_mq_worker.inbox.jetstream import NatsExhaustedMessages, NatsJetStreamConsumer
+from sea_mq_worker.inbox.exhausted import NatsExhaustedMessages
+from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.nats.connection import NatsConnection, api
+from sea_mq_worker.testing.events import RecordingEvents
 from tests.support.jetstream import connected, consumer_info, create_consumer, create_stream, store
 
 WAIT = 0.2
@@ -24,7 +26,7 @@ class World:
 
     connection: NatsConnection
     stream: str
-    reported: list[tuple[str, str]]
+    events: RecordingEvents = field(default_factory=RecordingEvents)
 
     @property
     def advisories(self) -> str:
@@ -41,7 +43,7 @@ class World:
             stream=self.advisories,
             durable="keeper",
             consumers=[(self.stream, name) for name in names or ("durable",)],
-            on_event=lambda event, text: self.reported.append((event, text)),
+            events=self.events,
             wait_seconds=WAIT,
             sweep_seconds=sweep_seconds,
         )
@@ -65,7 +67,7 @@ class World:
 @pytest_asyncio.fixture
 async def world(nats_url: str, names: str) -> AsyncIterator[World]:
     async with connected(nats_url) as connection:
-        world = World(connection=connection, stream=names.upper(), reported=[])
+        world = World(connection=connection, stream=names.upper())
         advisory = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{world.stream}.*"
         await create_stream(connection, world.stream, f"{names}.>")
         await create_stream(connection, world.advisories, advisory, retention="workqueue")
@@ -108,8 +110,8 @@ async def test_a_message_that_left_its_stream_is_reported_and_not_requested_agai
     else:
         await api(world.connection, f"STREAM.PURGE.{world.stream}")
     assert list(await world.exhausted().fetch()) == []
-    [(event, text)] = world.reported
-    assert (event, f"message 1 of stream {world.stream}" in text) == ("exhausted_message_lost", True)
+    [lost] = world.events.of("exhausted_message_lost")
+    assert f"message 1 of stream {world.stream}" in lost.text
     assert await world.pending_advisories() == 0
 
 
@@ -119,7 +121,7 @@ async def test_a_paused_consumer_is_reported_once(world: World) -> None:
     exhausted = world.exhausted()
     for _ in range(2):
         assert list(await exhausted.fetch()) == []
-    assert [event for event, _ in world.reported] == ["consumer_paused"]
+    assert [event.key for event in world.events.emitted] == ["consumer_paused"]
 
 
 async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World) -> None:
@@ -130,7 +132,7 @@ async def test_an_unreadable_advisory_is_reported_and_acknowledged(world: World)
     for body in bodies:
         await store(world.connection, subject, body)
     assert list(await world.exhausted().fetch()) == []
-    assert [event for event, _ in world.reported] == ["advisory_unreadable"] * len(bodies)
+    assert [event.key for event in world.events.emitted] == ["advisory_unreadable"] * len(bodies)
     assert await world.pending_advisories() == 0
 
 

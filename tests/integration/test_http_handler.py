@@ -11,13 +11,11 @@ import pytest
 
 from sea_mq_worker.inbox.http import HttpEventHandler
 from sea_mq_worker.inbox.message import Accepted, HandlerResult, NotDelivered, Poison, Retry
-from tests.support.clocks import pass_time
 from tests.support.handlers import (
     Behaviour,
     Call,
     HandlerServer,
     answer,
-    drip,
     handler_request,
     handler_server,
     hang,
@@ -123,46 +121,6 @@ async def test_a_broken_answer_is_retried(server: HandlerServer, make: MakeHandl
     assert CANARY not in result.error
     assert ("broken or not HTTP" in result.error) == (broken in NOT_HTTP)
     assert len(server.calls) == 1
-
-
-SLOW_ANSWERS = {
-    "hang": hang,
-    "dripping head": drip(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"),
-    "dripping body": drip(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", b"."),
-    "early hints for ever": drip(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10, every_seconds=0.0),
-}
-
-
-@pytest.mark.clause("POL-047-007")
-@pytest.mark.parametrize("slow", SLOW_ANSWERS.values(), ids=SLOW_ANSWERS.keys())
-async def test_one_deadline_covers_the_whole_answer(
-    server: HandlerServer, make: MakeHandler, monkeypatch: pytest.MonkeyPatch, slow: Behaviour
-) -> None:
-    """The slot is free again afterwards, and its connection is not used again."""
-    server.script[REQUEST.message_id] = slow
-    handler = make(timeout_seconds=60.0, concurrency=1)
-    call = asyncio.create_task(handler.handle_request(REQUEST))
-    await server.called(1)
-    await pass_time(monkeypatch, seconds=50)
-    assert not call.done()
-    await pass_time(monkeypatch, seconds=20)
-    assert call.result() == Retry("the handler gave no whole answer within 60 s", answered=False)
-    assert await handler.handle_request(REQUEST._replace(message_id="another")) == Accepted(200)
-    assert [call.connection for call in server.calls] == [1, 2]
-
-
-@pytest.mark.parametrize(("status", "kind"), [(200, Accepted), (422, Poison), (500, Retry)])
-async def test_an_endless_body_is_not_read(
-    server: HandlerServer, make: MakeHandler, status: int, kind: type[HandlerResult]
-) -> None:
-    """The status has been told; the body beyond the bound changes nothing and ends the connection."""
-    head = f"HTTP/1.1 {status} X\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-    server.default = drip(head, b"400\r\n" + b"." * 0x400 + b"\r\n", every_seconds=0.0)
-    handler = make(response_bytes_max=3000, timeout_seconds=2.0, concurrency=1)
-    result = await handler.handle_request(REQUEST)
-    assert isinstance(result, kind)
-    assert "answer within" not in repr(result)
-    assert not handler._transport._slots.locked()
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

@@ -49,16 +49,6 @@ async def status(transport: HandlerTransport, body: bytes = b"{}") -> int:
     return (await transport.post([], [body])).status
 
 
-async def test_a_request_is_one_head_with_its_body(server: HandlerServer, make: MakeTransport) -> None:
-    server.default = answer(200, b"ok", x_answer="1")
-    transport = make(f"{server.url}?a=b", headers=[(b"host", b"handler"), (b"x-every", b"1")])
-    answered = await transport.post([(b"x-this", b"2")], [b"bo", b"dy"])
-    assert (answered.body, dict(answered.headers)[b"x-answer"]) == (b"ok", b"1")
-    call = server.calls[0]
-    assert (call.method, call.path, call.body) == ("POST", "/handle?a=b", b"body")
-    assert (call.headers["x-every"], call.headers["x-this"]) == ("1", "2")
-
-
 async def test_the_connection_used_last_is_used_first(server: HandlerServer, make: MakeTransport) -> None:
     transport = make(server.url, size=4)
     await asyncio.gather(*(status(transport) for _ in range(4)))
@@ -171,20 +161,6 @@ async def test_a_connection_with_half_a_request_on_it_is_not_used_again(
         for _ in range(2):
             assert await status(transport, b"x" * 20_000_000) == 413
         done.set()
-
-
-async def test_a_server_that_disconnects_raises_httpx2s_errors(make: MakeTransport) -> None:
-    """The server, perhaps a proxy without anybody behind it, takes connections and ends them."""
-
-    def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.abort()
-
-    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listening:
-        transport = make(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/")
-        calls = [transport.post([], []) for _ in range(50)]
-        ended = await asyncio.gather(*calls, return_exceptions=True)
-    reported = (httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError)
-    assert all(isinstance(error, reported) for error in ended)
 
 
 @pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb: c", "a\rb", "a\0b"])

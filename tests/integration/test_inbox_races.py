@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.errors import StoreUnavailableError
-from sea_mq_worker.inbox.message import FailedHandling, Lease, Leased, LeasedElsewhere
+from sea_mq_worker.inbox.message import GivenBack, Lease, LeasedElsewhere
 from sea_mq_worker.postgres.pool import WORKER_HINTS
 from tests.integration.test_partitions import generic_plan
 from tests.support.inboxes import SUBJECT, PostgresWorld, entry, insert, lease
@@ -57,7 +57,7 @@ async def test_text_from_outside_that_postgresql_cannot_store_is_stored_nearly(w
     inbox, one = world.inbox(), entry(subject="a\0b.event.c.v1")
     run = await lease(inbox, one)
 
-    await inbox.record_error_batch([FailedHandling(lease=run.lease, error="bad \0 and \ud800")])
+    await inbox.record_error_batch([(run, GivenBack("bad \0 and \ud800", counted=True))])
 
     assert (await world.row(one.message_id)).last_error == "bad \ufffd and ?"
 
@@ -75,13 +75,13 @@ async def test_racing_workers_handle_each_message_once_and_never_two_at_a_time(w
         inbox = world.inbox(f"w{seed}")
         while left:
             batch = draw.choices(messages, k=20)
-            runs = [run for run in await insert(inbox, *batch) if isinstance(run, Leased)]
-            holders.update(run.lease.message_id for run in runs)
+            runs = [run for run in await insert(inbox, *batch) if isinstance(run, Lease)]
+            holders.update(run.message_id for run in runs)
             assert holders.most_common(1)[0][1] <= 1
             await asyncio.sleep(0)
-            abandoned = [run.lease for run in runs if draw.random() < 0.1]
-            kept = [run.lease for run in runs if run.lease not in abandoned]
-            holders.subtract(run.lease.message_id for run in runs)
+            abandoned = [run for run in runs if draw.random() < 0.1]
+            kept = [run for run in runs if run not in abandoned]
+            holders.subtract(run.message_id for run in runs)
             await _let_leases_end(world.pool, abandoned)
             draw.shuffle(kept)
             done = await inbox.mark_processed_batch(kept)
@@ -133,7 +133,7 @@ async def test_a_batch_whose_answer_was_lost_is_leased_again_and_counted_once(
         proxy.heal()
         receipts = await insert(worker, one, two)
 
-    assert [receipt.attempts for receipt in receipts if isinstance(receipt, Leased)] == [1, 1]
+    assert [receipt.attempts for receipt in receipts if isinstance(receipt, Lease)] == [1, 1]
 
 
 @pytest.mark.clause("POL-047-004")
@@ -142,5 +142,5 @@ async def test_a_message_received_before_the_clock_was_set_back_is_processed(wor
     run = await lease(inbox, one)
     await world.pool.execute("UPDATE inbox_messages SET received_at = now() + interval '1 hour'")
 
-    assert await inbox.mark_processed_batch([run.lease]) == {one.message_id}
+    assert await inbox.mark_processed_batch([run]) == {one.message_id}
     assert await world.pool.fetchval("SELECT processed_at = received_at FROM inbox_messages")

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.errors import BrokerUnavailableError
-from sea_mq_worker.inbox.dead_letter import conflict_detail, dead_letter_message
+from sea_mq_worker.inbox.dead_letter import conflict_detail
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.operators import lookup as looking
 from sea_mq_worker.operators.changes import close, discard
@@ -68,7 +68,7 @@ class World:
             await connection.execute(changed, event, stream, seq)
 
     async def dead_letter(self, message_id: UUID) -> int:
-        built = dead_letter_message(dead_letter(inbound_message(str(message_id))), context=self.name)
+        built = dead_letter(inbound_message(str(message_id)), context=self.name)
         return await store(self.connection, built.subject, built.payload, dict(built.headers))
 
     async def purge(self) -> None:

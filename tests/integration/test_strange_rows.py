@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from sea_mq_worker.doctor.database import row_facts
 from sea_mq_worker.errors import InvalidEventError
-from sea_mq_worker.inbox.message import InboxMessage, Leased
+from sea_mq_worker.inbox.message import InboxMessage, Lease
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.operators.changes import close, discard, mark_dead
@@ -334,7 +334,7 @@ async def test_a_message_of_any_columns_is_handled_and_keeps_no_other_waiting(
             for one in (str(uuid.uuid4()), *ids)
         ]
         receipts = await inbox.insert_batch(entries, lease_seconds=1)
-        leases = [receipt.lease for receipt in receipts if isinstance(receipt, Leased)]
+        leases = [receipt for receipt in receipts if isinstance(receipt, Lease)]
         assert leases
         await inbox.extend(leases, lease_seconds=1)
         await inbox.begin_dead_letter(leases[-1], reason="REJECTED", detail="x")

@@ -21,7 +21,7 @@ from sea_mq_worker.inbox.message import (
     HandlerRequest,
     HandlerResult,
     InboxMessage,
-    Leased,
+    Lease,
     Poison,
     Receipt,
     Retry,
@@ -271,7 +271,7 @@ def _deliveries_counted() -> Iterator[None]:
         receipts = await real(self, entries, **given)
         return [
             receipt._replace(attempts=deliveries.get(entry.message_id, receipt.attempts))
-            if isinstance(receipt, Leased)
+            if isinstance(receipt, Lease)
             else receipt
             for entry, receipt in zip(entries, receipts, strict=True)
         ]

@@ -12,7 +12,6 @@ from sea_mq_worker.inbox.message import (
     HandlerResult,
     InvalidMessage,
     Lease,
-    Leased,
     Poison,
     Receipt,
     Retry,
@@ -37,7 +36,7 @@ class InboxAudit:
         self._concurrency = concurrency
         self._attempts_max = attempts_max
         self._seen: dict[str, InboxRow] = {}
-        self._given: set[Lease] = set()
+        self._given: set[tuple[str, str]] = set()
         self.accepted: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.redriven: Counter[str] = Counter()
@@ -59,9 +58,10 @@ class InboxAudit:
     def given(self, receipts: Sequence[Receipt]) -> None:
         """Look at the leases that an answer gives; a token may fence one only."""
         for receipt in receipts:
-            if isinstance(receipt, Leased):
-                self._check(receipt.lease not in self._given, "I9", f"{receipt.lease} was given twice")
-                self._given.add(receipt.lease)
+            if isinstance(receipt, Lease):
+                lease = receipt.message_id, receipt.token
+                self._check(lease not in self._given, "I9", f"{lease} was given twice")
+                self._given.add(lease)
 
     def row_of(self, message: InboundMessage) -> InboxRow | None:
         """Return the row that accounts for a message, where there is one."""

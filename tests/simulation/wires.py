@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
-from sea_mq_worker.inbox.message import FailedHandling, HandlerRequest, HandlerResult, Lease, NotDelivered
+from sea_mq_worker.inbox.message import HandlerRequest, HandlerResult, Lease, NotDelivered
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Reaped, Released
@@ -237,7 +237,7 @@ def _leases_in(args: Sequence[object]) -> list[Lease]:
         case [Lease() as lease, *_]:
             return [lease]
         case [[*items], *_]:
-            named = (item.lease if isinstance(item, FailedHandling) else item for item in items)
+            named = (item if isinstance(item, Lease) else item[0] for item in items)
             return [lease for lease in named if isinstance(lease, Lease)]
         case _:
             return []

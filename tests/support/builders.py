@@ -5,9 +5,8 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sea_mq_worker.inbox.dead_letter import Reason
-from sea_mq_worker.inbox.message import DeadLetter
-from sea_mq_worker.nats.message import InboundMessage
+from sea_mq_worker.inbox.dead_letter import Reason, dead_letter_message
+from sea_mq_worker.nats.message import InboundMessage, OutboundMessage
 from sea_mq_worker.outbox.event import OutboxEvent
 from sea_mq_worker.producer import Event
 
@@ -49,18 +48,18 @@ def inbound_message(message_id: str | None = None, **given: Any) -> InboundMessa
     return InboundMessage(**(defaults | given))
 
 
-def dead_letter(source: InboundMessage | None = None, **given: Any) -> DeadLetter:
+def dead_letter(
+    source: InboundMessage | None = None, *, context: str = "sea", **given: Any
+) -> OutboundMessage:
     """Make the dead letter of a message that was rejected."""
     source = source or inbound_message()
     defaults: dict[str, Any] = {
         "message_id": source.headers.get("Nats-Msg-Id", ""),
-        "original_subject": source.subject,
         "reason": Reason.REJECTED,
         "attempts": 3,
         "detail": "the handler answered 422",
-        "source": source,
     }
-    return DeadLetter(**(defaults | given))
+    return dead_letter_message(source, context=context, **(defaults | given))
 
 
 def enqueueable(**given: Any) -> Event:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from sea_mq_worker.inbox.message import InboxMessage, Leased, Receipt
+from sea_mq_worker.inbox.message import InboxMessage, Lease, Receipt
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.ports import InboxRepository
 from sea_mq_worker.testing.inbox import InboxRow, InboxTable, InMemoryInbox
@@ -145,7 +145,7 @@ async def insert(inbox: InboxRepository, *entries: InboxMessage) -> list[Receipt
     return list(await inbox.insert_batch(entries, lease_seconds=LEASE))
 
 
-async def lease(inbox: InboxRepository, one: InboxMessage) -> Leased:
+async def lease(inbox: InboxRepository, one: InboxMessage) -> Lease:
     [receipt] = await insert(inbox, one)
-    assert isinstance(receipt, Leased)
+    assert isinstance(receipt, Lease)
     return receipt

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
-from sea_mq_worker.inbox.dead_letter import dead_letter_message
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from tests.support.builders import dead_letter, inbound_message
@@ -68,7 +67,7 @@ class World:
         source = inbound_message(
             subject="a.event.b.v1", payload=payload, headers={"Nats-Msg-Id": str(message_id)}
         )
-        message = dead_letter_message(dead_letter(source), context=self.name)
+        message = dead_letter(source, context=self.name)
         return await store(self.connection, message.subject, message.payload, dict(message.headers))
 
     async def state_of(self, message_id: UUID) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -13,9 +12,8 @@ from sea_mq_worker.inbox.health import resume_requested
 from sea_mq_worker.inbox.message import HandlerRequest, Poison
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.testing.handler import Behaviour, Hang, Respond
-from sea_mq_worker.testing.inbox import InMemoryResumptions
 from tests.support.inbox_loop import ATTEMPTS_MAX, CONCURRENCY, PER_SECOND, SLOW_AFTER, World, always
-from tests.support.simulation import Interrupted, in_virtual_time
+from tests.support.simulation import in_virtual_time
 
 OTHER = "vibespro.event.vibe_renamed.v1"
 HOUR = 3600.0
@@ -25,21 +23,33 @@ def failing(status: int, bad: set[str]) -> Callable[[HandlerRequest, int], Behav
     return lambda request, _call: Respond(status=status if request.message_id in bad else 200)
 
 
+class Resumes:
+    """What operators resumed; ``trouble`` is what a worker gets instead."""
+
+    def __init__(self, clock: Callable[[], float], trouble: Exception | None = None) -> None:
+        self._clock = clock
+        self._made: list[tuple[str, float]] = []
+        self.trouble = trouble
+
+    def resume(self, event_type: str) -> None:
+        self._made.append((event_type, self._clock()))
+
+    async def __call__(self, within_seconds: float) -> Sequence[tuple[str, float]]:
+        if self.trouble:
+            raise self.trouble
+        now = self._clock()
+        return [(name, now - at) for name, at in self._made if now - at <= within_seconds]
+
+
 @asynccontextmanager
-async def resuming(world: World, resumptions: Any) -> AsyncIterator[None]:
+async def resuming(world: World, resumes: Resumes) -> AsyncIterator[None]:
     """Look every second for what operators resume, for the length of a block."""
     await asyncio.sleep(0)
-    looking = resume_requested(resumptions, world.health, world.events, world.stop, every_seconds=1.0)
+    looking = resume_requested(resumes, world.health, world.events, world.stop, every_seconds=1.0)
     async with asyncio.TaskGroup() as group:
         group.create_task(looking)
         yield
         world.stop.set()
-
-
-def away(resumptions: InMemoryResumptions, error: Exception) -> Interrupted:
-    interrupted = Interrupted(resumptions, error)
-    interrupted.down = True
-    return interrupted
 
 
 def tight() -> World:
@@ -167,15 +177,15 @@ async def test_what_was_given_back_comes_at_once_when_the_handler_works_again() 
 @in_virtual_time
 async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
     world = failing_world()
-    resumptions = InMemoryResumptions(world.clock)
-    async with world.consuming(), resuming(world, resumptions):
-        resumptions.resume(event_type)
+    resumes = Resumes(world.clock)
+    async with world.consuming(), resuming(world, resumes):
+        resumes.resume(event_type)
         await world.events.seen("message_given_back", count=25)
-        resumptions.resume("another")
+        resumes.resume("another")
         before = len(world.dead_lettered())
         await asyncio.sleep(1.5)
         assert world.events.of("type_resumed") == [], "it was resumed before it was slow"
-        resumptions.resume(event_type)
+        resumes.resume(event_type)
         await world.events.seen("type_resumed")
         await asyncio.sleep(0.5)
         assert len(world.dead_lettered()) >= before + SLOW_AFTER - 1
@@ -186,17 +196,16 @@ async def test_an_operator_ends_the_slow_pace(event_type: str) -> None:
 @in_virtual_time
 async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -> None:
     world = failing_world()
-    kept = InMemoryResumptions(world.clock)
-    database = away(kept, StoreUnavailableError("the database is away"))
+    database = Resumes(world.clock, StoreUnavailableError("the database is away"))
     async with world.consuming(), resuming(world, database):
         await world.events.seen("type_slowed")
         await asyncio.sleep(1.0)
-        kept.resume("vibe_created")
+        database.resume("vibe_created")
         await asyncio.sleep(3.5)
         for _ in range(30):
             world.send(subject=OTHER)
         await world.events.seen("type_slowed", count=2)
-        database.down = False
+        database.trouble = None
         reported = await world.events.seen("type_resumed", within=10.0)
         assert reported.event_type == "vibe_created"
     assert (reported.why, reported.slow_seconds >= 4.0) == ("an operator resumed it", True)
@@ -205,7 +214,7 @@ async def test_what_an_operator_resumed_during_an_outage_is_heard_afterwards() -
 @in_virtual_time
 async def test_a_worker_without_the_right_to_read_resumes_reports_it_once() -> None:
     world = failing_world()
-    forbidden = away(InMemoryResumptions(world.clock), ContractError("no permission"))
+    forbidden = Resumes(world.clock, ContractError("no permission"))
     async with world.consuming(), resuming(world, forbidden):
         await world.events.seen("resume_not_readable")
         await asyncio.sleep(10.0)

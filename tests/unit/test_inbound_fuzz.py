@@ -7,7 +7,6 @@ from datetime import datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sea_mq_worker.inbox.dead_letter import dead_letter_message
 from sea_mq_worker.inbox.http import request_body
 from sea_mq_worker.inbox.message import HandlerRequest, content_hash, parse_message
 from sea_mq_worker.nats.headers import validation_error
@@ -63,4 +62,4 @@ def test_every_message_is_opened_or_refused(
         assert body["message_id"] == envelope.message_id
         assert datetime.fromisoformat(body["occurred_at"]).tzinfo is not None
     letter = dead_letter(message, message_id=envelope.message_id, detail="\0 \r\n")
-    assert validation_error(dead_letter_message(letter, context="sea"), MAX_PAYLOAD) == ""
+    assert validation_error(letter, MAX_PAYLOAD) == ""

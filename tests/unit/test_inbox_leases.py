@@ -1,4 +1,4 @@
-"""Leases of messages in hand: kept while a call lasts, and what happens when somebody else took over."""
+"""Leases of messages in hand, kept while a call lasts or taken over by another, and their endings."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.leases import renewing_lease
-from sea_mq_worker.inbox.message import HandlerRequest, Leased
+from sea_mq_worker.inbox.message import HandlerRequest, Lease
 from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, Respond, Unreachable
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
@@ -217,13 +217,53 @@ async def test_a_lease_that_the_database_refuses_to_extend_is_extended_once_it_d
     inbox = InMemoryInbox(table=world.table, worker="redrive")
     recorded = entry()
     [run] = await inbox.insert_batch([recorded], lease_seconds=LEASE)
-    assert isinstance(run, Leased)
+    assert isinstance(run, Lease)
     refusing: Any = Interrupted(inbox, ContractError("the user lacks a privilege"))
     refusing.down = True
-    async with renewing_lease(refusing, run.lease, lease_seconds=LEASE):
+    async with renewing_lease(refusing, run, lease_seconds=LEASE):
         await asyncio.sleep(0.4 * LEASE)
         refusing.down = False
         await asyncio.sleep(LEASE)
         until = world.row(recorded.message_id).locked_until
         assert until is not None
         assert until > world.clock()
+
+
+@in_virtual_time
+async def test_endings_that_come_one_by_one_are_recorded_by_the_half_of_what_is_in_hand() -> None:
+    world = World()
+    answered = 0
+
+    def one_after_the_other(_request: HandlerRequest, _call: int) -> Behaviour:
+        nonlocal answered
+        answered += 1
+        return Respond(slow_seconds=answered / 10_000)
+
+    world.handler.script = one_after_the_other
+    ids = [world.send() for _ in range(10)]
+    async with world.consuming():
+        await world.events.seen("message_processed", count=10)
+    moments = sorted(str(world.row(message_id).processed_at) for message_id in ids)
+    assert len(set(moments[:5])) == len(set(moments[5:])) == 1
+
+
+@in_virtual_time
+async def test_the_ending_of_a_lone_message_is_recorded_at_once() -> None:
+    world = World()
+    world.send()
+    async with world.consuming():
+        fact = await world.events.seen("message_processed")
+    assert fact.seconds == 0
+
+
+@in_virtual_time
+async def test_an_ending_does_not_wait_for_a_message_that_takes_long() -> None:
+    world = World()
+    world.handler.script = lambda request, _call: Hang() if request.payload == b'"long"' else Respond()
+    world.send(body=b'"long"')
+    world.send()
+    async with world.consuming():
+        fact = await world.events.seen("message_processed")
+        world.handler.script = lambda _request, _call: Respond()
+        await world.events.seen("message_processed", count=2, within=60)
+    assert 0 < fact.seconds < 0.01
