@@ -16,6 +16,7 @@ deliver in time come from ``rescue`` and take the same way.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -62,15 +63,18 @@ _HEARTBEATS_PER_LEASE = 3
 """Lease renewals, and in-progress signals, in the shorter of a lease and ack_wait."""
 _REDELIVERIES = 2
 """A message without an outcome is looked for once it could have been delivered again so often."""
+_ORPHAN_SEARCH_SECONDS = 60.0
+"""Longest interval between two searches for orphans."""
 _BUSY_MAX_SECONDS = 600.0
 _DOUBLINGS_MAX = 10
 _NO_LOOP_DELAY_SECONDS = 5.0
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class InboxConsumer:
     """The loop of one durable consumer; handler, health, leases and dead letters are shared by all durables.
 
-    Args:
+    Attributes:
         ack_wait_seconds: the consumer's.
         attempts_max: a message with this many attempts without an effect is dead-lettered as EXHAUSTED.
         messages_max: most delivered messages at a time.
@@ -79,62 +83,49 @@ class InboxConsumer:
         siblings: the durables of this worker, which share its handler.
     """
 
-    def __init__(
-        self,
-        *,
-        consumer: JetStreamConsumer,
-        handler: EventHandler,
-        health: HandlerHealth,
-        leases: InboxLeases,
-        dead_letters: DeadLetterPublisher,
-        backoff: Backoff,
-        events: Events,
-        broker_breaker: CircuitBreaker,
-        ack_wait_seconds: float,
-        attempts_max: int,
-        messages_max: int,
-        bytes_max: int,
-        calls_max: int | None,
-        siblings: frozenset[str],
-    ) -> None:
-        self.consumer = consumer
-        self.handler = handler
-        self.health = health
-        self.leases = leases
-        self.dead_letters = dead_letters
-        self.backoff = backoff
-        self.events = events
-        self.broker_breaker = broker_breaker
-        self.attempts_max = attempts_max
-        self.siblings = siblings
-        self.heartbeat_seconds = min(ack_wait_seconds, leases.lease_seconds) / _HEARTBEATS_PER_LEASE
-        self.in_flight = InFlight(messages_max=messages_max, bytes_max=bytes_max)
-        self.calls = CallSlots(self.in_flight.capacity if calls_max is None else calls_max)
-        self.returned = ReturnedMessages(consumer, leases.clock)
+    consumer: JetStreamConsumer
+    handler: EventHandler
+    health: HandlerHealth
+    leases: InboxLeases
+    dead_letters: DeadLetterPublisher
+    backoff: Backoff
+    events: Events
+    broker_breaker: CircuitBreaker
+    ack_wait_seconds: float
+    attempts_max: int
+    messages_max: int
+    bytes_max: int
+    calls_max: int | None
+    siblings: frozenset[str]
+    in_flight: InFlight = field(init=False)
+    calls: CallSlots = field(init=False)
+    returned: ReturnedMessages = field(init=False)
+    completion: CompletionBatcher = field(init=False)
+    ahead: ReadAhead = field(init=False)
+    _fetches: bool = False
+    _overlapping: set[str] = field(default_factory=set)
+    _submitted: asyncio.Queue[tuple[InboundMessage, Settler]] = field(
+        default_factory=lambda: asyncio.Queue(1)
+    )
+
+    def __post_init__(self) -> None:
+        self.in_flight = InFlight(messages_max=self.messages_max, bytes_max=self.bytes_max)
+        self.calls = CallSlots(self.in_flight.capacity if self.calls_max is None else self.calls_max)
+        self.returned = ReturnedMessages(self.consumer, self.leases.clock)
         self.completion = CompletionBatcher(
-            consumer=consumer,
-            leases=leases,
-            events=events,
+            consumer=self.consumer,
+            leases=self.leases,
+            events=self.events,
             in_flight=self.in_flight,
             returned=self.returned,
         )
-        self.orphans = OrphanFinder(
-            consumer=consumer,
-            leases=leases,
-            events=events,
-            broker_breaker=broker_breaker,
-            older_than_seconds=_REDELIVERIES * max(ack_wait_seconds, leases.lease_seconds),
-        )
         self.ahead = ReadAhead(
-            consumer=consumer,
-            health=health,
-            events=events,
-            broker_breaker=broker_breaker,
-            clock=leases.clock,
+            consumer=self.consumer,
+            health=self.health,
+            events=self.events,
+            broker_breaker=self.broker_breaker,
+            clock=self.leases.clock,
         )
-        self._fetches = False
-        self._overlapping: set[str] = set()
-        self._submitted: asyncio.Queue[tuple[InboundMessage, Settler]] = asyncio.Queue(1)
 
     async def submit(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
         """Take a message that another loop fetched; ``settler`` acknowledges it.
@@ -194,12 +185,20 @@ class InboxConsumer:
 
     async def _rescue_orphans(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle messages that no delivery will bring, unless the handler is unreachable."""
+        redelivered_seconds = _REDELIVERIES * max(self.ack_wait_seconds, self.leases.lease_seconds)
+        orphans = OrphanFinder(
+            consumer=self.consumer,
+            leases=self.leases,
+            events=self.events,
+            broker_breaker=self.broker_breaker,
+            older_than_seconds=redelivered_seconds,
+        )
         while not stop.is_set():
             if self.health.breaker.is_closed:
-                for message in await cancel_on_stop(stop, self.orphans.find(stop)):
+                for message in await cancel_on_stop(stop, orphans.find(stop)):
                     await self.in_flight.wait_for_extra_slots(stop)
                     await self._receive([message], self.consumer, stop, working, extra=True)
-            await sleep_or_stop(stop, seconds=self.orphans.every_seconds)
+            await sleep_or_stop(stop, seconds=min(_ORPHAN_SEARCH_SECONDS, redelivered_seconds))
 
     async def _rescue_submitted(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle exhausted messages, and those that the consumer passed."""
@@ -426,8 +425,9 @@ class InboxConsumer:
 
     async def _heartbeat(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
         """Repeat ``beat``; server and database have one heartbeat each, so that one can hang alone."""
+        seconds = min(self.ack_wait_seconds, self.leases.lease_seconds) / _HEARTBEATS_PER_LEASE
         while not over.is_set():
-            await sleep_or_stop(over, seconds=self.heartbeat_seconds)
+            await sleep_or_stop(over, seconds=seconds)
             await beat()
 
     async def _send_in_progress(self) -> None:

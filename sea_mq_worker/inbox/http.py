@@ -13,6 +13,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -307,6 +308,7 @@ class _Call(NamedTuple):
     result: asyncio.Future[HandlerResult]
 
 
+@dataclass(kw_only=True, eq=False)
 class HttpBatchHandler(EventHandler):
     """Sends messages in batches to one endpoint, and lone messages to another.
 
@@ -318,7 +320,7 @@ class HttpBatchHandler(EventHandler):
         A B | X C  A and B are answered; BatchFailed for X and C
         X | C      single calls: C is answered, only X fails
 
-    Args:
+    Attributes:
         batch: client of the batch endpoint; its response limit must suffice for a whole batch.
         concurrency: most requests at a time, to both endpoints together.
         messages_max: most messages in a batch.
@@ -326,33 +328,24 @@ class HttpBatchHandler(EventHandler):
         on_failed: called with the error of a batch that is divided for the first time.
     """
 
-    def __init__(
-        self,
-        *,
-        single: HttpEventHandler,
-        batch: HttpEventHandler,
-        concurrency: int,
-        messages_max: int,
-        bytes_max: int,
-        on_failed: Callable[[str], None],
-    ) -> None:
-        self._single = single
-        self._batch = batch
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
-        self._on_failed = on_failed
-        self._free = concurrency
-        self._calls: deque[_Call] = deque()
-        self._requests: set[asyncio.Task[Sequence[HandlerResult]]] = set()
-        self._is_due = False
+    single: HttpEventHandler
+    batch: HttpEventHandler
+    concurrency: int
+    messages_max: int
+    bytes_max: int
+    on_failed: Callable[[str], None]
+    _under_way: int = 0
+    _calls: deque[_Call] = field(default_factory=deque)
+    _requests: set[asyncio.Task[Sequence[HandlerResult]]] = field(default_factory=set)
+    _is_due: bool = False
 
     async def close(self) -> None:
         """End requests under way and close all connections; safe twice."""
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
-        await self._single.close()
-        await self._batch.close()
+        await self.single.close()
+        await self.batch.close()
 
     async def handle_request(self, request: HandlerRequest) -> HandlerResult:
         """Call the handler once, with other messages or alone; see ports.EventHandler."""
@@ -363,7 +356,7 @@ class HttpBatchHandler(EventHandler):
 
     async def reach(self) -> NotDelivered | None:
         """Try both endpoints; see ports.EventHandler."""
-        return await self._single.reach() or await self._batch.reach()
+        return await self.single.reach() or await self.batch.reach()
 
     def _send_soon(self) -> None:
         """Send at the end of this turn of the loop, when the other calls of the turn are here, too."""
@@ -373,9 +366,9 @@ class HttpBatchHandler(EventHandler):
 
     def _send_waiting(self) -> None:
         self._is_due = False
-        while self._calls and self._free:
+        while self._calls and self._under_way < self.concurrency:
             if calls := self._next_batch():
-                self._free -= 1
+                self._under_way += 1
                 request = asyncio.create_task(self._send(calls))
                 self._requests.add(request)
                 request.add_done_callback(self._requests.discard)
@@ -389,7 +382,7 @@ class HttpBatchHandler(EventHandler):
         chosen: list[_Call] = []
         others: list[_Call] = []
         limit = self._limit(self._calls[0])
-        room = self._bytes_max - 1
+        room = self.bytes_max - 1
         while self._calls and len(chosen) < limit:
             call = self._calls.popleft()
             if call.result.cancelled():
@@ -407,19 +400,19 @@ class HttpBatchHandler(EventHandler):
         return chosen
 
     def _limit(self, call: _Call) -> int:
-        return min(call.request.batch_max or self._messages_max, self._messages_max)
+        return min(call.request.batch_max or self.messages_max, self.messages_max)
 
     async def _send(self, calls: Sequence[_Call]) -> Sequence[HandlerResult]:
         try:
             if len(calls) == 1:
-                return [await self._single.handle_request(calls[0].request)]
+                return [await self.single.handle_request(calls[0].request)]
             return await self._send_batch(calls)
         finally:
-            self._free += 1
+            self._under_way -= 1
             self._send_soon()
 
     async def _send_batch(self, calls: Sequence[_Call]) -> Sequence[HandlerResult]:
-        client, most = self._batch, self._batch.response_bytes_max
+        client, most = self.batch, self.batch.response_bytes_max
         parts = [part for call in calls for part in (b",", *call.body)]
         answer = await client.post((), [b"[", *parts[1:], b"]"])
         if isinstance(answer, NotDelivered):
@@ -444,7 +437,7 @@ class HttpBatchHandler(EventHandler):
         """Return for each message that the batch failed; half of it may be sent together next."""
         text = f"{error}, to a batch of {len(calls)} messages"
         if not calls[0].request.batch_max:
-            self._on_failed(f"{text}: the worker sends them again in halves")
+            self.on_failed(f"{text}: the worker sends them again in halves")
         return [BatchFailed(text, batch_max=-(-len(calls) // 2), answered=answered)] * len(calls)
 
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias, cast
 
 import httptools
@@ -267,6 +267,7 @@ def _set_tcp(end: socket.socket, options: Mapping[str, int]) -> None:
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+@dataclass(slots=True, eq=False)
 class HandlerTransport:
     """Posts to one URL over a pool of connections, of which the one used last is used first.
 
@@ -275,42 +276,40 @@ class HandlerTransport:
     ``ConnectError``, ``ConnectTimeout`` and ``PoolTimeout`` mean that nothing of a request was sent,
     ``ReadTimeout``, ``ReadError`` and ``RemoteProtocolError`` that its outcome is unknown.
 
-    Args:
+    Attributes:
         headers: of every request.
         size: most connections, and so most calls side by side.
         keepalive_seconds: an idle connection is not used again after this long.
         deadline_seconds: from the call to the answer's last byte.
         connect_seconds: for the wait for a turn, and again for a new connection with its TLS handshake.
+        tls: used for https alone.
         forbidden: addresses that no connection is used to, whatever name leads there.
     """
 
-    def __init__(
-        self,
-        url: httpx2.URL,
-        *,
-        headers: Iterable[Header],
-        size: int,
-        keepalive_seconds: float,
-        deadline_seconds: float,
-        connect_seconds: float,
-        body_bytes_max: int,
-        tls: ssl.SSLContext,
-        forbidden: Callable[[str], bool],
-    ) -> None:
-        tls.set_alpn_protocols(["http/1.1"])
-        self._host = url.raw_host.decode("ascii")
-        self._port = url.port or _PORTS[url.scheme]
-        self._tls = tls if url.scheme == "https" else None
-        self._head = b"POST %b HTTP/1.1\r\n" % url.raw_path + _lines(headers)
-        self._keepalive_seconds = keepalive_seconds
-        self._deadline_seconds = deadline_seconds
-        self._connect_seconds = connect_seconds
-        self._body_bytes_max = body_bytes_max
-        self._forbidden = forbidden
-        self._slots = asyncio.Semaphore(size)
-        self._idle: deque[Connection] = deque()
-        self._open: set[Connection] = set()
-        self._is_closed = False
+    url: httpx2.URL
+    _: KW_ONLY
+    headers: Iterable[Header]
+    size: int
+    keepalive_seconds: float
+    deadline_seconds: float
+    connect_seconds: float
+    body_bytes_max: int
+    tls: ssl.SSLContext
+    forbidden: Callable[[str], bool]
+    _head: bytes = field(init=False)
+    _slots: asyncio.Semaphore = field(init=False)
+    _idle: deque[Connection] = field(default_factory=deque)
+    _open: set[Connection] = field(default_factory=set)
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.tls.set_alpn_protocols(["http/1.1"])
+        self._head = b"POST %b HTTP/1.1\r\n" % self.url.raw_path + _lines(self.headers)
+        self._slots = asyncio.Semaphore(self.size)
+
+    @property
+    def _host(self) -> str:
+        return self.url.raw_host.decode("ascii")
 
     async def post(self, headers: Iterable[Header], body: Sequence[bytes]) -> Response:
         """Send a request, whose body is given in parts, and return its answer, read to its end.
@@ -319,7 +318,7 @@ class HandlerTransport:
         The handler has probably not seen the first request; if it has, it knows the message id. If the new
         connection fails, the outcome of the first request stays unknown.
         """
-        deadline = asyncio.get_running_loop().time() + self._deadline_seconds
+        deadline = asyncio.get_running_loop().time() + self.deadline_seconds
         length = b"content-length: %d\r\n\r\n" % sum(map(len, body))
         request = (self._head + _lines(headers) + length, *body)
         await self._wait_for_slot()
@@ -351,7 +350,7 @@ class HandlerTransport:
         """Open a connection and close it; raise ConnectError, ConnectTimeout or PoolTimeout without one."""
         await self._wait_for_slot()
         try:
-            (await self._connect(asyncio.get_running_loop().time() + self._deadline_seconds)).abort()
+            (await self._connect(asyncio.get_running_loop().time() + self.deadline_seconds)).abort()
         finally:
             self._slots.release()
 
@@ -368,14 +367,14 @@ class HandlerTransport:
             await self._slots.acquire()
             return
         try:
-            async with asyncio.timeout(self._connect_seconds):
+            async with asyncio.timeout(self.connect_seconds):
                 await self._slots.acquire()
         except TimeoutError:
             raise httpx2.PoolTimeout("all connections are in use") from None
 
     def _take_idle(self) -> Connection | None:
         """Return the connection used last that is still usable, if there is one."""
-        fresh_since = asyncio.get_running_loop().time() - self._keepalive_seconds
+        fresh_since = asyncio.get_running_loop().time() - self.keepalive_seconds
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since > fresh_since and connection.is_quiet:
@@ -389,7 +388,7 @@ class HandlerTransport:
             connection.abort()
             return
         now = asyncio.get_running_loop().time()
-        while self._idle and self._idle[0].idle_since <= now - self._keepalive_seconds:
+        while self._idle and self._idle[0].idle_since <= now - self.keepalive_seconds:
             self._idle.popleft().abort()
         connection.idle_since = now
         self._idle.append(connection)
@@ -399,17 +398,18 @@ class HandlerTransport:
         if self._is_closed:
             raise httpx2.ConnectError("the transport is closed")
         loop = asyncio.get_running_loop()
-        end = min(loop.time() + self._connect_seconds, deadline)
+        end = min(loop.time() + self.connect_seconds, deadline)
+        port = self.url.port or _PORTS[self.url.scheme]
         failure = OSError("the host has no address")
         try:
             async with asyncio.timeout_at(end):
-                found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                found = await loop.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)
                 for left, (*_, address) in zip(range(len(found), 0, -1), found, strict=True):
                     try:
                         async with asyncio.timeout((end - loop.time()) / left):
                             _, connection = await loop.create_connection(
-                                lambda: Connection(body_bytes_max=self._body_bytes_max),
-                                *(str(address[0]), self._port),
+                                lambda: Connection(body_bytes_max=self.body_bytes_max),
+                                *(str(address[0]), port),
                             )
                     except OSError as error:
                         failure = error
@@ -430,11 +430,11 @@ class HandlerTransport:
         """Check the address that the name resolved to, before anything is sent; begin TLS, and track it."""
         if (peer := connection.transport.get_extra_info("peername")) is None:
             raise ConnectionResetError("the connection has ended")
-        if self._forbidden(peer[0]):
+        if self.forbidden(peer[0]):
             raise httpx2.ConnectError(f"{peer[0]} is link-local or a cloud's metadata service")
-        if self._tls is not None:
+        if self.url.scheme == "https":
             secured = await asyncio.get_running_loop().start_tls(
-                connection.transport, connection, self._tls, server_hostname=self._host
+                connection.transport, connection, self.tls, server_hostname=self._host
             )
             if secured is None:
                 raise ConnectionResetError("the connection ended in the TLS handshake")

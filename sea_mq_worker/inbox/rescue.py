@@ -233,9 +233,6 @@ class ReadAhead:
 
 # --- Orphans.
 
-_ORPHAN_SEARCH_SECONDS = 60.0
-"""Longest interval between two searches for orphans."""
-
 
 @dataclass(slots=True, kw_only=True)
 class OrphanFinder:
@@ -254,11 +251,6 @@ class OrphanFinder:
     _lost: set[str] = field(default_factory=set)
     """Messages reported as lost that were seen in this scan or the last one."""
     _seen: set[str] = field(default_factory=set)
-
-    @property
-    def every_seconds(self) -> float:
-        """Interval between two pages."""
-        return min(_ORPHAN_SEARCH_SECONDS, self.older_than_seconds)
 
     async def find(self, stop: asyncio.Event) -> list[InboundMessage]:
         """Check one page of rows; return the messages to handle again, and report those that are lost."""

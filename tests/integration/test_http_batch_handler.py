@@ -100,7 +100,7 @@ async def test_both_endpoints_have_to_be_reachable(make: MakeHandler) -> None:
     handler, other = make(), make()
     assert await handler.reach() is None
     await other.close()
-    handler._batch = other._batch
+    handler.batch = other.batch
     assert isinstance(await handler.reach(), NotDelivered)
 
 
