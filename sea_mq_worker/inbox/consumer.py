@@ -10,7 +10,8 @@ The story of a message, in the order of this module::
 
 The order is the guarantee. After a crash in between, the stream delivers the message again; one that the
 inbox knows as processed is acknowledged without a call of the handler. Messages that the consumer will not
-deliver in time come from ``rescue`` and take the same way.
+deliver in time come from ``rescue`` and take the same way. At each wait, a stop of the worker raises
+``StoppedError``, which gives the message back.
 """
 
 import asyncio
@@ -128,11 +129,7 @@ class InboxConsumer:
         )
 
     async def submit(self, message: InboundMessage, settler: Settler, stop: asyncio.Event) -> None:
-        """Take a message that another loop fetched; ``settler`` acknowledges it.
-
-        Raises:
-            StoppedError: the worker stopped before the loop had a free slot.
-        """
+        """Take a message that another loop fetched, once there is a slot; ``settler`` acknowledges it."""
         await cancel_on_stop(stop, self._submitted.put((message, settler)))
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -320,11 +317,7 @@ class InboxConsumer:
         self.completion.add(item, outcome)
 
     async def _handle(self, item: InFlightMessage, stop: asyncio.Event) -> Outcome:
-        """Open a leased message, and call the handler once its event type may be called.
-
-        Raises:
-            StoppedError: the worker stopped while the message waited for a call.
-        """
+        """Open a leased message, and call the handler once its event type may be called."""
         attempts = item.lease.attempts
         if item.refusal is None and attempts > self.attempts_max:  # the body may kill the process
             detail = "its attempts ended with the worker, not with an answer"

@@ -161,11 +161,7 @@ class DeadLetterPublisher:
     async def dead_letter(
         self, source: InboundMessage, lease: Lease, reason: str, detail: str, stop: asyncio.Event
     ) -> DeadLettered | LeaseLost:
-        """Dead-letter a leased message; leave it to a redelivery where PostgreSQL refuses to change its row.
-
-        Raises:
-            StoppedError: the worker stopped while the stream or the inbox was away; it may be dead-lettered.
-        """
+        """Dead-letter a leased message, unless PostgreSQL refuses to change its row."""
         message = dead_letter_message(
             source,
             context=self.context,

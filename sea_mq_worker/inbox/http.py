@@ -85,9 +85,6 @@ class HttpEventHandler(EventHandler):
         verify: trust and client certificates for https; without one, the system's trust store.
         keep_problem: an error names the type and title of an answer's RFC 9457 problem details.
         forbidden: addresses that nothing is sent to, whatever name leads there.
-
-    Raises:
-        ValueError: the URL or the token cannot be used.
     """
 
     def __init__(

@@ -1,10 +1,16 @@
-"""One durable pull consumer: its pull requests, its port, and the messages that it has given up.
+"""One durable pull consumer: its pull requests, and its port.
 
 The server gives messages to a pull request until it is full, has expired, or has brought all there are. It
 cannot take a request back. A subscription that ends early loses the messages on their way: across accounts
 the server does not notice, and delivers them again only after ack_wait. So one subscription lasts as long as
 the consumer, a request outlives the fetch that made it, the next fetch takes what it still brings, and the
-subscription ends when nothing comes.
+subscription ends when nothing comes::
+
+    fetch      sends request 1, for ten    m1 m2, and no more for a moment: max_ack_pending is reached
+    (between)                              m3 comes, and waits up to a second for a fetch, or goes back
+    fetch      takes m3                    request 1 goes on
+    fetch      waits for request 1         "408 Request Timeout": request 1 is over, nothing came
+    fetch      sends request 2
 """
 
 import asyncio
@@ -365,12 +371,7 @@ class NatsJetStreamConsumer:
         return (self.info.filters if self.info else ()) or (">",)
 
     async def start(self) -> None:
-        """Verify that the consumer exists and fits, and note its limits.
-
-        Raises:
-            BrokerUnavailableError: the server did not answer.
-            ContractError: it is missing, forbidden or unfit; LimitsError if the settings contradict it.
-        """
+        """Verify that the consumer exists, fits (else ContractError), and is as the settings need it."""
         self.is_known = False
         self._judge(await consumer_info(self._connection, self.stream, self.name))
 
@@ -382,11 +383,7 @@ class NatsJetStreamConsumer:
         return info
 
     def _judge(self, info: ConsumerInfo) -> None:
-        """Note the consumer's limits; while it does not fit, each fetch looks again and raises the reason.
-
-        Raises:
-            ContractError: it does not fit.
-        """
+        """Note the consumer's limits; while it does not fit, each fetch looks again and raises the reason."""
         self.is_known = False
         if info.unfit:
             raise ContractError(

@@ -29,7 +29,7 @@ _TOKENS_MAX = 100
 
 
 class PostgresInboxAdapter:
-    """Leases, settles and dead-letters received messages; see ``ports.inbox.InboxRepository``.
+    """Leases, settles and dead-letters received messages; see ``ports.InboxRepository``.
 
     A token, new in every ``insert``, identifies a lease: a worker with the row's token may still settle the
     message after the lease expired, unless another worker has leased it. A batch whose answer was lost is
@@ -40,12 +40,10 @@ class PostgresInboxAdapter:
     """
 
     def __init__(self, *, pool: asyncpg.Pool, worker: str, session: str = "") -> None:
-        """Use a pool opened with ``WORKER_HINTS``; no statement is run yet.
+        """Use a pool opened with ``WORKER_HINTS``.
 
-        Args:
-            pool: connections to the service's schema.
-            worker: name shown to people; fencing does not require it to be unique.
-            session: session whose end ends the leases, too; empty: they end by their time alone.
+        ``worker`` is shown to people and need not be unique. The end of ``session`` ends the leases, too;
+        without one they end by their time alone.
         """
         self._pool = pool
         self._token_prefix = f"{worker}#{session}"

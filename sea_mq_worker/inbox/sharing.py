@@ -88,11 +88,7 @@ class InboxSharing:
     schema: str
 
     async def begin(self) -> None:
-        """Record the durables.
-
-        Raises:
-            ContractError: another handler's worker consumes some of the same subjects by another durable.
-        """
+        """Record the durables; raise ContractError if another handler gets some of the same subjects."""
         rows = await fetch(self.pool, _SQL["others"], self.handler, _SEEN_SECONDS)
         others = [HandledDurable(**dict(row) | {"subjects": tuple(row["subjects"])}) for row in rows]
         for mine, theirs in conflicts(self._own(), others):

@@ -55,12 +55,6 @@ async def waiting(connection: NatsConnection, stream: str) -> None:
     await eventually(asked, what="a waiting pull request")
 
 
-async def test_start_returns_the_limits_of_the_consumer(connection: NatsConnection, stream: str) -> None:
-    consumer = await bound(connection, stream, ack_wait=120 * SECOND, max_deliver=20, max_ack_pending=50)
-    await consumer.start()
-    assert (consumer.ack_wait_seconds, consumer.max_ack_pending) == (120.0, 50)
-
-
 async def test_a_missing_consumer_is_named_with_what_to_do(connection: NatsConnection, stream: str) -> None:
     await create_stream(connection, stream, f"{stream.lower()}.event.>")
     consumer = consumer_of(connection, stream)
@@ -78,15 +72,6 @@ async def test_a_consumer_that_omits_bodies_or_acknowledgements_is_refused(
     consumer = await bound(connection, stream, **unfit)
     with pytest.raises(ContractError, match=f"{next(iter(unfit))} is .*: it must be a pull consumer"):
         await consumer.start()
-
-
-async def test_deletion_ends_a_waiting_fetch(connection: NatsConnection, stream: str) -> None:
-    consumer = await bound(connection, stream)
-    fetching = asyncio.create_task(consumer.fetch(1))
-    await waiting(connection, stream)
-    await api(connection, f"CONSUMER.DELETE.{stream}.{DURABLE}")
-    with pytest.raises(ContractError, match="does not exist"):
-        await asyncio.wait_for(fetching, SOON_SECONDS)
 
 
 async def test_a_consumer_that_was_made_anew_meanwhile_breaks_no_contract(

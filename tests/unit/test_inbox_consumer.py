@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -87,22 +88,6 @@ async def test_any_other_answer_brings_the_message_again(status: int) -> None:
         await world.events.seen("message_processed")
     assert (retried.message_id, retried.attempts, retried.delay_seconds) == (message_id, 1, 0.5)
     assert world.consumer.naks == [(1, 0.5)]
-
-
-@pytest.mark.clause("POL-047-007", "handler-5xx")
-@pytest.mark.parametrize("status", [429, 503])
-@in_virtual_time
-async def test_a_message_comes_no_sooner_than_the_handler_asked(status: int) -> None:
-    world = World()
-    world.send()
-    world.handler.script = lambda _request, call: Respond(
-        status=status if call == 1 else 200, retry_after_seconds=90.0
-    )
-    async with world.consuming():
-        await world.events.seen("message_retried")
-        began = world.clock()
-        await world.events.seen("message_processed", within=200.0)
-        assert world.clock() - began >= 90.0
 
 
 @pytest.mark.clause("POL-047-007", "handler-5xx")
@@ -271,23 +256,6 @@ async def test_the_body_of_a_message_whose_attempts_are_spent_is_not_looked_at()
     assert world.dead_lettered() == [(deadly, "EXHAUSTED")]
 
 
-@pytest.mark.clause("POL-047-006", "CMD-052", "handler-422")
-@in_virtual_time
-async def test_without_the_dead_letter_stream_nothing_is_acknowledged() -> None:
-    world = World()
-    message_id = world.send()
-    world.handler.script = always(Respond(status=422))
-    world.dlq.connected = False
-    async with world.consuming():
-        await world.events.seen("circuit_opened", lambda fact: fact.circuit == "stream SEA_DLQ")
-        await asyncio.sleep(3600)
-        assert world.consumer.acked == []
-        world.dlq.connected = True
-        await world.events.seen("message_dead_lettered")
-    assert world.dead_lettered() == [(message_id, "REJECTED")]
-    assert world.consumer.acked == [1]
-
-
 @pytest.mark.parametrize("status", [200, 500])
 @in_virtual_time
 async def test_the_databases_circuit_stays_open_while_there_is_nothing_to_write(status: int) -> None:
@@ -355,56 +323,6 @@ async def test_a_message_that_failed_before_is_sent_by_itself() -> None:
     assert [request.batch_max for request in world.handler.requests] == [0, 1]
 
 
-@in_virtual_time
-async def test_a_stop_after_a_failed_batch_gives_its_messages_back_uncounted() -> None:
-    world = World()
-
-    def stop_in_between(_request: HandlerRequest, _call: int) -> Behaviour:
-        world.stop.set()
-        return FailBatch(4)
-
-    world.handler.script = stop_in_between
-    message_id = world.send()
-    async with world.consuming():
-        await world.stop.wait()
-    assert (world.row(message_id).attempts, world.row(message_id).locked_by) == (0, None)
-    assert [seq for seq, _ in world.consumer.naks] == [1]
-
-
-@in_virtual_time
-async def test_a_stop_before_a_failing_handler_returns_messages_without_an_attempt() -> None:
-    world = World()
-    message_id = world.send()
-    world.handler.script = always(Unreachable())
-    async with world.consuming():
-        await world.events.seen("circuit_opened")
-    assert (world.row(message_id).attempts, world.row(message_id).locked_by) == (0, None)
-    assert [seq for seq, _ in world.consumer.naks] == [1]
-
-
-@in_virtual_time
-async def test_a_stop_while_the_database_is_away_gives_messages_back_unrecorded() -> None:
-    world = World()
-    world.inbox.down = True
-    world.send()
-    async with world.consuming():
-        await world.events.seen("circuit_opened")
-    assert [seq for seq, _ in world.consumer.naks] == [1]
-    assert world.handler.requests == []
-
-
-@in_virtual_time
-async def test_a_stop_before_an_effect_is_recorded_gives_the_message_back() -> None:
-    world = World()
-    message_id = world.send()
-    world.handler.script = losing_the_database(world)
-    async with world.consuming():
-        await world.events.seen("circuit_opened")
-    assert world.handler.effects[message_id] == 1
-    assert world.consumer.acked == []
-    assert [seq for seq, _ in world.consumer.naks] == [1]
-
-
 @pytest.mark.clause("POL-047-006")
 @in_virtual_time
 async def test_bad_messages_with_good_ones_between_them_do_not_make_their_type_slow() -> None:
@@ -445,3 +363,40 @@ async def test_a_dead_letter_that_is_too_large_leaves_its_body_in_the_original_s
     [letter] = world.dead_letters.entries()
     assert world.dead_lettered() == [(message_id, "REJECTED")]
     assert (letter.payload, letter.headers["Dlq-Body-Omitted"]) == (b"", "2002")
+
+
+def stopping(world: World) -> Any:
+    """Stop the worker in a call, and fail the batch."""
+
+    def behave(_request: HandlerRequest, _call: int) -> Behaviour:
+        world.stop.set()
+        return FailBatch(4)
+
+    return behave
+
+
+STOPS: dict[str, tuple[Callable[[World], Any], int | None]] = {
+    "before an unreachable handler": (lambda _: always(Unreachable()), 0),
+    "after a failed batch": (stopping, 0),
+    "before an effect is recorded": (losing_the_database, 1),
+    "before the message is recorded": (lambda _: always(Respond()), None),
+}
+
+
+@pytest.mark.parametrize("when", STOPS)
+@in_virtual_time
+async def test_a_stop_gives_messages_back_without_an_attempt(when: str) -> None:
+    world = World()
+    script, attempts = STOPS[when]
+    world.handler.script = script(world)
+    world.inbox.down = attempts is None
+    message_id = world.send()
+    async with world.consuming():
+        if when == "after a failed batch":
+            await world.stop.wait()
+        else:
+            await world.events.seen("circuit_opened")
+    assert world.consumer.acked == []
+    assert [seq for seq, _ in world.consumer.naks] == [1]
+    assert [row.attempts for row in world.table.rows.values()] == ([] if attempts is None else [attempts])
+    assert world.handler.effects[message_id] == (1 if when == "before an effect is recorded" else 0)

@@ -9,7 +9,7 @@ import pytest
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.leases import renewing_lease
 from sea_mq_worker.inbox.message import HandlerRequest, Lease
-from sea_mq_worker.testing.handler import Behaviour, Hang, InMemoryHandler, Respond, Unreachable
+from sea_mq_worker.testing.handler import Behaviour, Hang, Respond, Unreachable
 from sea_mq_worker.testing.inbox import InMemoryInbox
 from tests.support.inbox_loop import ACK_WAIT, LEASE, World, always
 from tests.support.inboxes import entry
@@ -111,19 +111,6 @@ async def test_messages_whose_leases_nobody_confirms_are_delivered_to_other_work
 
 
 @in_virtual_time
-async def test_an_error_whose_row_a_failover_lost_is_recorded_again_and_the_message_returned() -> None:
-    world = World()
-    message_id = world.send()
-    world.handler.script = at_first(lambda: world.lose(message_id), 500, 200)
-    async with world.consuming():
-        retried = await world.events.seen("message_retried")
-        row = world.row(message_id)
-        assert (row.attempts, row.locked_by, row.last_error) == (1, None, retried.error)
-        await world.events.seen("message_processed", within=10)
-    assert world.row(message_id).attempts == 2
-
-
-@in_virtual_time
 async def test_a_message_whose_row_is_lost_while_it_waits_is_at_work_again_at_once() -> None:
     world = World()
     world.handler.script = always(Unreachable())
@@ -184,19 +171,6 @@ async def test_a_lease_that_is_kept_for_hours_does_not_use_up_the_messages_deliv
         assert world.handler.calls[message_id] == 1
         await world.events.seen("message_processed", within=3600.0)
     assert not world.consumer.exhausted_deliveries
-
-
-@in_virtual_time
-async def test_a_long_call_is_kept_alive_and_happens_once() -> None:
-    world = World()
-    world.handler = InMemoryHandler(always(Respond(slow_seconds=600.0)), timeout_seconds=3600.0)
-    message_id = world.send()
-    async with world.consuming():
-        await asyncio.sleep(500)
-        assert (world.row(message_id).locked_until or 0.0) > world.clock()
-        await world.events.seen("message_processed", within=3600.0)
-    assert world.handler.calls[message_id] == 1
-    assert world.consumer.naks == []
 
 
 @pytest.mark.clause("POL-047-006")
