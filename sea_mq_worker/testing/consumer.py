@@ -21,26 +21,6 @@ class _Pending:
     due_at: float
 
 
-@dataclass(slots=True)
-class _Room:
-    """Room of a fetch in messages and bytes; the first message may have any size."""
-
-    messages: int
-    bytes_: int | None
-    empty: bool = True
-
-    def takes(self, size: int) -> bool:
-        return self.messages > 0 and (self.empty or self.bytes_ is None or size <= self.bytes_)
-
-    def put(self, delivered: list[InboundMessage]) -> list[InboundMessage]:
-        for message in delivered:
-            self.messages -= 1
-            self.empty = False
-            if self.bytes_ is not None:
-                self.bytes_ -= message.size
-        return delivered
-
-
 class InMemoryConsumer:
     """State of a durable consumer on the server; several workers may share it.
 
@@ -90,8 +70,7 @@ class InMemoryConsumer:
         self._waiting += 1
         try:
             while True:
-                room = _Room(batch, bytes_max)
-                taken = [*self._again(room), *self._new(room)]
+                taken = self._take(batch, bytes_max)
                 if taken or self._clock() >= deadline:
                     return taken
                 soonest = min((pending.due_at for pending in self._pending.values()), default=deadline)
@@ -152,41 +131,33 @@ class InMemoryConsumer:
             self._pending[msg.seq] = _Pending(self._pending[msg.seq].deliveries, due_at)
             self._changed.set()
 
-    def _again(self, room: "_Room") -> list[InboundMessage]:
-        """Redeliver messages without an answer in time."""
-        now = self._clock()
+    def _take(self, batch: int, bytes_max: int | None) -> list[InboundMessage]:
+        """Deliver what is due again, then what is new; a first message may have any size."""
         taken: list[InboundMessage] = []
-        for seq, pending in sorted(self._pending.items(), key=lambda item: item[1].due_at):
-            if pending.due_at > now or not room.takes(self._size(seq)):
-                break
-            del self._pending[seq]
-            if pending.deliveries == self._max_deliver:
-                self.exhausted_deliveries[seq] = pending.deliveries
+
+        def deliver(seq: int, deliveries: int) -> bool:
+            """Deliver a message, or give it up; return False where the fetch has no room for it."""
+            message = self.message(seq, deliveries=deliveries)
+            size = sum(each.size for each in [*taken, *([message] if message else [])])
+            if len(taken) == batch or (taken and bytes_max is not None and size > bytes_max):
+                return False
+            self._pending.pop(seq, None)
+            if deliveries - 1 == self._max_deliver:
+                self.exhausted_deliveries[seq] = self._max_deliver
                 self.became_exhausted.set()
-            else:
-                taken += room.put(self._deliver(seq, pending.deliveries + 1))
-        return taken
+            elif message is not None:
+                self._pending[seq] = _Pending(deliveries, self._clock() + self.ack_wait_seconds)
+                self._deliveries += 1
+                taken.append(message)
+            return True
 
-    def _new(self, room: "_Room") -> list[InboundMessage]:
-        taken: list[InboundMessage] = []
-        while self._has_room() and self._last_seq < self._stream.last_seq:
-            if not room.takes(self._size(self._last_seq + 1)):
+        now = self._clock()
+        for seq, pending in sorted(self._pending.items(), key=lambda item: item[1].due_at):
+            if pending.due_at > now or not deliver(seq, pending.deliveries + 1):
                 break
+        while self._has_room() and self._last_seq < self._stream.last_seq and deliver(self._last_seq + 1, 1):
             self._last_seq += 1
-            taken += room.put(self._deliver(self._last_seq, 1))
         return taken
-
-    def _size(self, seq: int) -> int:
-        message = self.message(seq, deliveries=1)
-        return 0 if message is None else message.size
-
-    def _deliver(self, seq: int, deliveries: int) -> list[InboundMessage]:
-        message = self.message(seq, deliveries=deliveries)
-        if message is None:
-            return []
-        self._pending[seq] = _Pending(deliveries, self._clock() + self.ack_wait_seconds)
-        self._deliveries += 1
-        return [message]
 
     def _has_room(self) -> bool:
         return len(self._pending) < self._max_ack_pending
