@@ -35,13 +35,12 @@ from sea_mq_worker.connections import SecretFile, exposures, open_handler
 from sea_mq_worker.errors import ContractError, LimitsError, WorkerError
 from sea_mq_worker.inbox.consumer import InboxConsumer, recover_exhausted
 from sea_mq_worker.inbox.dead_letter import DeadLetterPublisher
-from sea_mq_worker.inbox.exhausted import NatsExhaustedMessages
 from sea_mq_worker.inbox.health import HandlerHealth, resume_requested
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.inbox.leases import InboxLeases
-from sea_mq_worker.inbox.missed import MissedMessageCheck
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, resumed
 from sea_mq_worker.inbox.sharing import InboxSharing, handler_name
+from sea_mq_worker.inbox.undelivered import MissedMessageCheck, NatsExhaustedMessages
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.operators.definitions import report_differences
 from sea_mq_worker.operators.tables import open_tables

@@ -6,7 +6,7 @@ from itertools import chain
 from shlex import quote
 from typing import Literal, TypeAlias
 
-from sea_mq_worker.inbox.missed import RecordedMissed
+from sea_mq_worker.inbox.undelivered import RecordedMissed
 from sea_mq_worker.operators.records import ConsumerState
 
 Level: TypeAlias = Literal["good", "idle", "warn", "bad"]

@@ -19,7 +19,7 @@ from sea_mq_worker.admin.health import TREND_SECONDS, HealthSummary, Side, Situa
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
-from sea_mq_worker.inbox.missed import RecordedMissed, recorded_missed
+from sea_mq_worker.inbox.undelivered import RecordedMissed, recorded_missed
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.operators.records import ConsumerState, Depth, Overview
 from sea_mq_worker.operators.streams import consumer_state

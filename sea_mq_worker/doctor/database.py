@@ -12,7 +12,7 @@ import asyncpg
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.doctor.findings import Finding, error, format_duration, warning
 from sea_mq_worker.errors import ContractError, UnavailableError
-from sea_mq_worker.inbox.missed import recorded_missed
+from sea_mq_worker.inbox.undelivered import recorded_missed
 from sea_mq_worker.operators.records import MARKED, NUMBERS
 from sea_mq_worker.outbox.maintenance import published_rows
 from sea_mq_worker.postgres.errors import ReplicaIdentityError

@@ -16,7 +16,7 @@ deliver in time come from ``rescue`` and take the same way. At each wait, a stop
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -461,7 +461,7 @@ class InboxConsumer:
 
 async def recover_exhausted(
     exhausted: ExhaustedMessages,
-    loops: Mapping[tuple[str, str], InboxConsumer],
+    loops: dict[tuple[str, str], InboxConsumer],
     breaker: CircuitBreaker,
     stop: asyncio.Event,
 ) -> None:

@@ -9,7 +9,7 @@ recorded intent and searches the stream before it publishes.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -170,9 +170,8 @@ class DeadLetterPublisher:
             attempts=lease.attempts,
             detail=detail,
         )
-        intend = partial(self.inbox.begin_dead_letter, lease, reason=reason, detail=detail)
         try:
-            if not await self._store_and_record(message, lease, intend, stop):
+            if not await self._store_and_record(message, lease, reason, detail, stop):
                 return LeaseLost()
         except RowsRefusedError as error:
             report_refused(self.events, f"message {lease.message_id}", error)
@@ -188,13 +187,10 @@ class DeadLetterPublisher:
         return DeadLettered()
 
     async def _store_and_record(
-        self,
-        message: OutboundMessage,
-        lease: Lease,
-        intend: Callable[[], Awaitable[frozenset[str]]],
-        stop: asyncio.Event,
+        self, message: OutboundMessage, lease: Lease, reason: str, detail: str, stop: asyncio.Event
     ) -> bool:
         """Store the dead letter and record that; return False where another worker has the lease."""
+        intend = partial(self.inbox.begin_dead_letter, lease, reason=reason, detail=detail)
         began_at = recorded_at = self.clock()
         while True:
             if not await call_when_available(intend, breaker=self.store_breaker, stop=stop):

@@ -1,7 +1,6 @@
 """Distinguishes a failing handler from bad messages, by event type."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -332,7 +331,7 @@ async def resume_requested(
         if not slow:
             continue
         try:
-            requests = await resumed(math.ceil(max(slow.values())))
+            requests = await resumed(max(slow.values()) + 1.0)
         except UnavailableError:
             continue
         except ContractError as error:  # a worker without the right to read the audit still works

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from json.encoder import encode_basestring_ascii as _text
-from typing import NamedTuple, cast
+from typing import cast
 
 import httpx2
 
@@ -299,7 +299,8 @@ def read_elements(body: bytes, message_ids: Collection[str]) -> Mapping[str, Map
     return found if found.keys() == set(message_ids) else "does not name each message once"
 
 
-class _Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Call:
     request: HandlerRequest
     body: tuple[bytes, ...]
     result: asyncio.Future[HandlerResult]

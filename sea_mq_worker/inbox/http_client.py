@@ -10,9 +10,9 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TypeAlias, cast
+from typing import cast
 
 import httptools
 import httpx2
@@ -31,7 +31,7 @@ _LARGE_BYTES = 65_536
 """A peer's buffer takes a smaller request even while the peer does not read."""
 _PORTS = {"http": 80, "https": 443}
 
-Header: TypeAlias = tuple[bytes, bytes]
+Header = tuple[bytes, bytes]
 
 
 class DisconnectedError(httpx2.RemoteProtocolError):
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
         self._end(self._reader.answer or DisconnectedError("the connection ended without an answer"))
 
 
-def _set_tcp(end: socket.socket, options: Mapping[str, int]) -> None:
+def _set_tcp(end: socket.socket, options: dict[str, int]) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # if the platform has the option
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -10,7 +10,6 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from sea_mq_worker.errors import DependencyError
 from sea_mq_worker.inbox.dead_letter import Reason, conflict_detail
@@ -60,7 +59,7 @@ class InFlightMessage:
     """Another worker should have the message, because this one does not reach its handler."""
 
     @classmethod
-    def of(cls, message: InboundMessage, settler: Settler, *, received_at: float) -> Self:
+    def of(cls, message: InboundMessage, settler: Settler, *, received_at: float) -> "InFlightMessage":
         """Identify a fetched message by its headers."""
         identity = identify(message)
         refusal = identity if isinstance(identity, InvalidMessage) else None

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 import msgspec
 
@@ -157,7 +157,7 @@ class BatchFailed:
     answered: bool
 
 
-HandlerResult: TypeAlias = Accepted | Poison | Retry | NotDelivered | BatchFailed
+HandlerResult = Accepted | Poison | Retry | NotDelivered | BatchFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,6 @@ class DeadLettered:
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
     """Another worker has the message: send nothing, because that worker settles it."""
-
-
-Outcome: TypeAlias = "Accepted | GivenBack | DeadLettered | AlreadySettled | LeaseLost"
-"""What becomes of a message; AlreadySettled, where another worker ended it meanwhile: ACK."""
 
 
 # --- Meaning of a handler's HTTP status (SDS-047, handler contract; POL-047-005, POL-047-006, POL-047-007).
@@ -303,6 +299,10 @@ class AlreadySettled:
     consumer: str = field(default="", compare=False)
 
 
+Outcome = Accepted | GivenBack | DeadLettered | AlreadySettled | LeaseLost
+"""What becomes of a message; AlreadySettled, where another worker ended it meanwhile: ACK."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeasedElsewhere:
     """Another worker handles it now, or it came twice in one batch.
@@ -323,7 +323,7 @@ class Unwritable:
     """PostgreSQL refuses to record it, for example by a trigger: it is delivered again later."""
 
 
-Receipt: TypeAlias = Lease | AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
+Receipt = Lease | AlreadySettled | LeasedElsewhere | ContentConflict | Unwritable
 
 
 def deduplicate(entries: Sequence[InboxMessage]) -> list[InboxMessage]:

@@ -4,8 +4,8 @@ The idea is one for all of them: read the message from the stream itself, give i
 and handle it as a delivered one; the inbox recognises it, should the consumer deliver it after all. It is
 taken up when it is
 
-- *exhausted*: the server stopped delivering it because it reached max_deliver (``exhausted.py``).
-- *passed*: the server takes it for acknowledged, and the inbox does not have it (``missed.py``).
+- *exhausted*: the server stopped delivering it because it reached max_deliver (``undelivered.py``).
+- *passed*: the server takes it for acknowledged, and the inbox does not have it (``undelivered.py``).
 - *orphaned*: the inbox has it without an outcome and no delivery will bring it: its advisory was lost,
   the durable was created again with another start, or another client acknowledged it without handling it.
   Its inbox row still names its place in the stream (``OrphanFinder``).

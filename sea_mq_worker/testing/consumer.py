@@ -5,7 +5,6 @@ place in max_ack_pending, and a message that reached max_deliver is given up whe
 """
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -116,8 +115,8 @@ class InMemoryConsumer:
     async def ahead(self, after_seq: int, limit: int) -> Sequence[InboundMessage] | None:
         """Read messages after those that fill max_ack_pending."""
         behind = range(max(after_seq, self._last_seq) + 1, self._stream.last_seq + 1)
-        found = (message for seq in behind if (message := self.message(seq, deliveries=0)) is not None)
-        return None if self._has_room() else list(itertools.islice(found, limit))
+        found = [message for seq in behind if (message := self.message(seq, deliveries=0)) is not None]
+        return None if self._has_room() else found[:limit]
 
     def message(self, seq: int, *, deliveries: int) -> InboundMessage | None:
         """Return a message of the stream, as a delivery if it was delivered; None: it is dropped."""

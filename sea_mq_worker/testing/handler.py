@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 from sea_mq_worker.inbox.message import (
     ACCEPT_STATUSES,
@@ -53,8 +53,8 @@ class FailBatch:
     batch_max: int
 
 
-Behaviour: TypeAlias = Respond | LoseResponse | Hang | Unreachable | FailBatch
-Script: TypeAlias = Callable[[HandlerRequest, int], Behaviour]
+Behaviour = Respond | LoseResponse | Hang | Unreachable | FailBatch
+Script = Callable[[HandlerRequest, int], Behaviour]
 """Chooses the behaviour for a request; the number counts the calls for its message id, from 1.
 0 stands for a connection without a call."""
 

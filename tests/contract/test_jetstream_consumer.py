@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 
-from sea_mq_worker.inbox.exhausted import NatsExhaustedMessages
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.inbox.undelivered import NatsExhaustedMessages
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.ports import ExhaustedMessages, JetStreamConsumer
 from sea_mq_worker.testing.consumer import InMemoryConsumer, InMemoryExhaustedMessages

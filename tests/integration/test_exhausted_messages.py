@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from sea_mq_worker.errors import ContractError
-from sea_mq_worker.inbox.exhausted import NatsExhaustedMessages
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
+from sea_mq_worker.inbox.undelivered import NatsExhaustedMessages
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.testing.events import RecordingEvents
 from tests.support.jetstream import connected, consumer_info, create_consumer, create_stream, store

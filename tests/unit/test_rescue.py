@@ -10,8 +10,8 @@ import pytest
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.leases import InFlightMessage
 from sea_mq_worker.inbox.message import GivenBack, Lease
-from sea_mq_worker.inbox.missed import Missed, Passed, Standing, find_missed
 from sea_mq_worker.inbox.rescue import ReturnedMessages
+from sea_mq_worker.inbox.undelivered import Missed, Passed, Standing, find_missed
 from sea_mq_worker.testing.handler import Respond
 from tests.support.builders import dead_letter, inbound_message
 from tests.support.inbox_loop import ATTEMPTS_MAX, LEASE, OVERDUE, SLOW_AFTER, SUBJECT, World, always
