@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+import tenacity
+
 from sea_mq_worker.connections import open_nats, open_pool
 from sea_mq_worker.errors import UnavailableError
 from sea_mq_worker.ports import Events
@@ -63,14 +65,19 @@ class Parts:
 
     async def connect(self, connect_once: Callable[[], Awaitable[_T]], what: str) -> _T:
         """Retry until the server answers, and report each failure; ContractError: it refuses for good."""
-        backoff, tries = self.backoff(_CONNECT_SECONDS, _CONNECT_MAX_SECONDS), 0
-        while True:
-            try:
-                return await connect_once()
-            except UnavailableError as error:
-                self.events.emit("waiting", text=f"waiting for {what}: {error}")
-            tries += 1
-            await asyncio.sleep(backoff.delay_seconds(tries))
+
+        def report(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self.events.emit("waiting", text=f"waiting for {what}: {error}")
+
+        async def attempt() -> _T:  # tenacity awaits only what is declared async
+            return await connect_once()
+
+        return await tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(UnavailableError),
+            wait=tenacity.wait_random_exponential(multiplier=_CONNECT_SECONDS, max=_CONNECT_MAX_SECONDS),
+            before_sleep=report,
+        )(attempt)
 
     async def pool(self, purpose: str) -> "asyncpg.Pool":
         """Open a pool for one side; its connections belong to the worker's session."""
