@@ -242,7 +242,7 @@ def _translated(given: str, value: str) -> tuple[str, str]:
             f"{shown} is no parameter that the worker knows; leave it out, or give a setting of the server as"
             " options=-c%20name%3Dvalue"
         )
-    if rule.values is not None and (value or "" in rule.values):
+    if rule.values is not None and (value or not rule.values or "" in rule.values):
         if value.lower() not in rule.values:
             known = " or ".join(filter(None, rule.values))
             must = f"must be {known}, or left out" if known else "cannot be honoured"

@@ -62,7 +62,7 @@ DEMANDS = [
     *("client_encoding=LATIN1", "min_protocol_version=3.2", "sslcertmode=require"),
     *("sslmode=maybe", "ssl=maybe", "sslnegotiation=direct", "direct_tls=true"),
     *("sslrootcert=system&sslmode=require", "ssl=true&sslmode=disable"),
-    *(f"{name}=x" for name in REFUSED),
+    *(f"{name}={value}" for name in REFUSED for value in ("x", "")),
 ]
 
 
