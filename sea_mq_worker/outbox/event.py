@@ -81,7 +81,6 @@ class Claim:
         bytes: total size of the events; a withheld event counts 0.
         cut: whether the limit of bytes ended the claim before the limit of events.
         refused: ids of due events whose claim the database refuses, each with the error.
-        names: ids of the events that a claim would lease, where it only names them.
         parts: the claims that this one combines to settle them together; empty for a claim of its own.
     """
 
@@ -92,7 +91,6 @@ class Claim:
     bytes: int = 0
     cut: bool = False
     refused: tuple[tuple[str, RowsRefusedError], ...] = ()
-    names: Sequence[str] = ()
     parts: tuple["Claim", ...] = ()
 
 

@@ -18,7 +18,6 @@ from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.outbox.event import (
     BATCH_MAX,
     NO_BYTES_MAX,
-    NOTHING_CLAIMED,
     Claim,
     Died,
     OutboxEvent,
@@ -189,16 +188,17 @@ class PostgresOutboxAdapter:
         self._retries_first = not self._retries_first
         now = self.clock()
         self._passed_over = {id_: until for id_, until in self._passed_over.items() if until > now}
-        claim = partial(self._claim, batch_max, bytes_max, event_bytes_max)
+        limits = batch_max, bytes_max, event_bytes_max
         try:
-            return await claim()
+            return await self._claim(*limits)
         except RowsRefusedError:
-            refused = await self._refused((await claim(names_only=True)).names)
+            head, _ = await self._take("", *limits, names_only=True)
+            refused = await self._refused(head["names"])
             if not refused:
                 raise
             until = self.clock() + _PASSED_OVER_SECONDS
             self._passed_over |= {id_: until for id_, _ in refused}
-            return replace(await claim(), refused=tuple(refused))
+            return replace(await self._claim(*limits), refused=tuple(refused))
 
     async def _refused(self, ids: Sequence[str]) -> list[tuple[str, RowsRefusedError]]:
         """Find the events whose claim PostgreSQL refuses, by a trigger for example; claims pass them over.
@@ -332,44 +332,13 @@ class PostgresOutboxAdapter:
                 return row["at"], _end(row, "fresh"), _end(row, "retry")
             limit = min(2 * limit, _REAP_MAX)
 
-    async def _claim(
-        self, batch_max: int, batch_bytes_max: int, event_bytes_max: int, *, names_only: bool = False
-    ) -> Claim:
-        """Claim, and move the cursors behind what was read; ``names_only``: do neither.
-
-        A quarter of the places is kept for retries; of a batch too small to divide, every other one.
-        """
+    async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
+        """Claim, and move the cursors behind what was read."""
         owner = f"{self._owner_prefix}{secrets.token_hex(4)}"
-        (fresh_at, fresh_seq), (retry_at, retry_seq) = self._fresh.next(), self._retries.next()
-        retry_places = batch_max // 4 or int(self._retries_first)
-        given = {
-            "limit": batch_max,
-            "claimed_by": owner,
-            "fresh_at": fresh_at,
-            "fresh_seq": fresh_seq,
-            "retry_at": retry_at,
-            "retry_seq": retry_seq,
-            "retry_places": retry_places,
-            "batch_bytes_max": batch_bytes_max,
-            "event_bytes_max": event_bytes_max,
-            "passed_over": list(self._passed_over),
-            "names_only": names_only,
-        }
-        hints, self._hints = self._hints, set()
         began = self.clock()
-        try:
-            if self.ordered:
-                head, events = await self._take_turn({**given, "hints": list(hints)})
-            else:
-                statement = self._sql["claim"].bind(**given, retries_first=self._retries_first)
-                head, events = _split(await fetch(self.pool, *statement))
-        except BaseException:
-            self._hints |= hints
-            raise
+        head, events = await self._take(owner, batch_max, *bytes_max)
         seconds, at = self.clock() - began, head["claimed_at"]
-        if names_only:
-            self._hints |= hints
-            return replace(NOTHING_CLAIMED, at=at, names=head["names"])
+        retry_places = self._retry_places(batch_max)
         full = len(events) == batch_max or bool(head["cut"] and events)
         fresh_full = retries_full = False
         if self.ordered:
@@ -397,6 +366,42 @@ class PostgresOutboxAdapter:
             bytes=head["bytes"],
             cut=head["cut"],
         )
+
+    def _retry_places(self, batch_max: int) -> int:
+        """Keep a quarter of the places for retries; of a batch too small to divide, every other one."""
+        return batch_max // 4 or int(self._retries_first)
+
+    async def _take(
+        self, owner: str, batch_max: int, *bytes_max: int, names_only: bool = False
+    ) -> tuple[Any, list[OutboxEvent]]:
+        """Run the lane's claim; ``names_only``: lease nothing, and name what it would lease."""
+        (fresh_at, fresh_seq), (retry_at, retry_seq) = self._fresh.next(), self._retries.next()
+        batch_bytes_max, event_bytes_max = bytes_max
+        given = {
+            "limit": batch_max,
+            "claimed_by": owner,
+            "fresh_at": fresh_at,
+            "fresh_seq": fresh_seq,
+            "retry_at": retry_at,
+            "retry_seq": retry_seq,
+            "retry_places": self._retry_places(batch_max),
+            "batch_bytes_max": batch_bytes_max,
+            "event_bytes_max": event_bytes_max,
+            "passed_over": list(self._passed_over),
+            "names_only": names_only,
+        }
+        if not self.ordered:
+            statement = self._sql["claim"].bind(**given, retries_first=self._retries_first)
+            return _split(await fetch(self.pool, *statement))
+        hints, self._hints = self._hints, set()
+        try:
+            taken = await self._take_turn({**given, "hints": list(hints)})
+        except BaseException:
+            self._hints |= hints
+            raise
+        if names_only:
+            self._hints |= hints
+        return taken
 
     async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[OutboxEvent]]:
         """Claim in turn with other workers; after a bounded number of refusals, out of turn.
