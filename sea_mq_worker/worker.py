@@ -39,6 +39,7 @@ from sea_mq_worker.inbox.health import HandlerHealth, resume_requested
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.inbox.leases import InboxLeases
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter, resumed
+from sea_mq_worker.inbox.rescue import take_over_deliveries
 from sea_mq_worker.inbox.sharing import InboxSharing, handler_name
 from sea_mq_worker.inbox.undelivered import MissedMessageCheck, NatsExhaustedMessages
 from sea_mq_worker.nats.connection import NatsConnection
@@ -66,7 +67,7 @@ from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.partitions import PARTITIONS_AHEAD_DAYS, PostgresPartitions
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_available, periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Readiness, supervise
-from sea_mq_worker.runtime.takeover import AbandonedDeliveries, EndLeases, Takeover
+from sea_mq_worker.runtime.takeover import EndLeases, Takeover
 from sea_mq_worker.runtime.waiting import (
     PollingWakeup,
     StoppedError,
@@ -436,9 +437,9 @@ async def _inbox(
     )
     consumers = [await _consumer(parts, connection, durable) for durable in s.consumers]
     by_name = {(consumer.stream, consumer.name): consumer for consumer in consumers}
-    take_overs["inbox"] = AbandonedDeliveries(
-        inbox=inbox, consumers=by_name, backoff=_inbox_backoff(parts)
-    ).take_over
+    take_overs["inbox"] = partial(
+        take_over_deliveries, inbox=inbox, consumers=by_name, backoff=_inbox_backoff(parts)
+    )
     handler = handler_name(s.handler_url)
     sharing = InboxSharing(pool=pool, consumers=consumers, handler=handler, schema=s.database_schema)
     await parts.connect(sharing.begin, "PostgreSQL")

@@ -33,8 +33,8 @@ from sea_mq_worker.inbox.message import (
 )
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.nats.subjects import event_type_of
-from sea_mq_worker.ports import Events, JetStreamConsumer, Settler
-from sea_mq_worker.runtime.breaker import CircuitBreaker, call_when_available
+from sea_mq_worker.ports import Events, InboxRepository, JetStreamConsumer, Settler
+from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_available
 from sea_mq_worker.runtime.waiting import IMMEDIATE_REDELIVERY_SECONDS
 
 # --- Messages that wait for their next delivery, and the time when each is due again.
@@ -321,3 +321,30 @@ def _is_recorded(message: InboundMessage, entry: InboxMessage) -> bool:
     """Return whether a stored message is the recorded one, not another of a stream created again."""
     known_as = {recorded_as(message), storage_id(message)}
     return entry.message_id in known_as and entry.content_hash == content_hash(message)
+
+
+# --- Messages of a worker that has ended.
+
+
+async def take_over_deliveries(
+    session: str,
+    *,
+    inbox: InboxRepository,
+    consumers: Mapping[tuple[str, str], JetStreamConsumer],
+    backoff: Backoff,
+) -> int:
+    """End the leases of an ended session, then request redelivery; return the number of leases.
+
+    A message that was fetched and not recorded yet is in no row: the server delivers it again after ack_wait,
+    as it does with deliveries of consumers that this worker does not have. ``backoff`` delays a message that
+    has ended more than one worker, or failed before. It separates a message that kills its worker from those
+    that were in flight with it.
+    """
+    abandoned = await inbox.take_over(session)
+    for one in abandoned:
+        consumer = consumers.get((one.stream, one.consumer))
+        if consumer is not None and one.reply:
+            again = one.attempts > 1
+            delay = backoff.delay_seconds(one.attempts) if again else IMMEDIATE_REDELIVERY_SECONDS
+            await consumer.give_back(one.reply, delay_seconds=delay)
+    return len(abandoned)

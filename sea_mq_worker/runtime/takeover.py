@@ -2,19 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from sea_mq_worker.errors import DependencyError, RowsRefusedError
-from sea_mq_worker.ports import Events, InboxRepository, JetStreamConsumer, OtherSession, WorkerSessions
-from sea_mq_worker.runtime.breaker import Backoff
+from sea_mq_worker.ports import Events, OtherSession, WorkerSessions
 from sea_mq_worker.runtime.row_isolation import report_refused
-from sea_mq_worker.runtime.waiting import (
-    IMMEDIATE_REDELIVERY_SECONDS,
-    StoppedError,
-    cancel_on_stop,
-    sleep_or_stop,
-)
+from sea_mq_worker.runtime.waiting import StoppedError, cancel_on_stop, sleep_or_stop
 
 _POLL_SECONDS = 1.0
 """Interval between two checks of the sessions of other workers."""
@@ -73,29 +67,3 @@ class Takeover:
             if count:
                 self.events.emit("worker_taken_over", worker=session.worker, side=session.side, count=count)
         return len(others) > len(confirmed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonedDeliveries:
-    """Takes over the messages of a worker that has ended.
-
-    A message that was fetched and not recorded yet is in no row: the server delivers it again after ack_wait.
-    """
-
-    inbox: InboxRepository
-    consumers: Mapping[tuple[str, str], JetStreamConsumer]
-    """Of this worker, by stream and name; other deliveries wait for their ack_wait."""
-    backoff: Backoff
-    """Delay of a message that has ended more than one worker, or failed before: it separates a message that
-    kills its worker from those that were in flight with it."""
-
-    async def take_over(self, session: str) -> int:
-        """End the leases of an ended session, then request redelivery; return the number of leases."""
-        abandoned = await self.inbox.take_over(session)
-        for one in abandoned:
-            consumer = self.consumers.get((one.stream, one.consumer))
-            if consumer is not None and one.reply:
-                again = one.attempts > 1
-                delay = self.backoff.delay_seconds(one.attempts) if again else IMMEDIATE_REDELIVERY_SECONDS
-                await consumer.give_back(one.reply, delay_seconds=delay)
-        return len(abandoned)

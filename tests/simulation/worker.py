@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.inbox.consumer import recover_exhausted
+from sea_mq_worker.inbox.rescue import take_over_deliveries
 from sea_mq_worker.nats.message import InboundMessage
 from sea_mq_worker.operators.dead_letters import DeadLetterEntry, DeadLetters, parse_dead_letter
 from sea_mq_worker.operators.redrive import Redriver
@@ -19,7 +20,7 @@ from sea_mq_worker.outbox.maintenance import end_expired_leases
 from sea_mq_worker.parts import Parts
 from sea_mq_worker.runtime.breaker import periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
-from sea_mq_worker.runtime.takeover import AbandonedDeliveries, EndLeases, Takeover
+from sea_mq_worker.runtime.takeover import EndLeases, Takeover
 from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.events import Emitted
@@ -189,8 +190,7 @@ class Assembly:
         loop = inbox_loop(parts, consumer, inbox, HandlerWire(line, self.inbox_audit), letters)
         consumers = {(consumer.stream, consumer.name): consumer}
         backoff = parts.backoff(1.0, 4.0)
-        abandoned = AbandonedDeliveries(inbox=inbox, consumers=consumers, backoff=backoff)
-        take_overs["inbox"] = abandoned.take_over
+        take_overs["inbox"] = partial(take_over_deliveries, inbox=inbox, consumers=consumers, backoff=backoff)
         running, breaker = {(consumer.stream, consumer.name): loop}, parts.breaker("exhausted messages")
         stranded = StrandedWire(line, self.inbox_audit)
         return {"inbox": loop.run, "rescue": partial(recover_exhausted, stranded, running, breaker)}
