@@ -53,7 +53,7 @@ from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.outbox.search import StreamSearches, short_window, unfit_window
-from sea_mq_worker.outbox.wakeup import PostgresWakeup
+from sea_mq_worker.outbox.wakeup import PollingWakeup, PostgresWakeup
 from sea_mq_worker.parts import Parts, sides_of
 from sea_mq_worker.ports import (
     EventHandler,
@@ -69,7 +69,6 @@ from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_ava
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Readiness, supervise
 from sea_mq_worker.runtime.takeover import EndLeases, Takeover
 from sea_mq_worker.runtime.waiting import (
-    PollingWakeup,
     StoppedError,
     bounded_stack,
     cancel_on_stop,

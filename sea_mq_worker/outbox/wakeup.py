@@ -1,4 +1,4 @@
-"""PostgresWakeup: LISTEN, with producers that notify only while somebody listens for it.
+"""When a lane claims again: at intervals, or by LISTEN, with producers that notify only a listener.
 
 NOTIFY serialises the commits of all transactions that use it, so producers send none while workers are busy.
 The insert trigger (outbox_notify) tries the advisory lock of each lane that gets events, shared, and notifies
@@ -37,6 +37,7 @@ from sea_mq_worker.errors import ContractError, UnavailableError
 from sea_mq_worker.postgres.errors import translated
 from sea_mq_worker.postgres.pool import session_settings
 from sea_mq_worker.postgres.sessions import KeptConnection
+from sea_mq_worker.runtime.waiting import sleep_or_stop
 
 _RECONNECT_SECONDS = 0.5
 _RECONNECT_MAX_SECONDS = 30.0
@@ -228,3 +229,21 @@ class LaneWatch:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class PollingWakeup:
+    """Wakeup by polling alone, where notifications cannot work and in tests."""
+
+    announces = False
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """End the current waits."""
+        self._woken.set()
+        self._woken = asyncio.Event()
+
+    async def wait(self, *, timeout_seconds: float) -> None:
+        """Return after the time-out or when woken."""
+        await sleep_or_stop(self._woken, seconds=timeout_seconds)

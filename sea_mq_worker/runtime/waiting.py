@@ -53,24 +53,6 @@ async def cancel_on_stop(stop: asyncio.Event, wait: Awaitable[_T]) -> _T:
     return waiting.result()
 
 
-class PollingWakeup:
-    """Wakeup by polling alone, where notifications cannot work and in tests."""
-
-    announces = False
-
-    def __init__(self) -> None:
-        self._woken = asyncio.Event()
-
-    def wake(self) -> None:
-        """End the current waits."""
-        self._woken.set()
-        self._woken = asyncio.Event()
-
-    async def wait(self, *, timeout_seconds: float) -> None:
-        """Return after the time-out or when woken."""
-        await sleep_or_stop(self._woken, seconds=timeout_seconds)
-
-
 # --- The process: its stop by signals, its service manager, the close of what it opened.
 
 

@@ -17,11 +17,11 @@ from sea_mq_worker.operators.redrive import Redriver
 from sea_mq_worker.operators.tables import SQL
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.outbox.maintenance import end_expired_leases
+from sea_mq_worker.outbox.wakeup import PollingWakeup
 from sea_mq_worker.parts import Parts
 from sea_mq_worker.runtime.breaker import periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, supervise
 from sea_mq_worker.runtime.takeover import EndLeases, Takeover
-from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.events import Emitted
 from sea_mq_worker.testing.inbox import InboxTable

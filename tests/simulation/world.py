@@ -9,8 +9,8 @@ from typing import Any
 from sea_mq_worker.inbox.dead_letter import Reason
 from sea_mq_worker.inbox.message import InvalidMessage, parse_message
 from sea_mq_worker.outbox.event import EventState
+from sea_mq_worker.outbox.wakeup import PollingWakeup
 from sea_mq_worker.runtime.supervisor import ExitCode
-from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.testing.outbox import OutboxRow
 from tests.simulation.inbox_audit import InboxAudit
 from tests.simulation.loop import WORKER, SeededLoop

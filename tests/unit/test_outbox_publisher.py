@@ -18,8 +18,8 @@ from sea_mq_worker.errors import (
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.event import Claim, EventState
 from sea_mq_worker.outbox.publisher import OutboxPublisher
+from sea_mq_worker.outbox.wakeup import PollingWakeup
 from sea_mq_worker.runtime.breaker import Permit
-from sea_mq_worker.runtime.waiting import PollingWakeup
 from sea_mq_worker.testing import EPOCH
 from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
