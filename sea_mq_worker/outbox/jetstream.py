@@ -376,7 +376,8 @@ class NatsJetStreamPublisher:
     def _note(self, outcomes: Sequence[PublishOutcome], last_seq: int) -> None:
         """Mark the stream's information stale if it may have changed; pause batches after a refusal."""
         stored = [outcome for outcome in outcomes if isinstance(outcome, Stored)]
-        if any(isinstance(outcome, Rejected | FailedTransiently | Unknown) for outcome in outcomes):
+        others = [outcome for outcome in outcomes if not isinstance(outcome, Stored)]
+        if any(isinstance(outcome, Rejected | FailedTransiently | Unknown) for outcome in others):
             self._batch_failed_at = asyncio.get_running_loop().time()
             self._info_is_stale = self._info_is_stale or not stored
         new = [outcome.seq for outcome in stored if not outcome.duplicate]

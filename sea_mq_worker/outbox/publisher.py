@@ -75,6 +75,7 @@ class Batch:
     """A claim on its way: its events, and the verdicts so far.
 
     Attributes:
+        is_published: no event has another verdict than Published.
         seconds: from the claim to its settlement; of claims that are settled together, to the last
             acknowledgement.
     """
@@ -83,20 +84,19 @@ class Batch:
     claimed_at: float
     hold_dead_keys: bool
     verdicts: list[Verdict] = field(default_factory=list)
+    is_published: bool = True
     blocked_keys: set[str] = field(default_factory=set)
     seconds: float | None = None
 
     def add(self, verdict: Verdict) -> None:
         """Note a verdict; unless it frees the next event of its key, the key is blocked."""
         self.verdicts.append(verdict)
+        if isinstance(verdict, Published):
+            return
+        self.is_published = False
         key = verdict.event.ordering_key
-        frees_next = isinstance(verdict, Published) or (isinstance(verdict, Died) and not self.hold_dead_keys)
-        if key is not None and not frees_next:
+        if key is not None and not (isinstance(verdict, Died) and not self.hold_dead_keys):
             self.blocked_keys.add(key)
-
-    @property
-    def is_published(self) -> bool:
-        return all(isinstance(verdict, Published) for verdict in self.verdicts)
 
     def drop_content(self) -> None:
         """Keep what a later settlement needs: the bytes are no longer counted by then."""
@@ -509,6 +509,7 @@ class OutboxPublisher:
     def _report(self, batch: Batch, kept: Mapping[str, datetime | None], seconds: float) -> None:
         mine = [verdict for verdict in batch.verdicts if verdict.event.id in kept]
         published = [verdict for verdict in mine if isinstance(verdict, Published)]
+        others = [verdict for verdict in mine if not isinstance(verdict, Published)]
         if published:
             acknowledged_at = batch.claim.at + timedelta(seconds=seconds)  # where the row's time is unknown
 
@@ -529,17 +530,16 @@ class OutboxPublisher:
                 "event_published",
                 count=len(published),
                 latencies=[verdict.event.age_seconds + seconds for verdict in published],
-                duplicates=sum(verdict.stored.duplicate for verdict in published),
+                duplicates=sum([verdict.stored.duplicate for verdict in published]),
                 each=each,
             )
-        for verdict in mine:
-            if not isinstance(verdict, Published):
-                self._report_unpublished(verdict)
+        for verdict in others:
+            self._report_unpublished(verdict)
         self.events.emit(
             "batch_relayed",
             claimed=len(batch.verdicts),
             published=len(published),
-            released=sum(isinstance(verdict, Released) for verdict in mine),
+            released=sum(isinstance(verdict, Released) for verdict in others),
             seconds=seconds,
         )
 
