@@ -1,6 +1,6 @@
 """The worker, put together: settings in, loops out. It also runs inside a service's own process.
 
-Only this module builds, and it alone imports both directions::
+Only this module builds the loops of both directions, which do not know each other::
 
     run_worker        logs and health pages first; then start; then supervise until the stop
       _start          session, upkeep, outbox, inbox, takeover: the loops by name
