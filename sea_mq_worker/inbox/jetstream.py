@@ -18,6 +18,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,15 @@ from nats.aio.msg import Msg
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, LimitsError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.errors import STREAMS_APPLY, plain
-from sea_mq_worker.nats.info import PULL_SECONDS_MIN, ConsumerInfo, consumer_info
-from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.nats.stored import READ_BYTES_MAX, delivery, read_back, read_on, size_of
+from sea_mq_worker.nats.info import (
+    PULL_SECONDS_MIN,
+    READ_BYTES_MAX,
+    ConsumerInfo,
+    consumer_info,
+    read_back,
+    read_on,
+)
+from sea_mq_worker.nats.message import InboundMessage, ack_tokens, size_of
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -54,6 +61,7 @@ _QUIET_SECONDS = 0.25
 _GIVE_BACK_SECONDS = 0.1
 _SILENCES_MAX = 2
 _NANOSECONDS = 10**9
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEARTBEAT = "100"
 
 
@@ -422,7 +430,7 @@ class NatsJetStreamConsumer:
                 ) from error
         if not pulled.messages:
             await self._raise_reason(pulled)
-        return [delivery(msg) for msg in pulled.messages]
+        return [_delivery(msg) for msg in pulled.messages]
 
     async def is_shared(self) -> bool:
         """Look for open pull requests and deliveries that are not this worker's."""
@@ -517,3 +525,19 @@ class NatsJetStreamConsumer:
 
 def _nak(delay_seconds: float) -> bytes:
     return b"-NAK " + json.dumps({"delay": int(delay_seconds * _NANOSECONDS)}).encode()
+
+
+def _delivery(msg: Msg) -> InboundMessage:
+    """Decode a delivery."""
+    stream, consumer, deliveries, seq, _, nanoseconds, _ = ack_tokens(msg.reply)
+    return InboundMessage(
+        stream=stream,
+        seq=int(seq),
+        consumer=consumer,
+        subject=msg.subject,
+        payload=msg.data,
+        headers=msg.headers or {},
+        stored_at=_EPOCH + timedelta(microseconds=int(nanoseconds) // 1000),
+        deliveries=int(deliveries),
+        reply=msg.reply,
+    )

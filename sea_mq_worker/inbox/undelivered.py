@@ -22,9 +22,18 @@ from sea_mq_worker.inbox.consumer import InboxConsumer
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
 from sea_mq_worker.inbox.message import carries_no_event, recorded_as, storage_id
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo, consumer_info, find_consumer, stream_info
-from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.nats.stored import READ_BYTES_MAX, read_back, read_next, read_on, size_of
+from sea_mq_worker.nats.info import (
+    READ_BYTES_MAX,
+    ConsumerInfo,
+    StreamInfo,
+    consumer_info,
+    find_consumer,
+    read_back,
+    read_next,
+    read_on,
+    stream_info,
+)
+from sea_mq_worker.nats.message import InboundMessage, size_of
 from sea_mq_worker.ports import Events
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries

@@ -1,4 +1,4 @@
-"""Streams and consumers as the server reports them: the only reader of STREAM.INFO and CONSUMER.INFO answers.
+"""Streams, consumers and stored messages as the server reports them: the only reader of JetStream's answers.
 
 ``config`` keeps the raw configuration, for comparisons with definition files and for options that a single
 caller checks; every other module reads typed fields. Each request raises BrokerUnavailableError if the server
@@ -6,17 +6,25 @@ did not answer, and ContractError if the worker has no permission for it. ``find
 not exist; the others raise ContractError then, and name the fix.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.nats.connection import NatsConnection, api, reading
 from sea_mq_worker.nats.errors import STREAMS_APPLY, ApiRefusedError
+from sea_mq_worker.nats.message import InboundMessage, size_of, stored
 from sea_mq_worker.nats.subjects import covers
 
+READ_BYTES_MAX = 4 * 1024 * 1024
+"""Cap on the bytes of messages that one call reads."""
+_READS_MAX = 10
+"""Cap on concurrent reads; fewer are made while the consumer's filter matches few messages."""
+_NO_MESSAGE = 10037
 _NOT_FOUND = 404
 _NANOSECONDS = 1e9
 _CLOCK_SECONDS = 60.0
@@ -293,6 +301,59 @@ async def streams_taking(connection: NatsConnection, subject: str) -> Sequence[s
     """Request the names of the streams that store messages of ``subject``."""
     answer = await api(connection, "STREAM.NAMES", {"subject": subject})
     return answer.get("streams") or []
+
+
+async def read_on(
+    connection: NatsConnection, info: ConsumerInfo, after_seq: int, limit: int
+) -> Sequence[InboundMessage]:
+    """Read the next messages behind a sequence that the consumer wants, up to a few MB of them."""
+    seq, found, width = after_seq, list[InboundMessage](), _READS_MAX
+    while len(found) < limit and size_of(found) < READ_BYTES_MAX:
+        reads = [read_next(connection, info, seq + 1 + place) for place in range(width)]
+        read = {message.seq: message for message in await asyncio.gather(*reads) if message is not None}
+        if not read:
+            break
+        found += [read[number] for number in sorted(read)]
+        seq, width = found[-1].seq, min(2 * len(read), _READS_MAX)
+    return found[:limit]
+
+
+async def read_next(
+    connection: NatsConnection, consumer: ConsumerInfo, seq: int, *, deliveries: int = 0
+) -> InboundMessage | None:
+    """Read the first message at or after a sequence that the consumer wants."""
+    reads = [
+        read_back(connection, consumer.stream, consumer.name, seq, deliveries=deliveries, next_of=subject)
+        for subject in consumer.filters or (">",)
+    ]
+    found = filter(None, await asyncio.gather(*reads))
+    return min(found, key=attrgetter("seq"), default=None)
+
+
+async def read_back(
+    connection: NatsConnection,
+    stream: str,
+    durable: str,
+    seq: int,
+    *,
+    deliveries: int = 0,
+    reply: str = "",
+    next_of: str = "",
+) -> InboundMessage | None:
+    """Read one message as if it had been delivered; None if the stream does not have it.
+
+    ``next_of``: read the first message of these subjects at or after the sequence. Raise
+    BrokerUnavailableError without an answer, and ContractError without the stream or the right to read it.
+    """
+    subject, which = f"STREAM.MSG.GET.{stream}", {"seq": seq} | ({"next_by_subj": next_of} if next_of else {})
+    try:
+        answer = await api(connection, subject, which)
+    except ApiRefusedError as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+        return None
+    with reading(subject):
+        return stored(answer["message"], stream=stream, consumer=durable, deliveries=deliveries, reply=reply)
 
 
 async def _found(

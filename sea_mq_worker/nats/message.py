@@ -6,12 +6,15 @@ a consumer or a read of the stream gives. The unions are closed: every ``match``
 needs is a tuple, created in half the time of a frozen dataclass.
 """
 
+import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+_SHORT_TOKENS = 9
+"""Tokens of a delivery's reply subject without domain and account."""
 _HEADER_BYTES = 100
 """Bytes of a header in memory besides its text."""
 
@@ -58,6 +61,49 @@ class InboundMessage(NamedTuple):
 
 
 # --- What became of a publish.
+
+
+def ack_tokens(reply: str) -> list[str]:
+    """Return what a delivery's reply subject holds; empty for a status, which has none.
+
+    ``$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<ns>.<pending>``, or with domain
+    and account before the stream and a token at the end.
+    """
+    tokens = reply.split(".")
+    first = 2 if len(tokens) == _SHORT_TOKENS else 4
+    return tokens[first : first + 7]
+
+
+def stored(
+    message: Mapping[str, Any], *, stream: str, consumer: str, deliveries: int, reply: str = ""
+) -> InboundMessage:
+    """Decode a stored message from STREAM.MSG.GET as if it had been delivered.
+
+    Of headers of one name the last counts, as nats-py reads those of a delivery.
+    """
+    block = base64.b64decode(message.get("hdrs", ""))
+    parted = (line.partition(b":") for line in block.split(b"\r\n")[1:])
+    headers = {
+        name.strip().decode("ascii", "replace"): value.strip().decode("utf-8", "replace")
+        for name, colon, value in parted
+        if colon
+    }
+    return InboundMessage(
+        stream=stream,
+        seq=message["seq"],
+        consumer=consumer,
+        subject=message["subject"],
+        payload=base64.b64decode(message.get("data", "")),
+        headers=headers,
+        stored_at=datetime.fromisoformat(message["time"]),
+        deliveries=deliveries,
+        reply=reply,
+    )
+
+
+def size_of(messages: Iterable[InboundMessage | None]) -> int:
+    """Return the bytes of all messages."""
+    return sum(message.size for message in messages if message is not None)
 
 
 class Stored(NamedTuple):

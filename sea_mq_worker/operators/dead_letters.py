@@ -12,9 +12,8 @@ from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.dead_letter import Reason, original_headers
 from sea_mq_worker.inbox.message import HandlerRequest, parse_message
 from sea_mq_worker.nats.connection import NatsConnection, api
-from sea_mq_worker.nats.info import stream_info
+from sea_mq_worker.nats.info import read_back, stream_info
 from sea_mq_worker.nats.message import InboundMessage
-from sea_mq_worker.nats.stored import read_back
 from sea_mq_worker.nats.subjects import event_type_of
 from sea_mq_worker.operators.records import Group, mask_ids
 from sea_mq_worker.operators.streams import open_broker

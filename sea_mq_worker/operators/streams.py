@@ -20,10 +20,11 @@ from sea_mq_worker.nats.info import (
     consumer_info,
     durable_consumers,
     find_stream,
+    read_back,
+    read_next,
     stream_info,
     subjects_in,
 )
-from sea_mq_worker.nats.stored import read_back, read_next
 from sea_mq_worker.operators.records import (
     ConsumerDelivery,
     ConsumerState,

@@ -30,7 +30,7 @@ from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerEr
 from sea_mq_worker.nats.connection import PENDING_BYTES_MAX, NatsConnection
 from sea_mq_worker.nats.errors import number, parse
 from sea_mq_worker.nats.headers import MSG_ID, EncodedMessage, encode, is_same_message
-from sea_mq_worker.nats.info import StreamInfo, stream_info
+from sea_mq_worker.nats.info import StreamInfo, read_back, stream_info
 from sea_mq_worker.nats.message import (
     FailedTransiently,
     InboundMessage,
@@ -43,7 +43,6 @@ from sea_mq_worker.nats.message import (
     Unknown,
     Unsent,
 )
-from sea_mq_worker.nats.stored import read_back
 from sea_mq_worker.outbox.acks import (
     NO_STREAM,
     NOT_ATOMIC,

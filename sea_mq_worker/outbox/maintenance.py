@@ -9,8 +9,7 @@ import asyncpg
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError, RowsRefusedError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.headers import MSG_ID
-from sea_mq_worker.nats.info import stream_info
-from sea_mq_worker.nats.stored import read_back
+from sea_mq_worker.nats.info import read_back, stream_info
 from sea_mq_worker.ports import Events, OutboxRepository, Partitions
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries

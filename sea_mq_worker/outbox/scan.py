@@ -14,9 +14,15 @@ from sea_mq_worker.errors import BrokerUnavailableError, ContractError, WorkerEr
 from sea_mq_worker.nats.connection import NatsConnection, api
 from sea_mq_worker.nats.errors import number
 from sea_mq_worker.nats.headers import MSG_ID, is_same_message
-from sea_mq_worker.nats.info import StreamInfo, stream_info
-from sea_mq_worker.nats.message import OutboundMessage, SearchedId, SearchProgress, SearchResult, Stored
-from sea_mq_worker.nats.stored import ack_tokens, read_back
+from sea_mq_worker.nats.info import StreamInfo, read_back, stream_info
+from sea_mq_worker.nats.message import (
+    OutboundMessage,
+    SearchedId,
+    SearchProgress,
+    SearchResult,
+    Stored,
+    ack_tokens,
+)
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription

@@ -18,8 +18,7 @@ from sea_mq_worker.dev.servers import EmbeddedNats
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.nats.connection import NatsConnection, api, connect
 from sea_mq_worker.nats.errors import ApiRefusedError
-from sea_mq_worker.nats.info import consumer_info, stream_info
-from sea_mq_worker.nats.stored import read_back
+from sea_mq_worker.nats.info import consumer_info, read_back, stream_info
 from tests.faults.test_outbox_broker import configured
 from tests.support.certificates import Authority
 from tests.support.jetstream import connected

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from sea_mq_worker.inbox.message import HandlerRequest, parse_message
 from sea_mq_worker.nats.connection import NatsConnection, api
-from sea_mq_worker.nats.stored import stored
+from sea_mq_worker.nats.message import stored
 from sea_mq_worker.operators.definitions import check, definitions
 from sea_mq_worker.producer import uuid7
 from sea_mq_worker.resources import resource_folder

@@ -15,7 +15,7 @@ import asyncpg
 
 from sea_mq_worker.nats.connection import api, reading
 from sea_mq_worker.nats.errors import ApiRefusedError
-from sea_mq_worker.nats.stored import stored
+from sea_mq_worker.nats.message import stored
 from sea_mq_worker.operators.changes import recorded
 from sea_mq_worker.operators.prune import foreign_keys
 from sea_mq_worker.operators.tables import open_tables
