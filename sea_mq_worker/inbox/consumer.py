@@ -200,8 +200,8 @@ class InboxConsumer:
     async def _rescue_submitted(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle exhausted messages, and those that the consumer passed."""
         while not stop.is_set():
-            await self.in_flight.wait_for_extra_slots(stop)
             message, settler = await cancel_on_stop(stop, self._submitted.get())
+            await self.in_flight.wait_for_extra_slots(stop)
             await self._receive([message], settler, stop, working, extra=True)
 
     async def _read_ahead(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:

@@ -152,7 +152,7 @@ class InFlight:
         while not breaker.is_closed and breaker.has_callers and not stop.is_set():
             self._released.clear()
             await breaker.wait_for_probe(unless=self._released)
-        while not self._free or self.free_bytes <= 0:
+        while self._free <= 0 or self.free_bytes <= 0:
             await self._wait_for_release(stop)
         if not breaker.is_closed:
             return 1
@@ -163,8 +163,12 @@ class InFlight:
         return self._free
 
     async def wait_for_extra_slots(self, stop: asyncio.Event) -> int:
-        """Return the number of free slots for extra messages, once there is one."""
-        while not (free := self._extra_max - len(self._extra)) or self.free_bytes <= 0:
+        """Return the number of free slots for extra messages, once there is one.
+
+        They are not reserved: while one caller reads messages for them, others may take them. So at most
+        twice as many are taken as there are, until messages are released.
+        """
+        while (free := self._extra_max - len(self._extra)) <= 0 or self.free_bytes <= 0:
             await self._wait_for_release(stop)
         return free
 

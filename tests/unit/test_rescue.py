@@ -266,6 +266,37 @@ async def test_an_outage_delays_the_rescue_and_loses_nothing(lost: str) -> None:
     assert world.dead_lettered() == [(message_id, "INVALID_PAYLOAD")]
 
 
+@in_virtual_time
+async def test_an_exhausted_message_waits_for_a_slot_while_others_are_read_ahead() -> None:
+    world = World(max_ack_pending=4, max_deliver=1)
+    world.change_settings(inbox_backoff_seconds=300.0, handler_slow_after=100)
+    world.handler.script = lambda request, _call: (
+        Respond(status=500) if request.payload == b"0" else Respond(slow_seconds=25)
+    )
+    exhausted, _ = await give_up(world)
+    world.exhausted.down = True
+    for _ in range(4):
+        world.send(body=b"0")
+    for _ in range(100):
+        world.send()
+
+    def in_hand() -> int:
+        return sum(row.locked_by is not None for row in world.table.rows.values())
+
+    async with world.consuming():
+        await world.events.seen("message_retried", count=4)
+        await asyncio.sleep(5)
+        assert in_hand() == 2, "half of max_ack_pending"
+        world.exhausted.down = False
+        await world.events.seen("circuit_closed", within=20)
+        await asyncio.sleep(1)
+        assert in_hand() == 2, "their calls last"
+        for _ in range(100):
+            await asyncio.sleep(1)
+            assert in_hand() <= 4, "the slots that were free for both"
+    assert world.row(exhausted).processed_at is not None
+
+
 # --- Given back: the memory of what waits for its next delivery.
 
 
