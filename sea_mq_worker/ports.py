@@ -30,7 +30,7 @@ from sea_mq_worker.nats.message import (
     Stored,
 )
 from sea_mq_worker.outbox.event import (
-    BATCH_MAX,
+    BATCH_DEFAULT,
     NO_BYTES_MAX,
     Claim,
     Died,
@@ -56,7 +56,7 @@ class OutboxRepository(Protocol):
     async def find_unpublished(
         self,
         *,
-        batch_max: int = BATCH_MAX,
+        batch_max: int = BATCH_DEFAULT,
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:

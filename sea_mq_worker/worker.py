@@ -386,10 +386,10 @@ def publisher_lanes(
             batches_max=s.outbox_batches_max,
             lease_seconds=s.outbox_lease_seconds,
             publish_seconds=s.outbox_publish_timeout_seconds,
-            search_seconds=_search_seconds(s),
+            delay_max_seconds=_search_seconds(s),
             hold_dead_keys=s.outbox_dead_key == "hold",
             session_lost_since=parts.session_lost_since,
-            settles_together=not keyed,
+            ordered=keyed,
             turn=turn,
         )
 

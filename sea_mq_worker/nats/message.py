@@ -145,6 +145,10 @@ class Unknown:
     refused: bool = False
 
 
+NOT_CONNECTED = "not connected to NATS"
+"""Reason of an Unsent; a circuit that opened for it closes as soon as there is a connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unsent:
     """It was not sent: the connection was down or the deadline had passed before its turn."""

@@ -32,6 +32,7 @@ from sea_mq_worker.nats.errors import number, parse
 from sea_mq_worker.nats.headers import MSG_ID, EncodedMessage, encode, is_same_message
 from sea_mq_worker.nats.info import StreamInfo, read_back, stream_info
 from sea_mq_worker.nats.message import (
+    NOT_CONNECTED,
     FailedTransiently,
     InboundMessage,
     OutboundMessage,
@@ -73,7 +74,6 @@ _INFO_SHARE = 0.25
 """Share of a deadline that the request for the stream's information may take."""
 _READS_AT_ONCE = 32
 _BAD_REQUEST = 400
-_NOT_CONNECTED = "not connected to NATS"
 _HELD_BACK = Unsent("held back behind a message that was not stored")
 _STORES_NOTHING = Unknown(
     "nats-server reports the stream and acknowledges no message: its log has the reason, such as a full disk"
@@ -222,7 +222,7 @@ class NatsJetStreamPublisher:
         """Make one attempt for each message; ``deadline`` is in the loop's time."""
         sending = Sending(messages, self._read)
         await self._exchange(sending, split(messages, _TURN_MESSAGES), deadline)
-        unknown, unsent = Unknown(sending.stopped), Unsent(sending.stopped or _NOT_CONNECTED)
+        unknown, unsent = Unknown(sending.stopped), Unsent(sending.stopped or NOT_CONNECTED)
         return [
             outcome or (unknown if place < sending.sent else unsent)
             for place, outcome in enumerate(sending.outcomes)
@@ -301,7 +301,7 @@ class NatsJetStreamPublisher:
         turns = (whole[start : start + _TURN_MESSAGES] for start in range(0, last, _TURN_MESSAGES))
         await self._exchange(sending, turns, deadline)
         if sending.sent < last:
-            return Unsent(sending.stopped or _NOT_CONNECTED)
+            return Unsent(sending.stopped or NOT_CONNECTED)
         for outcome in sending.outcomes:
             if outcome is not None:  # the commit's, or that of a forbidden subject
                 return outcome if isinstance(outcome, Stored | Unsent) else Unknown(outcome.reason)

@@ -2,10 +2,10 @@
 
 The order of steps is the guarantee::
 
-    claim     leases due events, and counts the attempt
-    publish   the events of a key one after the other, and waits for the stream's acknowledgements
-    judge     gives each event a verdict: Published, Postponed, Released or Died
-    settle    writes the verdicts under the claim; without ordering keys, several small claims together
+    claim     _claim     leases due events, and counts the attempt
+    publish   _send      sends them, those of a key in order, and waits for the stream's acknowledgements
+    judge     Batch.add  gives each event a verdict: Published, Postponed, Released or Died
+    settle    _settle    writes the verdicts under the claim; without ordering keys, for small claims together
 
 After a crash in between, the worker publishes the same message id again, and the stream drops the repeat. An
 event is settled as published only after the stream has confirmed it.
@@ -16,11 +16,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 from sea_mq_worker.errors import DependencyError, InvalidEventError, StoreTooSlowError
 from sea_mq_worker.nats.headers import too_large, validation_error
 from sea_mq_worker.nats.message import (
+    NOT_CONNECTED,
     FailedTransiently,
     OutboundMessage,
     PublishOutcome,
@@ -59,14 +60,14 @@ _QUIET_SECONDS = 30.0
 """Longer than an event without an acknowledgement waits for its next attempt."""
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
-_WAVES_MAX = 4
-"""Waves that are sent one after the other. A batch that keeps its order costs the stream about as many."""
+_RUN_MAX = 4
+"""Events of a key, on average, that are sent in waves: a batch that keeps its order costs about as much."""
 _TOGETHER_SECONDS = 0.05
 _TOGETHER_MAX = 1000
 """Cap on the events of one settlement; above it each claim waits for its own, and so for the database."""
 _SETTLE_AGAIN_SECONDS = 0.5
 _NOTABLE_CLAIMS = 16
-_NOT_CONNECTED = "not connected to NATS"
+"""An event that is claimed so often without an attempt is reported; then again at each doubling."""
 _V = TypeVar("_V", bound=Verdict)
 
 
@@ -76,8 +77,9 @@ class Batch:
 
     Attributes:
         is_published: no event has another verdict than Published.
-        seconds: from the claim to its settlement; of claims that are settled together, to the last
-            acknowledgement.
+        blocked_keys: ordering keys of which no later event may be sent.
+        acknowledged_after: seconds from the claim to the last acknowledgement, if the settlement waits for
+            others; None: settled at once, and measured then.
     """
 
     claim: Claim
@@ -86,7 +88,7 @@ class Batch:
     verdicts: list[Verdict] = field(default_factory=list)
     is_published: bool = True
     blocked_keys: set[str] = field(default_factory=set)
-    seconds: float | None = None
+    acknowledged_after: float | None = None
 
     def add(self, verdict: Verdict) -> None:
         """Note a verdict; unless it frees the next event of its key, the key is blocked."""
@@ -99,7 +101,7 @@ class Batch:
             self.blocked_keys.add(key)
 
     def drop_content(self) -> None:
-        """Keep what a later settlement needs: the bytes are no longer counted by then."""
+        """Keep of a published batch what its later settlement needs; its bytes are not counted by then."""
         self.verdicts = [v._replace(event=v.event.without_content()) for v in self.published]
         self.claim = replace(self.claim, events=tuple(verdict.event for verdict in self.verdicts))
 
@@ -123,13 +125,13 @@ class OutboxPublisher:
         lease_seconds: after this time another worker may have a claim, so its settlement stops.
         publish_seconds: time for all publishing of one claim, from the end of the claim or of a search; well
             below the lease.
-        search_seconds: most time by which reading a claim and a search may move that deadline; a worker that
-            stalled for longer sends nothing, because another worker may have the claim.
+        delay_max_seconds: most time by which reading a claim and a search may move that deadline; a worker
+            that stalled for longer sends nothing, because another worker may have the claim.
         hold_dead_keys: a DEAD event holds back the later events of its key.
-        session_lost_since: whether others may have taken the worker for gone since a time; then it sends no
-            more of an earlier claim, because another worker may have it.
-        settles_together: settle published events of small claims together; not in the lane with ordering
-            keys, where the next event of a key waits for the settlement.
+        session_lost_since: whether others may have taken the worker for gone since a time; an earlier claim
+            may be another worker's then, so no more of it is sent.
+        ordered: the lane with ordering keys, where the next event of a key waits for the settlement; the
+            other lane settles small claims together.
         turn: the worker's turn to claim, if workers take turns.
     """
 
@@ -150,10 +152,10 @@ class OutboxPublisher:
     batches_max: int
     lease_seconds: float
     publish_seconds: float
-    search_seconds: float
+    delay_max_seconds: float
     hold_dead_keys: bool
     session_lost_since: Callable[[float], bool]
-    settles_together: bool
+    ordered: bool
     turn: LaneTurn | None = None
     _unsettled: list[Batch] = field(default_factory=list, init=False)
     _is_settling: bool = field(default=False, init=False)
@@ -187,15 +189,15 @@ class OutboxPublisher:
             await self._publish(batch, stop)
             settles_later = not stop.is_set() and self._may_settle_later(batch)
             if settles_later:
-                batch.seconds = self.clock() - batch.claimed_at
+                batch.acknowledged_after = self.clock() - batch.claimed_at
                 batch.drop_content()
                 self._unsettled.append(batch)
             else:
                 await self._settle([batch])
                 if not batch.is_published:
                     self.pace.expect_retries()
-                elif not self.settles_together:
-                    self.pace.look_again()
+                elif self.ordered:
+                    self.pace.look_again()  # the next events of these keys are free now
         finally:
             self.room.give_back(size)
             places.release()
@@ -229,10 +231,10 @@ class OutboxPublisher:
         claim itself too, because no lease runs while the lane waits at a circuit.
         """
         if not self.publisher.connected:
-            self.broker_breaker.record_failure(_NOT_CONNECTED)
+            self.broker_breaker.record_failure(NOT_CONNECTED)
         broker = await self.broker_breaker.enter(stop)
         if broker is Permit.PROBE and not self.publisher.connected:
-            self.broker_breaker.record_failure(_NOT_CONNECTED)
+            self.broker_breaker.record_failure(NOT_CONNECTED)
             return NOTHING_CLAIMED, self.clock()
         store = await self.store_breaker.enter(stop)
         claimed_at = self.clock()
@@ -266,7 +268,7 @@ class OutboxPublisher:
         it also closes when no event has failed for a while, none was refused, and the stream answers.
         """
         breaker = self.broker_breaker
-        proven = breaker.reason == _NOT_CONNECTED
+        proven = breaker.reason == NOT_CONNECTED
         if not (proven or breaker.is_refused) and breaker.quiet_seconds > _QUIET_SECONDS:
             with contextlib.suppress(DependencyError):
                 await self.publisher.find(())
@@ -277,34 +279,34 @@ class OutboxPublisher:
             breaker.release()
 
     # --- publish, and judge
-    # An event of a key is sent only when the stream has the one before; one that is not stored releases the
-    # rest.
+    # The stream never gets an event of a key before the one ahead of it: it is sent after that one's
+    # acknowledgement, or with it in a batch that keeps its order. An event that is not stored releases those
+    # behind it; only a dead one may let them pass (hold_dead_keys).
 
     async def _publish(self, batch: Batch, stop: asyncio.Event) -> None:
         """Give every event a verdict by the deadline; after a stop, send no further wave.
 
-        The search for possibly published events has a deadline of its own. It comes last, because it may take
-        long; the events that it does not find are sent after it.
+        First send what needs no search. Then search the stream for the possibly published events, and send
+        what it does not have, by a new deadline, because the search may have used up the first.
         """
-        events = batch.claim.events
-        repeats = await self._possibly_published(events)
+        possible = await self._possibly_published(batch.claim.events)
         deadline = self._deadline(batch)
-        clear, waiting = _split_searched(repeats, events)
-        has_sent = await self._send(batch, clear, deadline, stop)
-        if waiting and self._may_send(batch, deadline, stop):
-            left = await self._look_up(batch, repeats, waiting)
-            has_sent |= await self._send(batch, left, self._deadline(batch), stop)
+        at_once, after_search = _split_searched(possible, batch.claim.events)
+        has_sent = await self._send(batch, at_once, deadline, stop)
+        if after_search and self._may_send(batch, deadline, stop):
+            to_send = await self._look_up(batch, possible, after_search)
+            has_sent |= await self._send(batch, to_send, self._deadline(batch), stop)
         else:
-            for event in waiting:
+            for event in after_search:
                 batch.add(Released(event))
         if not has_sent:
             self.broker_breaker.release()  # a probe that sent nothing proves nothing
 
     async def _send(
-        self, batch: Batch, left: Sequence[OutboxEvent], deadline: float, stop: asyncio.Event
+        self, batch: Batch, events: Sequence[OutboxEvent], deadline: float, stop: asyncio.Event
     ) -> bool:
         """Send wave after wave; return whether any message was sent."""
-        has_sent = False
+        left, has_sent = events, False
         while left:
             wave, left, in_order = self._next_wave(left)
             in_time = self._may_send(batch, deadline, stop)
@@ -323,7 +325,12 @@ class OutboxPublisher:
         return has_sent
 
     def _deadline(self, batch: Batch) -> float:
-        return min(self.clock(), batch.claimed_at + self.search_seconds) + self.publish_seconds
+        """Return when sending must end: ``publish_seconds`` from now, as long as the claim is young.
+
+        The start counts as at most ``delay_max_seconds`` after the claim, so that a worker that stalled for
+        longer gets a time in the past.
+        """
+        return min(self.clock(), batch.claimed_at + self.delay_max_seconds) + self.publish_seconds
 
     def _may_send(self, batch: Batch, deadline: float, stop: asyncio.Event) -> bool:
         in_time = self.clock() < deadline and not stop.is_set()
@@ -334,12 +341,12 @@ class OutboxPublisher:
     ) -> tuple[Sequence[OutboxEvent], list[OutboxEvent], bool]:
         """Return the first event of each key, the rest, and whether the wave has to keep its order.
 
-        Return all events where that takes many waves and the publisher keeps order, unless a replay needs its
+        Return all events where keys have long runs and the publisher keeps order, unless a replay needs its
         outcome first.
         """
         wave, rest = first_wave(left)
-        many = len(left) > _WAVES_MAX * len(wave)
-        if many and self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
+        long_runs = len(left) > _RUN_MAX * len(wave)
+        if long_runs and self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
             return left, [], True
         return wave, rest, False
 
@@ -365,7 +372,7 @@ class OutboxPublisher:
         return None
 
     async def _possibly_published(self, events: Sequence[OutboxEvent]) -> list[OutboxEvent]:
-        """Return repeats that may be outside the deduplication window by the time they are sent."""
+        """Return the repeats of which the stream may have a copy, but no longer drop another one as it."""
         repeats = [event for event in events if event.attempted_seconds_ago]
         if not repeats:
             return []
@@ -379,15 +386,15 @@ class OutboxPublisher:
         ]
 
     async def _look_up(
-        self, batch: Batch, repeats: Sequence[OutboxEvent], events: Sequence[OutboxEvent]
+        self, batch: Batch, possible: Sequence[OutboxEvent], events: Sequence[OutboxEvent]
     ) -> Sequence[OutboxEvent]:
-        """Judge possibly published events by the stream's content; return the events to send.
+        """Judge the possibly published of the events by the stream's content; return the events to send.
 
         An unfinished search continues at the event's next claim. It opens no circuit, because the broker
         accepts other events meanwhile.
         """
-        searched = await self.searches.look_up(self.publisher, repeats)
-        for event in repeats:
+        searched = await self.searches.look_up(self.publisher, possible)
+        for event in possible:
             if stored := searched.found.get(event.id):
                 batch.add(Published(event, stored))
             elif event.id in searched.unfinished:
@@ -398,16 +405,21 @@ class OutboxPublisher:
 
     def _judge_broker(self, batch: Batch, outcomes: Sequence[PublishOutcome]) -> None:
         """Open the circuit when nothing was stored, unless the messages themselves were the reason."""
-        is_stored = any(isinstance(outcome, Stored) for outcome in outcomes)
-        trouble = [] if is_stored else [each for each in outcomes if isinstance(each, Unknown | Unsent)]
-        answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
+        if any(isinstance(outcome, Stored) for outcome in outcomes):
+            self.broker_breaker.record_success()
+            return
+        trouble = [outcome for outcome in outcomes if isinstance(outcome, Unknown | Unsent)]
         if not trouble:
             self.broker_breaker.record_success()
-        elif answered and batch.published:
-            self.broker_breaker.release()  # a found copy proves no working publish
-        else:
-            refused = any(isinstance(outcome, Unknown) and outcome.refused for outcome in trouble)
-            self.broker_breaker.record_failure(trouble[0].reason, answered=answered, refused=refused)
+            return
+        answered = all(isinstance(outcome, Unknown) and outcome.answered for outcome in trouble)
+        if answered and batch.published:
+            # No outage: an earlier wave was stored, and has closed the circuit, or the search found a copy,
+            # which does not prove that the stream stores anything now.
+            self.broker_breaker.release()
+            return
+        refused = any(isinstance(outcome, Unknown) and outcome.refused for outcome in trouble)
+        self.broker_breaker.record_failure(trouble[0].reason, answered=answered, refused=refused)
 
     # --- settle
 
@@ -420,7 +432,7 @@ class OutboxPublisher:
         seconds = self.clock() - batch.claimed_at
         waiting = sum(len(each.verdicts) for each in self._unsettled)
         return (
-            self.settles_together
+            not self.ordered
             and not batch.claim.more
             and batch.is_published
             and waiting + len(batch.verdicts) <= _TOGETHER_MAX
@@ -452,36 +464,37 @@ class OutboxPublisher:
     async def _settle(self, batches: Sequence[Batch]) -> None:
         """Write all verdicts while every lease lasts; report them, and the leases that were lost."""
         claim = combined([batch.claim for batch in batches])
-        ends = min(batch.claimed_at for batch in batches) + self.lease_seconds
+        claimed_at = min(batch.claimed_at for batch in batches)
         verdicts = [verdict for batch in batches for verdict in batch.verdicts]
         published = [verdict for verdict in verdicts if isinstance(verdict, Published)]
         released = [verdict for verdict in verdicts if isinstance(verdict, Released)]
-        failed = [verdict for verdict in verdicts if isinstance(verdict, Postponed | Died)]
+        rest = [verdict for verdict in verdicts if isinstance(verdict, Postponed | Died)]
         refused: set[str] = set()
-        kept = await self._persist(self.outbox.mark_published_batch, claim, published, ends, refused)
-        # Events held back go first: while this worker has them, no other worker can claim their head.
-        kept |= await self._persist(self.outbox.release, claim, released, ends, refused)
-        kept |= await self._persist(self.outbox.increment_attempts_batch, claim, failed, ends, refused)
+        kept = await self._persist(self.outbox.mark_published_batch, claim, published, claimed_at, refused)
+        # Release before the head of a key is postponed: while it is CLAIMED, nobody can claim of the key, so
+        # the next claim gets the whole run, and not the head alone.
+        kept |= await self._persist(self.outbox.release, claim, released, claimed_at, refused)
+        kept |= await self._persist(self.outbox.increment_attempts_batch, claim, rest, claimed_at, refused)
         if lost := len({verdict.event.id for verdict in verdicts} - kept.keys() - refused):
             self.events.emit("leases_lost", side="outbox", count=lost)
         for batch in batches:
-            seconds = self.clock() - batch.claimed_at if batch.seconds is None else batch.seconds
-            self._report(batch, kept, seconds)
+            seconds = batch.acknowledged_after
+            self._report(batch, kept, self.clock() - batch.claimed_at if seconds is None else seconds)
 
     async def _persist(
         self,
         write: Callable[[Claim, Sequence[_V]], Awaitable[Mapping[str, datetime] | frozenset[str]]],
         claim: Claim,
         verdicts: Sequence[_V],
-        lease_ends: float,
+        claimed_at: float,
         refused: set[str],
     ) -> dict[str, datetime | None]:
         """Write until PostgreSQL responds or the lease ends; return the ids that are settled, and when.
 
-        Within the lease no other worker can settle them: an event that a repeat does not find was settled by
-        an earlier try whose response was lost, at a time that is not known. Events that PostgreSQL refuses to
-        change are added to ``refused``; they stay leased until the lease ends.
+        Events that PostgreSQL refuses to change are added to ``refused``; they stay leased until the lease
+        ends.
         """
+        lease_ends = claimed_at + self.lease_seconds
         pieces = RowIsolator(verdicts, lambda part: write(claim, part))
         repeated = False
         while verdicts and self.clock() < lease_ends:
@@ -491,18 +504,20 @@ class OutboxPublisher:
                 repeated = True
                 self.store_breaker.record_exception(error)
                 await asyncio.sleep(_SETTLE_AGAIN_SECONDS)
-                continue
-            self.store_breaker.record_success()
-            for verdict, refusal in pieces.refused:
-                report_refused(self.events, f"event {verdict.event.id}", refusal)
-                refused.add(verdict.event.id)
-            kept: dict[str, datetime | None] = {}
-            for _, answer in pieces.answers:
-                kept |= answer if isinstance(answer, Mapping) else dict.fromkeys(answer)
-            if repeated and self.clock() < lease_ends:
-                return {v.event.id: kept.get(v.event.id) for v in verdicts if v.event.id not in refused}
-            return kept
-        return {}
+            else:
+                self.store_breaker.record_success()
+                break
+        for verdict, refusal in pieces.refused:
+            report_refused(self.events, f"event {verdict.event.id}", refusal)
+            refused.add(verdict.event.id)
+        kept: dict[str, datetime | None] = {}
+        for _, answer in pieces.answers:
+            kept |= answer if isinstance(answer, Mapping) else dict.fromkeys(answer)
+        if repeated and self.clock() < lease_ends and not self.session_lost_since(claimed_at):
+            # No other worker can have settled them, so an event that the repeat did not find was settled by
+            # an earlier try whose answer was lost, at a time that is not known.
+            return {v.event.id: kept.get(v.event.id) for v in verdicts if v.event.id not in refused}
+        return kept
 
     # --- report
 
@@ -553,19 +568,21 @@ class OutboxPublisher:
                 )
             case Died(_, error):
                 self.events.emit("event_died", **about, error=error, attempts=event.attempts)
-            case Released() if event.attempts >= _NOTABLE_CLAIMS and event.attempts.bit_count() == 1:
-                text = (
-                    f"event {event.id} ({event.event_type}) was claimed {event.attempts} times and given "
-                    "back unsent: see which dependency pauses, and whether a claim can be read and published "
-                    "within SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS"
-                )
-                self.events.emit("event_not_attempted", text=text)
             case Released():
-                pass
+                is_power_of_two = event.attempts.bit_count() == 1
+                if event.attempts >= _NOTABLE_CLAIMS and is_power_of_two:
+                    text = (
+                        f"event {event.id} ({event.event_type}) was claimed {event.attempts} times and given "
+                        "back unsent: see which dependency pauses, and whether a claim can be read and "
+                        "published within SEA_MQ_OUTBOX_PUBLISH_TIMEOUT_SECONDS"
+                    )
+                    self.events.emit("event_not_attempted", text=text)
+            case _:
+                assert_never(verdict)
 
 
 def first_wave(events: Sequence[OutboxEvent]) -> tuple[list[OutboxEvent], list[OutboxEvent]]:
-    """Split a claim into events that may be sent concurrently (the first of each key), and the rest."""
+    """Split events into those that may be sent concurrently, the first of each key, and those behind them."""
     keys: set[str] = set()
     wave: list[OutboxEvent] = []
     rest: list[OutboxEvent] = []
@@ -580,16 +597,19 @@ def first_wave(events: Sequence[OutboxEvent]) -> tuple[list[OutboxEvent], list[O
 
 
 def _split_searched(
-    repeats: Sequence[OutboxEvent], events: Sequence[OutboxEvent]
+    possible: Sequence[OutboxEvent], events: Sequence[OutboxEvent]
 ) -> tuple[Sequence[OutboxEvent], Sequence[OutboxEvent]]:
-    """Split a claim into events to send at once, and possibly published ones with their keys' events."""
-    if not repeats:
+    """Split a claim: what to send at once; the possibly published, with all events of their keys."""
+    if not possible:
         return events, ()
-    ids = {event.id for event in repeats}
-    keys = {event.ordering_key for event in repeats if event.ordering_key is not None}
-    waiting = [event for event in events if event.id in ids or event.ordering_key in keys]
-    ids |= {event.id for event in waiting}
-    return [event for event in events if event.id not in ids], waiting
+    ids = {event.id for event in possible}
+    keys = {event.ordering_key for event in possible if event.ordering_key is not None}
+    at_once: list[OutboxEvent] = []
+    after_search: list[OutboxEvent] = []
+    for event in events:
+        waits = event.id in ids or event.ordering_key in keys
+        (after_search if waits else at_once).append(event)
+    return at_once, after_search
 
 
 def _first_held_back(outcomes: Sequence[PublishOutcome]) -> int:

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.outbox.event import (
-    BATCH_MAX,
+    BATCH_DEFAULT,
     NO_BYTES_MAX,
     NOTHING_CLAIMED,
     Claim,
@@ -143,7 +143,7 @@ class InMemoryOutbox:
     async def find_unpublished(
         self,
         *,
-        batch_max: int = BATCH_MAX,
+        batch_max: int = BATCH_DEFAULT,
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
     ) -> Claim:

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,107 +11,17 @@ import pytest
 
 from sea_mq_worker.errors import (
     BrokerUnavailableError,
+    RowsRefusedError,
     StoreTooSlowError,
-    StoreUnavailableError,
 )
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.event import Claim, EventState
-from sea_mq_worker.outbox.publisher import OutboxPublisher
-from sea_mq_worker.outbox.wakeup import PollingWakeup
 from sea_mq_worker.runtime.breaker import Permit
 from sea_mq_worker.testing import EPOCH
-from sea_mq_worker.testing.outbox import InMemoryOutbox, OutboxRow, OutboxTable
 from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
-from sea_mq_worker.testing.stream import Fault, InMemoryPublisher, InMemoryStream
-from sea_mq_worker.worker import publisher_lanes
-from tests.support.loop_world import LoopWorld
+from sea_mq_worker.testing.stream import Fault
+from tests.support.outbox_world import LEASE, World
 from tests.support.simulation import Interrupted, in_virtual_time
-
-LEASE = 60.0
-
-
-class World(LoopWorld):
-    """A relay's lane with everything around it.
-
-    Attributes:
-        faults: what goes wrong with a message, by event id.
-        on_send: called with the event id of each message as it is sent.
-    """
-
-    def __init__(
-        self,
-        *,
-        ordered: bool = False,
-        hold_dead_keys: bool = False,
-        keeps_order: bool = False,
-        window: float = 3600.0,
-        delay: float = 1.0,
-    ) -> None:
-        super().__init__(
-            outbox_backoff_seconds=delay,
-            outbox_batch_max=10,
-            outbox_batches_max=1,
-            outbox_bytes_max=2**22,
-            outbox_dead_key="hold" if hold_dead_keys else "continue",
-            outbox_failures_max=3,
-            outbox_lease_seconds=LEASE,
-            outbox_publish_timeout_seconds=10.0,
-            database_timeout_seconds=30.0,
-        )
-        self.table = OutboxTable(self.clock)
-        self.stream = InMemoryStream(name="SEA_EVENTS", clock=self.clock, duplicate_window_seconds=window)
-        self.sent: list[str] = []
-        self.faults: dict[str, Fault] = {}
-        self.on_send: Callable[[str], None] = lambda _event_id: None
-        fake = InMemoryPublisher(
-            stream=self.stream, clock=self.clock, faults=self._meet, keeps_order=keeps_order
-        )
-        self.publisher: Any = fake
-        self.outbox: Any = Interrupted(
-            InMemoryOutbox(
-                table=self.table,
-                worker="w1",
-                lease_seconds=LEASE,
-                ordered=ordered,
-                hold_dead_keys=hold_dead_keys,
-                failures_max=3,
-                random=lambda: 0.5,
-            ),
-            StoreUnavailableError("the database is away"),
-        )
-        self._ordered = ordered
-        self.turn: Any = None
-
-    def row(self, event_id: str) -> OutboxRow:
-        return self.table.rows[event_id]
-
-    def states(self) -> dict[str, str]:
-        return {row.id: row.state.value for row in self.table.rows.values()}
-
-    def stored(self) -> list[str]:
-        return [entry.headers["Nats-Msg-Id"] for entry in self.stream.entries()]
-
-    async def published(self, count: int) -> None:
-        await self.events.seen("event_published", count=count, within=600.0)
-
-    @asynccontextmanager
-    async def relaying(self) -> AsyncIterator[None]:
-        """Run the lane for the length of a block, then stop it gracefully."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.lane().run(self.stop))
-            yield
-            self.stop.set()
-
-    def lane(self) -> OutboxPublisher:
-        parts = self.parts()
-        make = publisher_lanes(parts, self.publisher, parts.breaker("store"))
-        lane = make(self.outbox, PollingWakeup(), keyed=self._ordered, turn=self.turn)
-        return replace(lane, batch_bytes_max=2**20)
-
-    def _meet(self, message: OutboundMessage) -> Fault:
-        self.sent.append(message.id)
-        self.on_send(message.id)
-        return self.faults.get(message.id, Fault.NONE)
 
 
 @pytest.mark.clause("terms-04", "CMD-050", "EVT-047-001")
@@ -266,6 +175,48 @@ async def test_a_settlement_whose_answer_was_lost_is_no_lost_lease() -> None:
     assert world.events.of("leases_lost") == []
     assert world.sent == ["a"]
     assert world.states() == {"a": "PUBLISHED"}
+
+
+@in_virtual_time
+async def test_what_another_worker_took_over_is_a_lost_lease_though_its_settlement_was_repeated() -> None:
+    world = World()
+    world.table.add("a")
+
+    def lose_database(_event_id: str) -> None:
+        world.outbox.down, world.session_lost_at = True, world.clock()
+
+    world.on_send = lose_database
+    async with world.relaying():
+        await asyncio.sleep(1)
+        other = world.outbox_of("w2")
+        assert await other.take_over(session="") == 1
+        assert (await other.find_unpublished()).events
+        world.outbox.down = False
+        assert (await world.events.seen("leases_lost")).count == 1
+    assert world.events.of("event_published") == []
+
+
+@in_virtual_time
+async def test_what_was_settled_before_the_lease_ended_is_reported_though_the_rest_was_lost() -> None:
+    world = World()
+    for event_id in ("bad", "a", "b", "c"):
+        world.table.add(event_id)
+    mark_published = world.outbox.mark_published_batch
+
+    async def refuse(claim: Any, verdicts: Any) -> Any:
+        ids = [verdict.event.id for verdict in verdicts]
+        if "bad" in ids:
+            raise RowsRefusedError("a trigger of the table")
+        world.outbox.down = ids == ["a"] or world.outbox.down
+        return await mark_published(claim, verdicts)
+
+    world.outbox.mark_published_batch = refuse
+    async with world.relaying():
+        lost = await world.events.seen("leases_lost", within=2 * LEASE)
+    assert world.states() == {"bad": "CLAIMED", "a": "CLAIMED", "b": "PUBLISHED", "c": "PUBLISHED"}
+    assert [fact.outbox_id for fact in world.events.of("event_published")] == ["b", "c"]
+    assert len(world.events.of("row_refused")) == 1
+    assert lost.count == 1
 
 
 # --- unknown outcomes, pauses and searches
