@@ -1,6 +1,8 @@
 -- The whole schema, for psql: psql -v ON_ERROR_STOP=1 -1 -f sql/schema.sql
 -- The worker's own `migrate` applies the same files, each once; it also takes over a schema installed here.
 -- Lines are only added: a migration of a release never changes, nor does its SHA-256.
+-- A new column: add migrations/NNNN_<name>.sql and its lines here; then name the column in queries/, such as in
+-- the fragment event_columns of queries/outbox.sql, whose columns are the fields of OutboxEvent in their order.
 
 \ir migrations/0001_schema.sql
 INSERT INTO sea_mq_migrations (version, name, sha256)

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from sea_mq_worker.admin.health import TREND_SECONDS, HealthSummary, Side, Situation, health_summary
+from sea_mq_worker.admin.summary import TREND_SECONDS, HealthSummary, Side, Situation, health_summary
 from sea_mq_worker.connections import open_pool
 from sea_mq_worker.errors import WorkerError
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer

@@ -152,9 +152,13 @@ class CircuitBreaker:
     ) -> None:
         """Open the circuit, or keep it open for longer after a failed probe.
 
-        Failures of calls that began before the circuit opened change nothing. ``answered``: the dependency
-        is reachable, but rejects the call; ``refused``: only a call of the same kind that succeeds proves the
-        end of the fault; ``broken``: the fault lasts until an operator fixes it.
+        Failures of calls that began before the circuit opened change nothing, except during a probe. The
+        circuit does not know its callers, so such a failure counts as the probe's, and the next probe begins
+        beside the present one: it costs one call more.
+
+        ``answered``: the dependency is reachable, but rejects the call; ``refused``: only a call of the same
+        kind that succeeds proves the end of the fault; ``broken``: the fault lasts until an operator fixes
+        it.
         """
         if not self.reason:
             self._opened_at = self._clock()

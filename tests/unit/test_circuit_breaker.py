@@ -109,6 +109,18 @@ async def test_late_failures_of_others_do_not_answer_for_the_probe() -> None:
 
 
 @in_virtual_time
+async def test_a_late_failure_during_a_probe_costs_one_probe_more_and_no_other_wait() -> None:
+    world = World()
+    world.breaker.record_failure("down")
+    assert await world.probe_seconds() == 0.2
+    world.breaker.record_failure("down, says a late one")
+    world.breaker.record_failure("down, says the probe, whose place is free again")
+    assert await world.probe_seconds() == 0.4
+    world.breaker.record_success()
+    assert await world.enter() is Permit.FREE
+
+
+@in_virtual_time
 async def test_a_stop_ends_the_wait() -> None:
     world = World()
     world.breaker.record_failure("down")

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from sea_mq_worker.admin.health import HealthSummary, Side, Situation, health_summary
 from sea_mq_worker.admin.status import SAMPLE_SECONDS, Status
+from sea_mq_worker.admin.summary import HealthSummary, Side, Situation, health_summary
 from sea_mq_worker.operators.records import ConsumerState, Depth
 from sea_mq_worker.telemetry.metrics import Metrics
 from sea_mq_worker.telemetry.metrics import Side as SideName
