@@ -32,6 +32,7 @@ from tests.support.waiting import eventually
 
 MAX_PAYLOAD = 1024 * 1024
 WINDOW_SECONDS = 1.5
+WIDE_WINDOW_SECONDS = 60
 TIMEOUT_SECONDS = 5.0
 
 Row = tuple[int, str, bytes, dict[str, str]]
@@ -74,6 +75,10 @@ class MemoryWorld:
     async def let_window_end(self) -> None:
         self.now += WINDOW_SECONDS * 2
 
+    async def widen_window(self) -> None:
+        """Keep ids for longer than a test takes."""
+        self._stream.duplicate_window_seconds = WIDE_WINDOW_SECONDS
+
 
 class NatsWorld:
     def __init__(
@@ -113,6 +118,11 @@ class NatsWorld:
 
     async def lose_acks(self) -> None:
         self._proxy.drop_to_client()
+
+    async def widen_window(self) -> None:
+        info = await api(self._observer, f"STREAM.INFO.{self.stream}")
+        config = info["config"] | {"duplicate_window": WIDE_WINDOW_SECONDS * 10**9}
+        await api(self._observer, f"STREAM.UPDATE.{self.stream}", config)
 
     async def let_window_end(self) -> None:
         """The server forgets an id only some time after its window."""
@@ -289,6 +299,7 @@ async def test_ids_that_another_writer_took_are_told_from_its_other_messages(
     world: World, others: int, first: int
 ) -> None:
     """As many foreign messages as taken ids: a count alone would look right."""
+    await world.widen_window()
     await publish(world, messages(world, first))
     batch = messages(world, 2 * others + 3 if others < 100 else 1000)
     taken = [each for place, each in enumerate(batch) if place % 2 or others > 100][:others]

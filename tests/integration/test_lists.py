@@ -66,7 +66,7 @@ async def depths(
 
 @pytest.mark.clause("QRY-050")
 async def test_the_outbox_depth_counts_unpublished_and_dead_events_separately(pool: asyncpg.Pool) -> None:
-    hours = [NOW - n * HOUR for n in range(4)]
+    hours = [datetime.now(UTC) - n * HOUR for n in range(4)]
     for state, at in zip(("PENDING", "CLAIMED", "DEAD", "PUBLISHED"), hours, strict=True):
         await add_event(pool, state, occurred_at=at, available_at=at)
     assert await depths(pool, limit=2) == [(3, 2, 60, 0, 1), (2, 2, 60, 0, 1)]
@@ -81,7 +81,7 @@ async def test_the_outbox_depth_counts_unpublished_and_dead_events_separately(po
 async def test_the_inbox_depth_counts_unprocessed_messages_and_dead_letters_separately(
     pool: asyncpg.Pool,
 ) -> None:
-    hours = [NOW - n * HOUR for n in range(4)]
+    hours = [datetime.now(UTC) - n * HOUR for n in range(4)]
     for n, (processed, dead) in enumerate([(False, False), (False, False), (False, True), (True, False)]):
         await add_message(pool, received_at=hours[n], processed=processed, dead=dead)
     await close(pool, [await add_message(pool)], **WHO)

@@ -10,14 +10,17 @@ import pytest
 from tests.mutation.mutants import ROOT, Mutant
 
 TEST = "test_every_mutant_applies_to_the_code_and_names_a_test"
+BACKOFF = "test_backoff_doubles_up_to_its_cap_with_full_jitter"
 JITTER = """
 [{name}]
 code = "self.random() * min(A, B)"
 becomes = "{becomes}"
-killed_by = "test_backoff_has_full_jitter"
+killed_by = "{killed_by}"
 """
-NOTICED = JITTER.format(name='"there is no jitter"', becomes="min(A, B)")
-UNNOTICED = JITTER.format(name='"a delay has no cap"', becomes="self.random() * B")
+NOTICED = JITTER.format(killed_by=BACKOFF, name='"there is no jitter"', becomes="min(A, B)")
+UNNOTICED = JITTER.format(
+    killed_by=BACKOFF, name='"the same in other words"', becomes="min(A, B) * self.random()"
+)
 
 
 @pytest.mark.slow
@@ -32,10 +35,8 @@ def test_a_mutant_that_its_test_lets_pass_is_a_failure(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert "killed   there is no jitter: test_retry.py::test_backoff_has_full_jitter" in done.stdout
-    assert (
-        "SURVIVED a delay has no cap: tests/unit/test_retry.py::test_backoff_has_full_jitter" in done.stdout
-    )
+    assert f"killed   there is no jitter: test_retry.py::{BACKOFF}" in done.stdout
+    assert f"SURVIVED the same in other words: tests/unit/test_retry.py::{BACKOFF}" in done.stdout
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "2 mutants, 1 killed, 1 survived")
 
 

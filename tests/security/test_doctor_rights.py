@@ -26,7 +26,8 @@ SELECT column_name FROM information_schema.column_privileges
  ORDER BY column_name
 """
 
-prefix, roles = test_postgres_roles.prefix, test_postgres_roles.roles
+prefix, owner = test_postgres_roles.prefix, test_postgres_roles.owner
+roles = test_postgres_roles.roles
 server = test_nats_accounts.server
 
 
