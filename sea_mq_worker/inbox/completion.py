@@ -1,5 +1,7 @@
 """Batched recording of outcomes: first in the inbox, then the acknowledgement to the server.
 
+Each recorded outcome is also reported: message_processed, message_retried or message_given_back.
+
 A lost lease can mean that another worker has the message. It can also mean that a failover lost the row, or
 the response to an earlier write of the outcome. So the message is recorded once more, and left to the other
 worker only where that one really holds it.
@@ -41,7 +43,7 @@ from sea_mq_worker.runtime.waiting import IMMEDIATE_REDELIVERY_SECONDS, StoppedE
 
 _LINGER_SECONDS = 0.005
 """Longest wait of an outcome for others, so that several share one write."""
-_UNHELD = GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
+_FREE_AGAIN = GivenBack("its lease was lost, and no other worker had it", IMMEDIATE_REDELIVERY_SECONDS)
 
 
 class _Done(NamedTuple):
@@ -110,7 +112,7 @@ class CompletionBatcher:
         recorded, lost = await self._write(batch, stop)
         if not lost:
             return recorded
-        attempts = [item.lease.attempts for item, _ in lost]
+        attempts = [item.lease.attempts for item, _ in lost]  # lease() replaces item.lease
         receipts = await self.leases.lease([item for item, _ in lost], stop)
         again = []
         for (item, outcome), before, receipt in zip(lost, attempts, receipts, strict=True):
@@ -118,9 +120,9 @@ class CompletionBatcher:
                 recorded.append(_Done(item, receipt))
             elif isinstance(receipt, Lease):
                 if isinstance(outcome, LeaseLost):
-                    again.append(_Done(item, _UNHELD))
+                    again.append(_Done(item, _FREE_AGAIN))
                 elif isinstance(outcome, GivenBack) and receipt.attempts > before:
-                    # the new lease has counted this attempt
+                    # The attempt was counted before: the new lease gives back its own.
                     again.append(_Done(item, replace(outcome, counted=False)))
                 else:
                     again.append(_Done(item, outcome))

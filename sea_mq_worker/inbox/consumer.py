@@ -103,7 +103,7 @@ class InboxConsumer:
     returned: ReturnedMessages = field(init=False)
     completion: CompletionBatcher = field(init=False)
     ahead: ReadAhead = field(init=False)
-    _fetches: bool = False
+    _is_fetching: bool = False
     _overlapping: set[str] = field(default_factory=set)
     _submitted: asyncio.Queue[tuple[InboundMessage, Settler]] = field(
         default_factory=lambda: asyncio.Queue(1)
@@ -134,7 +134,7 @@ class InboxConsumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until the worker stops; then finish the calls under way and give back the other messages."""
-        over, resumed = asyncio.Event(), asyncio.Queue[str]()
+        drained, resumed = asyncio.Event(), asyncio.Queue[str]()
         with self.health.on_resumed(resumed.put_nowait):
             async with asyncio.TaskGroup() as background:
                 background.create_task(_until_stopped(self._redeliver_resumed(resumed, stop)))
@@ -143,42 +143,51 @@ class InboxConsumer:
                     partial(self.leases.renew, self.in_flight),
                     self._hand_over,
                 ):
-                    background.create_task(self._heartbeat(beat, over))
+                    background.create_task(self._heartbeat(beat, drained))
                 background.create_task(self.in_flight.wake_on_stop(stop))
                 background.create_task(self.calls.end_waits_on_stop(stop))
                 completing = background.create_task(self.completion.run(stop))
                 try:
+                    # First fetching, rescues and calls end.
                     async with asyncio.TaskGroup() as working:
                         for rescue in (self._rescue_orphans, self._rescue_submitted, self._read_ahead):
                             working.create_task(_until_stopped(rescue(stop, working)))
                         while not stop.is_set():
                             await _until_stopped(self._fetch_once(stop, working))
+                    # Then each outcome is recorded.
                     await self.completion.drained()
                 finally:
-                    over.set()
+                    # Then the heartbeats end, which kept the leases until here.
+                    drained.set()
                     completing.cancel()
 
     # --- Fetch: what the consumer delivers, and what it will not deliver in time.
 
     async def _fetch_once(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
-        breaker = self.health.breaker
-        slots = await self.in_flight.wait_for_slots(stop, breaker)
+        """Fetch messages for the free slots, and record them; if none come, probe the handler alone."""
+        slots = await self.in_flight.wait_for_slots(stop, self.health.breaker)
         fetching = call_when_available(
             lambda: self.consumer.fetch(slots, bytes_max=self.in_flight.free_bytes),
             breaker=self.broker_breaker,
             stop=stop,
         )
-        self._fetches = True
+        self._is_fetching = True
         messages = await cancel_on_stop(stop, fetching)
-        self._fetches = False
+        self._is_fetching = False
         if messages:
             await self._receive(messages, self.consumer, stop, working)
-        elif not breaker.has_callers and await breaker.enter(stop) is Permit.PROBE:
-            # Another worker may have the messages that opened the circuit: try the connection alone.
-            if failure := await cancel_on_stop(stop, self.handler.reach()):
-                breaker.record_failure(failure.error)
-            else:
-                breaker.record_success()
+        elif not self.health.breaker.has_callers:
+            await self._probe_handler(stop)
+
+    async def _probe_handler(self, stop: asyncio.Event) -> None:
+        """Probe an open circuit by a connection: another worker may have the messages that opened it."""
+        breaker = self.health.breaker
+        if await breaker.enter(stop) is not Permit.PROBE:
+            return
+        if failure := await cancel_on_stop(stop, self.handler.reach()):
+            breaker.record_failure(failure.error)
+        else:
+            breaker.record_success()
 
     async def _rescue_orphans(self, stop: asyncio.Event, working: asyncio.TaskGroup) -> None:
         """Handle messages that no delivery will bring, unless the handler is unreachable."""
@@ -228,6 +237,7 @@ class InboxConsumer:
         *,
         extra: bool = False,
     ) -> None:
+        """Lease the messages in one write, and start the work on each that must be handled now."""
         items = []
         for message in messages:
             if carries_no_event(message):
@@ -238,8 +248,8 @@ class InboxConsumer:
                     subject=message.subject,
                     stream_seq=message.seq,
                 )
-            elif early := self.returned.came_again(message):
-                await settler.nak(message, delay_seconds=early)
+            elif wait := self.returned.take_back(message):
+                await settler.nak(message, delay_seconds=wait)
             else:
                 items.append(InFlightMessage.of(message, settler, received_at=self.leases.clock()))
                 if len(message.payload) > _LARGE_BYTES:
@@ -266,9 +276,9 @@ class InboxConsumer:
         """Settle a message that this worker must not handle now."""
         message = item.message
         match receipt:
-            case AlreadySettled(brought_by):
+            case AlreadySettled(consumer):
                 await item.settler.ack(message)
-                self._report_skipped(item, "" if brought_by in self.siblings else brought_by)
+                self._report_skipped(item, consumer)
             case LeasedElsewhere(attempts):
                 await item.settler.nak(message, delay_seconds=self._busy_seconds(message, attempts))
             case ContentConflict():
@@ -279,8 +289,9 @@ class InboxConsumer:
                 assert_never(receipt)
         self.in_flight.release([item])
 
-    def _report_skipped(self, item: InFlightMessage, brought_by: str) -> None:
-        """Report a duplicate; warn once for each consumer of another worker that settled one before."""
+    def _report_skipped(self, item: InFlightMessage, consumer: str) -> None:
+        """Report a duplicate of what ``consumer`` brought; warn once for each consumer of another worker."""
+        brought_by = "" if consumer in self.siblings else consumer
         name, message_id = self.consumer.name, item.entry.message_id
         self.events.emit("message_skipped", message_id=message_id, consumer=name, brought_by=brought_by)
         if brought_by and brought_by not in self._overlapping:
@@ -292,16 +303,16 @@ class InboxConsumer:
             self.events.emit("consumers_overlap", text=text)
 
     def _busy_seconds(self, message: InboundMessage, attempts: int | None) -> float:
-        """Return a growing delay, so that a long lease elsewhere does not use up the message's deliveries.
+        """Return a delay, so that a long lease elsewhere does not use up the message's deliveries.
 
-        Deliveries that led to an attempt do not count: a message with many attempts waits no longer for
-        them. The delay of a message that was read ahead starts lower: it fills a slot of max_ack_pending,
-        and its handling has begun.
+        It grows with the deliveries that led to no attempt, and is constant where the attempts are unknown.
+        The delay of a message that was read ahead starts lower: it fills a slot of max_ack_pending, and its
+        handling has begun.
         """
         in_vain = 0 if attempts is None else max(0, message.deliveries - 1 - attempts)
         lease_seconds = self.leases.lease_seconds
         first = lease_seconds / 2
-        if message.seq <= self.ahead.cursor:
+        if self.ahead.has_read(message):
             first = min(LOOK_SECONDS, first)
         return min(first * 2.0 ** min(in_vain, _DOUBLINGS_MAX), max(lease_seconds, _BUSY_MAX_SECONDS))
 
@@ -312,7 +323,7 @@ class InboxConsumer:
             async with self.calls:
                 outcome = await self._handle(item, stop)
         except StoppedError as error:
-            reason = str(error) or self.health.breaker.reason or "a free call"
+            reason = str(error) or self.health.breaker.reason or "no call was free"
             outcome = GivenBack(f"the worker stopped while it waited: {reason}", IMMEDIATE_REDELIVERY_SECONDS)
         self.completion.add(item, outcome)
 
@@ -322,17 +333,17 @@ class InboxConsumer:
         if item.refusal is None and attempts > self.attempts_max:  # the body may kill the process
             detail = "its attempts ended with the worker, not with an answer"
             return await self._dead_letter(item, Reason.EXHAUSTED, detail, stop)
-        request = item.refusal or parse_message(item.message)
-        if isinstance(request, InvalidMessage):
-            return await self._dead_letter(item, request.reason, request.detail, stop)
-        wait = self.health.take_call(request.event_type, repeated=item.message.deliveries > 1)
+        parsed = item.refusal or parse_message(item.message)
+        if isinstance(parsed, InvalidMessage):
+            return await self._dead_letter(item, parsed.reason, parsed.detail, stop)
+        wait = self.health.take_call(parsed.event_type, repeated=item.message.deliveries > 1)
         if wait is None:
-            return self._give_back(item, request.event_type, self.health.error(request.event_type))
+            return self._give_back(item, parsed.event_type, self.health.error(parsed.event_type))
         if wait:
             await cancel_on_stop(stop, asyncio.sleep(wait))
         if attempts > 1:  # it may have ended the process of the worker or of the handler
-            request = request._replace(batch_max=1)
-        return await self._call(item, request, stop)
+            parsed = parsed._replace(batch_max=1)
+        return await self._call(item, parsed, stop)
 
     async def _call(self, item: InFlightMessage, request: HandlerRequest, stop: asyncio.Event) -> Outcome:
         """Call the handler until there is an answer for this message.
@@ -351,13 +362,13 @@ class InboxConsumer:
             with health.calling(request.event_type):
                 result = await self.handler.handle_request(request)
             if isinstance(result, NotDelivered):
-                health.record_answer()
+                health.record_not_silent()
                 breaker.record_failure(result.error)
                 continue
             if isinstance(result, Retry | BatchFailed) and not result.answered:
                 breaker.release()  # a call that broke off does not prove that the handler is back
             else:
-                health.record_answer()
+                health.record_not_silent()
                 breaker.record_success()
             if not isinstance(result, BatchFailed):
                 return await self._conclude(item, request, result, stop)
@@ -376,38 +387,48 @@ class InboxConsumer:
         result: Accepted | Poison | Retry,
         stop: asyncio.Event,
     ) -> Outcome:
-        health, event_type, message = self.health, request.event_type, item.message
+        """Turn the handler's result into the message's outcome; only a dead letter is written here."""
+        event_type = request.event_type
         if isinstance(result, Accepted):
-            health.record_effect(event_type)
+            self.health.record_effect(event_type)
             return result
-        counts = health.is_message_fault(event_type, request.message_id, result)
+        counts = self.health.record_failure(event_type, request.message_id, result)
         match result:
             case Poison(error) if counts:
                 return await self._dead_letter(item, Reason.REJECTED, error, stop)
             case Poison(error):
                 return self._give_back(item, event_type, error)
             case Retry(error, after_seconds) if not counts:
-                deliveries = max(1, message.deliveries)
+                deliveries = max(1, item.message.deliveries)  # one that was read ahead has 0
                 return self._give_back(item, event_type, error, deliveries=deliveries, least=after_seconds)
-            case Retry(error, after_seconds, about=about):
-                attempts_max = self.attempts_max
-                if about == "size":
-                    error = f"{error}; its payload has {len(message.payload):,} bytes"
-                    attempts_max = min(attempts_max, _TOO_LARGE_ATTEMPTS) if health.works else attempts_max
-                if item.lease.attempts >= attempts_max:
-                    return await self._dead_letter(item, Reason.EXHAUSTED, error, stop)
+            case Retry(error, after_seconds):
+                if (detail := self._exhausted(item, result)) is not None:
+                    return await self._dead_letter(item, Reason.EXHAUSTED, detail, stop)
                 delay = max(after_seconds, self.backoff.delay_seconds(item.lease.attempts))
-                return GivenBack(result.error, delay, least_seconds=delay, counted=True)
+                return GivenBack(error, delay, least_seconds=delay, counted=True)
             case _:
                 assert_never(result)
+
+    def _exhausted(self, item: InFlightMessage, result: Retry) -> str | None:
+        """Return the dead letter's detail for a message without attempts left; None: it has some."""
+        attempts_max, detail = self.attempts_max, result.error
+        if result.about == "size":
+            detail = f"{detail}; its payload has {len(item.message.payload):,} bytes"
+            if self.health.works:
+                attempts_max = min(attempts_max, _TOO_LARGE_ATTEMPTS)
+        return detail if item.lease.attempts >= attempts_max else None
 
     def _give_back(
         self, item: InFlightMessage, event_type: str, error: str, *, deliveries: int = 0, least: float = 0.0
     ) -> GivenBack:
-        """Give back a message of a slow type; only a delivered message has a turn in the type's queue."""
-        in_line = bool(item.message.reply)
+        """Give back a message without an attempt: until its type's turn, and growing with ``deliveries``.
+
+        Only a delivered message has a turn in the queue of a slow type.
+        """
+        in_line = item.message.was_delivered
         delay = self.health.delay_seconds(event_type, deliveries=deliveries, in_line=in_line)
-        return GivenBack(error, max(delay, least), event_type, least)
+        delay = max(delay, least)
+        return GivenBack(error, delay_seconds=delay, event_type=event_type, least_seconds=least)
 
     async def _dead_letter(
         self, item: InFlightMessage, reason: str, detail: str, stop: asyncio.Event
@@ -416,11 +437,11 @@ class InboxConsumer:
 
     # --- Meanwhile: heartbeats, and what ends a wait sooner.
 
-    async def _heartbeat(self, beat: Callable[[], Awaitable[None]], over: asyncio.Event) -> None:
-        """Repeat ``beat``; server and database have one heartbeat each, so that one can hang alone."""
+    async def _heartbeat(self, beat: Callable[[], Awaitable[None]], drained: asyncio.Event) -> None:
+        """Repeat ``beat``; each beat has a heartbeat of its own, so that one can hang alone."""
         seconds = min(self.ack_wait_seconds, self.leases.lease_seconds) / _HEARTBEATS_PER_LEASE
-        while not over.is_set():
-            await sleep_or_stop(over, seconds=seconds)
+        while not drained.is_set():
+            await sleep_or_stop(drained, seconds=seconds)
             await beat()
 
     async def _send_in_progress(self) -> None:
@@ -432,12 +453,13 @@ class InboxConsumer:
     async def _hand_over(self) -> None:
         """Give back messages that wait for an unreachable handler, if another worker takes messages.
 
-        That worker may have a handler of its own. One message in hand tries this worker's handler: its time
-        doubles with its deliveries, so that workers that all fail do not use them up between them.
+        That worker may have a handler of its own. The message with the fewest deliveries stays longest, to
+        try this worker's handler. Its time doubles with its deliveries, so that several failing workers do
+        not pass it around until max_deliver.
         """
         breaker = self.health.breaker
         items = [item for item in self.in_flight if item.is_leased]
-        if breaker.is_closed or self._fetches or not items:
+        if breaker.is_closed or self._is_fetching or not items:
             return
         trying = min(items, key=lambda item: item.message.deliveries)
         doublings = min(max(trying.message.deliveries - 1, 0), _DOUBLINGS_MAX)

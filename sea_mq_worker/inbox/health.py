@@ -159,9 +159,10 @@ class HandlerHealth:
         """Whether the handler accepted a message lately."""
         return self.clock() - self._effect_at <= _WORKS_SECONDS
 
-    def is_message_fault(self, event_type: str, message_id: str, result: Retry | Poison) -> bool:
+    def record_failure(self, event_type: str, message_id: str, result: Retry | Poison) -> bool:
         """Record a response without an effect; return whether it counts as the message's own failure.
 
+        The failure may make its type slow, which is reported.
         A rejection always can. Another response of a slow type counts only while the handler works for other
         messages, and so does one that a wrong deployment gives, of any type.
         """
@@ -243,7 +244,7 @@ class HandlerHealth:
             self._slow_calls -= counted
             self._calls -= 1
 
-    def record_answer(self) -> None:
+    def record_not_silent(self) -> None:
         """Record that a call has ended otherwise than by silence: the others wait since now."""
         self._unanswered_since = self.clock() if self._calls else None
 

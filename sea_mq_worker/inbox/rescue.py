@@ -76,28 +76,28 @@ class ReturnedMessages:
             self._held[message.seq] = _Held(position, settler, outcome.event_type, due_at, not_before)
             self._added.set()
 
-    def came_again(self, message: InboundMessage) -> float:
-        """Note that a message was received again, and return the seconds that it must still wait.
+    def take_back(self, message: InboundMessage) -> float:
+        """Forget a message that was received again; if it must still wait, keep it and return the seconds.
 
         A delivered message waits as long as the handler requested; one read ahead waits its whole delay.
         """
         held = self._held.get(message.seq)
         if held is None:
             return 0.0
-        early = (held.not_before if message.reply else held.due_at) - self.clock()
-        if early <= 0:
+        wait = (held.not_before if message.was_delivered else held.due_at) - self.clock()
+        if wait <= 0:
             del self._held[message.seq]
-        elif message.reply:  # from now on it fills a slot under this reply subject
+        elif message.was_delivered:  # from now on it fills a slot under this reply subject
             position = message._replace(payload=b"", headers={})
             self._held[message.seq] = held._replace(message=position, due_at=held.not_before)
             self._added.set()
-        return max(0.0, early)
+        return max(0.0, wait)
 
     async def wait_for_held(self) -> int:
         """Wait until messages that are not due yet fill slots of max_ack_pending; return their number."""
         while True:
             now = self.clock()
-            delivered = (held for held in self._held.values() if held.message.reply)
+            delivered = (held for held in self._held.values() if held.message.was_delivered)
             if count := sum(held.due_at > now and held.settler is self.consumer for held in delivered):
                 return count
             self._added.clear()
@@ -107,10 +107,10 @@ class ReturnedMessages:
         """Forget the messages of a type; yield each with its settler and the delay of its redelivery."""
         now = self.clock()
         for seq, held in list(self._held.items()):
-            if held.event_type != event_type or (not held.message.reply and held.not_before > now):
+            if held.event_type != event_type or (not held.message.was_delivered and held.not_before > now):
                 continue
             del self._held[seq]
-            if held.message.reply and held.due_at > now:
+            if held.message.was_delivered and held.due_at > now:
                 yield held.message, held.settler, max(IMMEDIATE_REDELIVERY_SECONDS, held.not_before - now)
 
 
@@ -167,6 +167,10 @@ class ReadAhead:
     def pause_seconds(self) -> float:
         """Wait after a call that returned no message."""
         return _TURN_SECONDS if self._postponed else LOOK_SECONDS
+
+    def has_read(self, message: InboundMessage) -> bool:
+        """Return whether a message may have been read ahead: its place is not behind the cursor."""
+        return message.seq <= self.cursor
 
     async def next(self, limit: int, waiting: int, stop: asyncio.Event) -> list[InboundMessage]:
         """Return up to ``limit`` messages to handle now; none while the consumer has room itself.

@@ -53,6 +53,11 @@ class InboundMessage(NamedTuple):
     """Subject for acknowledgements of this delivery; empty: it was read, and not delivered."""
 
     @property
+    def was_delivered(self) -> bool:
+        """Whether the consumer delivered it; else it was read from the stream."""
+        return bool(self.reply)
+
+    @property
     def size(self) -> int:
         """The bytes that body and headers take in memory: 64 KB of short headers become a megabyte."""
         headers = self.headers

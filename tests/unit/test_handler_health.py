@@ -90,7 +90,7 @@ async def test_failures_of_different_types_are_no_run() -> None:
         await asyncio.sleep(0)
         for number in range(SLOW_AFTER - 1):
             for event_type in ("vibe_created", "vibe_renamed"):
-                assert world.health.is_message_fault(event_type, f"{event_type} {number}", Poison("422"))
+                assert world.health.record_failure(event_type, f"{event_type} {number}", Poison("422"))
         assert world.health.slow_seconds() == {}
 
 

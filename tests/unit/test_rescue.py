@@ -317,7 +317,7 @@ def test_a_message_that_is_delivered_too_soon_waits_on_under_its_new_reply_subje
     returned.add(
         read_ahead, GivenBack("503", delay_seconds=60, event_type="made", least_seconds=40), CONSUMER
     )
-    assert returned.came_again(inbound_message(reply="$JS.ACK.x")) == 40
+    assert returned.take_back(inbound_message(reply="$JS.ACK.x")) == 40
     [(waiting, _, delay_seconds)] = returned.take("made")
     assert (waiting.reply, delay_seconds) == ("$JS.ACK.x", 40)
 
