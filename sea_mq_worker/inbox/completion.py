@@ -30,11 +30,14 @@ from sea_mq_worker.inbox.leases import InboxLeases, InFlight, InFlightMessage
 from sea_mq_worker.inbox.message import (
     Accepted,
     AlreadySettled,
+    ContentConflict,
     DeadLettered,
     GivenBack,
     Lease,
+    LeasedElsewhere,
     LeaseLost,
     Outcome,
+    Unwritable,
 )
 from sea_mq_worker.inbox.rescue import ReturnedMessages
 from sea_mq_worker.ports import Events, JetStreamConsumer
@@ -49,6 +52,8 @@ _FREE_AGAIN = GivenBack("its lease was lost, and no other worker had it", IMMEDI
 class _Done(NamedTuple):
     item: InFlightMessage
     outcome: Outcome
+    counted_twice: bool = False
+    """An earlier lease counted the attempt, and so did the present one: the row takes one back."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,11 +96,11 @@ class CompletionBatcher:
             try:
                 settled = await self._record(batch, stop)
             except StoppedError:
-                for item, _ in batch:
-                    await item.settler.nak(item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
+                for done in batch:
+                    await done.item.settler.nak(done.item.message, delay_seconds=IMMEDIATE_REDELIVERY_SECONDS)
             else:
                 await self._reply_and_report(settled)
-            self.in_flight.release([item for item, _ in batch])
+            self.in_flight.release([done.item for done in batch])
 
     def _flush_if_due(self) -> None:
         if len(self._waiting) >= self.in_flight.completion_batch:
@@ -112,30 +117,39 @@ class CompletionBatcher:
         recorded, lost = await self._write(batch, stop)
         if not lost:
             return recorded
-        attempts = [item.lease.attempts for item, _ in lost]  # lease() replaces item.lease
-        receipts = await self.leases.lease([item for item, _ in lost], stop)
-        again = []
-        for (item, outcome), before, receipt in zip(lost, attempts, receipts, strict=True):
-            if isinstance(receipt, AlreadySettled):
-                recorded.append(_Done(item, receipt))
-            elif isinstance(receipt, Lease):
-                if isinstance(outcome, LeaseLost):
+        # lease() replaces what the item knows of its lease.
+        before = [(item.lease.attempts, self.leases.surely_holds(item)) for item, _, _ in lost]
+        receipts = await self.leases.lease([done.item for done in lost], stop)
+        again, others = [], 0
+        for (item, outcome, _), (attempts, is_own), receipt in zip(lost, before, receipts, strict=True):
+            match receipt:
+                case AlreadySettled():
+                    recorded.append(_Done(item, receipt))
+                    others += not is_own
+                case Lease() if isinstance(outcome, LeaseLost):
                     again.append(_Done(item, _FREE_AGAIN))
-                elif isinstance(outcome, GivenBack) and receipt.attempts > before:
-                    # The attempt was counted before: the new lease gives back its own.
-                    again.append(_Done(item, replace(outcome, counted=False)))
-                else:
-                    again.append(_Done(item, outcome))
-        second, _ = await self._write(again, stop)
-        if others := len(lost) - len(second):
+                case Lease():
+                    again.append(_Done(item, outcome, counted_twice=receipt.attempts > attempts))
+                case Unwritable():  # lease() has reported it
+                    pass
+                case LeasedElsewhere() | ContentConflict():
+                    others += 1
+                case _:
+                    assert_never(receipt)
+        second, lost_again = await self._write(again, stop)
+        if others := others + len(lost_again):
             self.events.emit("leases_lost", side="inbox", count=others)
         return recorded + second
 
     async def _write(self, batch: Sequence[_Done], stop: asyncio.Event) -> tuple[list[_Done], list[_Done]]:
         """Write outcomes; return those that are recorded now, and those whose lease held no more."""
         inbox, breaker = self.leases.inbox, self.leases.store_breaker
-        effects = [item.lease for item, outcome in batch if isinstance(outcome, Accepted)]
-        failures = [(item.lease, outcome) for item, outcome in batch if isinstance(outcome, GivenBack)]
+        effects = [item.lease for item, outcome, _ in batch if isinstance(outcome, Accepted)]
+        failures = [
+            (item.lease, replace(outcome, counted=False) if twice else outcome)
+            for item, outcome, twice in batch
+            if isinstance(outcome, GivenBack)
+        ]
         marked = await write_isolated(effects, inbox.mark_processed_batch, breaker=breaker, stop=stop)
         noted = await write_isolated(failures, inbox.record_error_batch, breaker=breaker, stop=stop)
         kept: set[str] = set().union(*(ids for _, ids in (*marked.answers, *noted.answers)))
@@ -155,14 +169,14 @@ class CompletionBatcher:
 
     async def _reply_and_report(self, settled: Sequence[_Done]) -> None:
         """ACK the finished messages, those of the consumer in one write; NAK those without an effect."""
-        finished = [item for item, outcome in settled if not isinstance(outcome, GivenBack)]
+        finished = [item for item, outcome, _ in settled if not isinstance(outcome, GivenBack)]
         await self.consumer.ack_batch([item.message for item in finished if item.settler is self.consumer])
         for item in finished:
             if item.settler is not self.consumer:
                 await item.settler.ack(item.message)
         consumer = self.consumer.name
         accepted: dict[int, list[InFlightMessage]] = {}
-        for item, outcome in settled:
+        for item, outcome, twice in settled:
             match outcome:
                 case Accepted(status):
                     accepted.setdefault(status, []).append(item)
@@ -171,7 +185,7 @@ class CompletionBatcher:
                     self.returned.add(item.message, outcome, item.settler)
                     about = {"message_id": item.entry.message_id, "consumer": consumer, "error": error}
                     if outcome.counted:
-                        attempts = item.lease.attempts
+                        attempts = item.lease.attempts - twice
                         self.events.emit("message_retried", **about, attempts=attempts, delay_seconds=delay)
                     else:
                         self.events.emit("message_given_back", **about, delay_seconds=delay)

@@ -291,13 +291,17 @@ class InboxLeases:
         until = item.leased_until if item.is_leased else item.received_at + self.lease_seconds
         return self.clock() < until
 
+    def surely_holds(self, item: InFlightMessage) -> bool:
+        """Return whether nobody else can have the message: its lease lasts, and no session was lost since."""
+        confirmed_at = item.leased_until - self.lease_seconds
+        return self.clock() < item.leased_until and not self.session_lost_since(confirmed_at)
+
     async def still_leased(self, item: InFlightMessage, stop: asyncio.Event) -> bool:
         """Return whether this worker still holds the lease.
 
         Query the database only after a missed renewal, or where the lease is older than a lost session.
         """
-        confirmed_at = item.leased_until - self.lease_seconds
-        if self.clock() >= item.leased_until or self.session_lost_since(confirmed_at):
+        if not self.surely_holds(item):
             await call_when_available(lambda: self._extend([item]), breaker=self.store_breaker, stop=stop)
         return self.clock() < item.leased_until
 

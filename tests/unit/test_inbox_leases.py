@@ -136,6 +136,27 @@ async def test_an_ending_whose_note_was_lost_on_its_way_back_is_noted_once(statu
     assert world.handler.calls[message_id] == (1 if status == 200 else 2)
     assert world.row(message_id).attempts == world.handler.calls[message_id]
     assert world.consumer.acked == [1]
+    assert world.events.of("leases_lost") == [], "the worker's own write ended the lease"
+    retried = [fact.attempts for fact in world.events.of("message_retried")]
+    assert (retried, world.events.of("message_given_back")) == ([1] * (status == 500), [])
+
+
+@in_virtual_time
+async def test_a_message_that_another_worker_settled_counts_as_lost() -> None:
+    """This worker was taken for gone, so its lease proves nothing."""
+    world = World()
+    message_id = world.send()
+
+    def settle_elsewhere() -> None:
+        world.session_lost_at = world.clock()
+        world.row(message_id).processed_at = world.clock()
+        world.row(message_id).unlock()
+
+    world.handler.script = at_first(settle_elsewhere, 200)
+    async with world.consuming():
+        lost = await world.events.seen("leases_lost")
+        await asyncio.sleep(1)
+    assert (lost.count, world.consumer.acked) == (1, [1])
 
 
 @in_virtual_time
