@@ -50,7 +50,11 @@ def test_every_setting_has_a_meaning() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
 
-def test_the_architecture_has_a_row_for_each_room() -> None:
-    rooms = {path.parent.name for path in (ROOT / "sea_mq_worker").glob("*/*.py")} - {"pipeline"}
+def test_the_architecture_names_each_room_and_its_files() -> None:
+    rooms: dict[str, set[str]] = {}
+    for path in [*(ROOT / "sea_mq_worker").glob("*.py"), *(ROOT / "sea_mq_worker").glob("*/*.py")]:
+        if path.parent.name != "pipeline":
+            rooms.setdefault(path.parent.name, set()).update({path.stem} - {"__init__", "__main__"})
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)) == {*rooms, "sea_mq_worker"}
+    rows = re.findall(r"^\| `(\w+)/` \| (.*?) \|", page, re.MULTILINE)
+    assert {room: set(re.findall(r"`(\w+)`", files)) for room, files in rows} == rooms
