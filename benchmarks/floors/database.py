@@ -87,6 +87,7 @@ class _Lane:
             "batch_bytes_max": self._bytes_max,
             "event_bytes_max": NO_BYTES_MAX,
             "passed_over": [],
+            "names_only": False,
         }
 
     async def _settle(self, claimed_at: datetime, events: Sequence[Any]) -> None:
