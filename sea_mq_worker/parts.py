@@ -1,6 +1,6 @@
 """What every loop of a worker shares: its connections, circuits, session and readiness.
 
-A server that is unavailable at the start is waited for. What is opened here is closed at the worker's end.
+The worker waits for a server that is unavailable at the start, and closes at its end what it opened here.
 """
 
 import asyncio

@@ -125,7 +125,7 @@ class Status:
         elif "text" in fields and key not in NOTICES:
             self._waiting_for = ""  # the start goes on
 
-    # --- What is sampled.
+    # --- Samples of tables and consumers.
 
     def set_depth(self, side: SideName, found: Depth) -> None:
         """Record a sample of one side's table."""

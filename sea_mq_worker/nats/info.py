@@ -78,7 +78,7 @@ class StreamInfo:
     def from_json(cls, name: str, answer: Mapping[str, Any], *, local_time: float) -> "StreamInfo":
         """Parse an answer; ``local_time`` is this machine's clock at the request, in seconds of the epoch.
 
-        KeyError, TypeError or ValueError tells that the answer lacks a field, or has a wrong one.
+        Raises KeyError, TypeError or ValueError if the answer lacks a field or has a wrong one.
         """
         config, state, cluster = answer["config"], answer["state"], answer.get("cluster") or {}
         messages, last_seq = int(state["messages"]), int(state["last_seq"])

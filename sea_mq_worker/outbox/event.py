@@ -1,7 +1,7 @@
 """An event of the outbox as its publisher has it: leased by a claim, and settled by a verdict.
 
 Every ``match`` on a verdict ends with ``assert_never``, so that a new one is a type error until each place
-decides on it. What is made for nearly every event is a tuple, which takes less time than a frozen dataclass.
+decides on it. Types that nearly every event needs are tuples: one is made faster than a frozen dataclass.
 """
 
 from collections.abc import Sequence

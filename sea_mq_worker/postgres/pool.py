@@ -1,8 +1,8 @@
 """Connections to PostgreSQL: opened by a DSN, with the schema, time-outs and planner settings of a worker.
 
 ``connect_pool`` opens what statements run on, ``connect`` one connection for what belongs to its session.
-The driver finds the host that serves, and speaks TLS. What it does not do is here: it notices no silent peer,
-reads no password from a file, and cannot tell what answers in a server's place.
+The driver finds the host that serves, and speaks TLS. It notices no silent peer, reads no password from a
+file, and does not recognize another program on the server's port: this module does.
 """
 
 import asyncio
