@@ -54,6 +54,8 @@ async def make_partitions(partitions: Partitions, events: Events, *, days_ahead:
 # A stream that was restored or created again may end before what it had acknowledged. Rows remember the place
 # of their message, so a bounded sample of them is compared with the stream.
 
+_SQL = load_queries("checks")
+
 RECONCILE = "python -m sea_mq_worker pipeline reconcile --requeue --reason 'the stream lost them'"
 _LOST_SECONDS = 30.0
 _PAGES = 200
@@ -82,7 +84,7 @@ class PublishedRows(NamedTuple):
 
 async def published_rows(pool: asyncpg.Pool, stream: str) -> PublishedRows:
     """Read the latest rows and some others."""
-    [row] = await fetch(pool, load_queries("checks")["acknowledged"], stream, _PAGES, _SOME)
+    [row] = await fetch(pool, _SQL["acknowledged"], stream, _PAGES, _SOME)
     some = [
         PublishedRow(event_id, int(seq), datetime.fromtimestamp(float(at), UTC))
         for event_id, seq, at in (one.split() for one in row["some"])
