@@ -25,9 +25,9 @@ from pyspark.sql.streaming.datasource import (
 from sea_mq_worker.errors import UnavailableError
 from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
-from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, stream_state
+from sea_mq_worker.pipeline.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.jetstream.reader import SequenceRange, read_range, split_range
+from sea_mq_worker.pipeline.jetstream.state import IdleTimeout, stream_state
 
 _PACE_SECONDS = 0.5
 """Minimum time between two queries, each over its own connection: Spark asks a hundred times a second."""

@@ -18,7 +18,7 @@ from sea_mq_worker.errors import UnavailableError
 from sea_mq_worker.nats.connection import NatsConnection, api, reading
 from sea_mq_worker.nats.errors import ApiRefusedError
 from sea_mq_worker.nats.info import StreamInfo, missing_stream, stream_info
-from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
+from sea_mq_worker.pipeline.jetstream.columns import ADDED, Frame
 from sea_mq_worker.settings import Settings
 
 _CONNECT_SECONDS = 10.0

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sea_mq_worker.errors import BrokerUnavailableError, ContractError
 from sea_mq_worker.nats.connection import NatsConnection
-from sea_mq_worker.pipeline.sources.jetstream.columns import ADDED, Frame
+from sea_mq_worker.pipeline.jetstream.columns import ADDED, Frame
 
 _SILENT_SECONDS_MAX = 10.0
 _STATUS_AT = len(b"NATS/1.0")

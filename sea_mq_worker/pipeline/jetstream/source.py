@@ -13,10 +13,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
-from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.reader import SequenceRange, read_range, split_range
-from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
+from sea_mq_worker.pipeline.jetstream.columns import SCHEMA
+from sea_mq_worker.pipeline.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.jetstream.reader import SequenceRange, read_range, split_range
+from sea_mq_worker.pipeline.jetstream.state import stream_state
 
 
 class JetStreamSource(DataSource):
@@ -51,7 +51,7 @@ class JetStreamSource(DataSource):
             PipelineError: this PySpark is older than 4.2.
         """
         try:
-            from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader  # noqa: PLC0415
+            from sea_mq_worker.pipeline.jetstream.stream import JetStreamStreamReader  # noqa: PLC0415
         except ModuleNotFoundError as error:
             text = f"a streaming query of jetstream needs PySpark 4.2 or newer; this is {pyspark.__version__}"
             raise PipelineError(text) from error

@@ -11,10 +11,10 @@ from pyspark.sql.datasource import InputPartition
 from sea_mq_worker.errors import UnavailableError
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.nats.info import StreamInfo, stream_info
-from sea_mq_worker.pipeline.sources.jetstream.columns import Frame, to_batch
-from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
-from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.state import IdleTimeout, Leader, connected
+from sea_mq_worker.pipeline.jetstream.columns import Frame, to_batch
+from sea_mq_worker.pipeline.jetstream.direct_get import DirectGet
+from sea_mq_worker.pipeline.jetstream.options import JetStreamOptions
+from sea_mq_worker.pipeline.jetstream.state import IdleTimeout, Leader, connected
 
 _BATCH_ROWS = 10_000
 _BATCH_BYTES = 8 * 1024 * 1024
