@@ -1,0 +1,749 @@
+"""``pipeline land|archive|reconcile|replay|erase|report``: the jobs on Spark, each one function call here."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from sea_mq_worker.cli.support import (
+    EXIT_CONTRACT,
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ActorOption,
+    JsonOption,
+    ReasonOption,
+    SinceOption,
+    UntilOption,
+    YesOption,
+    abort,
+    confirm,
+    filled,
+    moment,
+    print_json,
+    print_table,
+    settings_for,
+)
+from sea_mq_worker.resources import install_hint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sea_mq_worker.settings import Settings
+
+_WITHOUT_YES_MAX = 10
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        "--remote",
+        help="Spark master in the form of spark-submit, or a Spark Connect server as sc://host:15002"
+        " (default: the configured master, or local[*]).",
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="Set a Spark property; may be repeated."),
+]
+LakeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lake",
+        envvar="SEA_MQ_PIPELINE_LAKE",
+        help="Lake: a folder, an object store as s3://bucket/path, or a schema as catalog:main.events"
+        " (default: SEA_MQ_PIPELINE_LAKE).",
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print the planned changes.")]
+
+app = typer.Typer(
+    help="Run data jobs over the same events: land, archive, reconcile, replay, erase, report.",
+    no_args_is_help=True,
+)
+
+
+def outputs() -> Mapping[str, object]:
+    """Return the type of each command's JSON; docs/reference/cli.schema.json is generated from them.
+
+    ``reconcile`` adds ``failed_on``, the verdicts that count, and ``failed``, their number: exit code 1
+    unless it is 0.
+    """
+    from sea_mq_worker.pipeline.jobs.archive import ArchiveResult
+    from sea_mq_worker.pipeline.jobs.erase import EraseResult
+    from sea_mq_worker.pipeline.jobs.land import LandResult
+    from sea_mq_worker.pipeline.jobs.reconcile import Reconciliation
+    from sea_mq_worker.pipeline.jobs.replay import ReplayJobResult
+    from sea_mq_worker.pipeline.jobs.report import Report
+
+    return {
+        "pipeline land": LandResult,
+        "pipeline archive": ArchiveResult,
+        "pipeline reconcile": Reconciliation,
+        "pipeline replay": ReplayJobResult,
+        "pipeline erase": EraseResult,
+        "pipeline report": Report,
+    }
+
+
+@contextmanager
+def _job(
+    name: str, *needs: str, lake: str | None, master: str | None, conf: Collection[str] | None
+) -> "Iterator[tuple[SparkSession, Settings, str | None]]":
+    """Yield a new session, the settings and the lake; exit with the code for an error of the block."""
+    settings = settings_for(*needs)
+    pairs = [text.partition("=") for text in conf or ()]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        abort(f"--conf {wrong[0]}: expected KEY=VALUE", EXIT_USAGE)
+    try:
+        from sea_mq_worker.pipeline import register
+        from sea_mq_worker.pipeline.session import spark_session
+    except ImportError as error:
+        abort(f"`pipeline` needs {error.name}: {install_hint('spark,spark-java')}", EXIT_CONTRACT)
+    from sea_mq_worker.errors import ContractError, WorkerError
+    from sea_mq_worker.settings import SettingsError
+
+    where = lake or settings.pipeline_lake or None
+    properties = {key: value for key, _, value in pairs}
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        with spark_session(
+            f"sea_mq_worker {name}", master=master, conf=properties, lake=where or ""
+        ) as spark:
+            register(spark)
+            yield spark, settings, where
+    except SettingsError as error:
+        abort(str(error), EXIT_USAGE)
+    except ContractError as error:
+        abort(str(error), EXIT_CONTRACT)
+    except WorkerError as error:
+        abort(str(error), EXIT_FAILED)
+
+
+def _required(lake: str | None) -> str:
+    lake = lake or settings_for().pipeline_lake
+    return lake or abort("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
+
+
+def _progress(text: str) -> None:
+    """Print progress to stderr, so that stdout contains only the result."""
+    typer.echo(text, err=True)
+    sys.stderr.flush()
+
+
+def _print(result: object, text: str, *, json: bool) -> None:
+    print_json(result) if json else typer.echo(text)
+
+
+def _check_period(since: datetime | None, until: datetime | None) -> None:
+    """Exit if a period has not begun, or ends before it begins: its result would be empty and look good."""
+    if since and since >= (until or datetime.now(UTC)):
+        abort("--since: must be past, and earlier than --until", EXIT_USAGE)
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets; the second one ends the process."""
+    stop = threading.Event()
+
+    def receive(number: int, _frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    former = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, before in former.items():
+            signal.signal(number, before)
+
+
+# --- land
+
+
+_Streams = Annotated[
+    list[str] | None,
+    typer.Option(help="Stream to land; may be repeated (default: SEA_MQ_STREAM and the consumers' streams)."),
+]
+_Every = Annotated[
+    float | None,
+    typer.Option(min=0.1, metavar="SECONDS", help="Land new messages at this interval until stopped."),
+]
+_BatchRows = Annotated[int, typer.Option(min=1, help="Commit at most this many messages at once.")]
+_AcceptLoss = Annotated[
+    bool,
+    typer.Option(
+        "--accept-loss",
+        help="Continue if messages were deleted before they could be landed, and report them.",
+    ),
+]
+_DedupeDays = Annotated[
+    int | None,
+    typer.Option(min=0, help="Search this many days back for copies of a message ID (default: no limit)."),
+]
+_LateSeconds = Annotated[
+    float, typer.Option(min=0, help="Count an event as late if stored this many seconds after it occurred.")
+]
+_VacuumHours = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Delete files that no version of this many hours needs (default: 168 with --every, otherwise"
+        " never); no query may run longer.",
+    ),
+]
+_Schemas = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        help="Also write a typed table for each JSON Schema of this folder, named <type>.v<version>.json.",
+    ),
+]
+_Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER", help="Folder for the queries' checkpoints (default: _checkpoints in the lake)."
+    ),
+]
+_Metrics = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve metrics for Prometheus at this address.")
+]
+
+
+@app.command()
+def land(
+    *,
+    lake: LakeOption = None,
+    stream: _Streams = None,
+    every: _Every = None,
+    batch_rows: _BatchRows = 500_000,
+    accept_loss: _AcceptLoss = False,
+    dedupe_days: _DedupeDays = None,
+    late_seconds: _LateSeconds = 60.0,
+    vacuum_hours: _VacuumHours = None,
+    schemas: _Schemas = None,
+    checkpoints: _Checkpoints = None,
+    metrics: _Metrics = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Copy streams into the lake, each message once: as received, as one row per event, and as counts.
+
+    The command ends when all messages that the streams contained at its start are landed; with --every it
+    goes on until SIGTERM or SIGINT. It may be killed at any time and run again. Exit code 1: messages were
+    deleted before they could be landed, or another failure.
+    """
+    where = _required(lake)
+    with _job("land", "nats_url", lake=where, master=master, conf=conf) as (spark, settings, _):
+        from sea_mq_worker.pipeline.jobs import land as job
+        from sea_mq_worker.pipeline.jobs.typed import load_event_schemas
+
+        if dry_run:
+            found = job.remaining(spark, settings, lake=where, streams=stream)
+            lines = [f"{each.stream}: {each.left:,} messages would be landed" for each in found.streams]
+            _print(found, "\n".join(lines), json=json)
+            return
+        with _stopping() as stop:
+            result = job.land(
+                spark,
+                settings,
+                lake=where,
+                streams=stream,
+                every=every,
+                schemas=load_event_schemas(schemas) if schemas else (),
+                accept_loss=accept_loss,
+                batch_rows=batch_rows,
+                dedupe_days=dedupe_days,
+                late_seconds=late_seconds,
+                vacuum_hours=vacuum_hours or (168 if every else None),
+                checkpoints=checkpoints,
+                metrics=metrics,
+                on_progress=_progress,
+                stop=stop,
+            )
+    for text in result.missing:
+        _progress(f"land: missing: {text}")
+    lines = [
+        f"{each.stream}: landed {each.rows:,} messages up to sequence {each.last_seq:,}, {each.left:,} left"
+        for each in result.streams
+    ]
+    lines.append(f"{result.events:,} new events, {result.repeats:,} repeats, {result.seconds:,.1f} s")
+    if result.differing:
+        lines.append(f"{result.differing:,} repeats have another content than the first copy of their ID")
+    if result.violations:
+        lines.append(f"{result.violations:,} events violate their schema: typed/quarantine has the reasons")
+    _print(result, "\n".join(lines), json=json)
+
+
+# --- archive
+
+
+@app.command()
+def archive(
+    *,
+    before: Annotated[
+        datetime,
+        typer.Option(
+            "--before",
+            parser=moment,
+            metavar="TIME",
+            help="Archive events published before this time: ISO 8601, or an age such as 30d.",
+        ),
+    ],
+    reason: ReasonOption,
+    actor: ActorOption,
+    lake: LakeOption = None,
+    per_second: Annotated[
+        int, typer.Option(min=1, help="Delete at most about this many events a second, to spare the worker.")
+    ] = 20_000,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Move published events from the outbox to the lake; delete only what PostgreSQL finds equal there.
+
+    An event that is replayed in the meantime stays in the outbox. The command may run beside workers, and may
+    be repeated after any interruption. Exit code 1: a server failed.
+    """
+    if before > datetime.now(UTC):
+        abort("--before: must be past; otherwise events would leave on publication", EXIT_USAGE)
+    where = _required(lake)
+    with _job("archive", "database_url", lake=where, master=master, conf=conf) as (spark, settings, _):
+        from sea_mq_worker.pipeline.jobs import archive as job
+
+        if dry_run:
+            result = job.archivable(settings, before=before)
+        else:
+            result = job.archive(
+                spark,
+                settings,
+                lake=where,
+                before=before,
+                actor=actor,
+                reason=reason,
+                per_second=per_second,
+                on_progress=_progress,
+            )
+    if result.dry_run:
+        text = f"{result.found:,} events would be archived"
+    else:
+        text = f"archived {result.archived:,} events, deleted {result.deleted:,}"
+        for partition in result.dropped:
+            text += f"; {partition}"
+        if result.stayed:
+            text += f"; {result.stayed:,} stayed: they were replayed or changed in the meantime"
+    if result.unfit:
+        text += f"; {result.unfit:,} cannot be archived: they have times outside the years 2 to 9998"
+    _print(result, text, json=json)
+
+
+# --- reconcile
+
+
+_ADVICE: Mapping[str, str] = {
+    "missing-in-stream": "publish them again by --requeue",
+    "missing-in-inbox": "look at each by `where ID`, then publish them again by `outbox replay`",
+    "altered": "compare row and message by `where ID`: one of them was changed",
+    "unexpected": "find their publisher; only workers of this context may publish to the stream",
+    "duplicated": "find their publisher; inboxes ignore the further copies",
+    "out-of-order": "check that no other program publishes events of these keys",
+    "dead": "find the reasons by `outbox summary` and `dlq summary`, then replay or redrive them",
+    "late": "see by `pipeline report` when it was slow",
+}
+"""The operator's next step for each verdict that needs one."""
+
+_LOSS = ("altered", "missing-in-inbox", "missing-in-stream")
+
+
+@app.command()
+def reconcile(
+    *,
+    lake: LakeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds after publishing or storing in which no ID is missing yet.")
+    ] = 60.0,
+    late: Annotated[
+        float, typer.Option(min=0, help="Report a hop as late above this number of seconds.")
+    ] = 60.0,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write every ID with a verdict other than delivered to this new folder, as JSON lines"
+            " (default: print 3 of each verdict, 20 by --json).",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VERDICT",
+            help=f"Exit 1 if an ID has this verdict; may be repeated (default: {', '.join(_LOSS)}).",
+        ),
+    ] = None,
+    requeue: Annotated[
+        bool,
+        typer.Option("--requeue", help="Publish the events again that the stream lost; needs --reason."),
+    ] = False,
+    cap: Annotated[
+        int, typer.Option(min=1, help="Put back no event if more than this many are lost.")
+    ] = 1000,
+    reason: Annotated[str, typer.Option(help="Reason for --requeue, kept in the audit records.")] = "",
+    actor: ActorOption,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Compare outbox, stream and inbox ID by ID; exit 1 if an ID is lost or altered.
+
+    The command checks for every event whether the stream contains it, and for every message of a consumer
+    whether the inbox shows its effect. Verdicts: delivered, pending, dead, missing-in-stream,
+    missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. With a lake,
+    archived events and landed messages are compared, too. Without --requeue nothing is changed.
+    """
+    _check_period(since, until)
+    if requeue and not reason.strip():
+        abort("--requeue changes rows: give a --reason for the audit records", EXIT_USAGE)
+    if out and "://" not in out and Path(out).exists():
+        abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
+    wrong = tuple(fail_on or _LOSS)
+    needs = ("database_url", "nats_url")
+    with _job("reconcile", *needs, lake=lake, master=master, conf=conf) as (spark, settings, where):
+        from sea_mq_worker.pipeline.jobs import reconcile as job
+
+        if unknown := [each for each in wrong if each not in {verdict.value for verdict in job.Verdict}]:
+            abort(f"--fail-on {unknown[0]}: is no verdict", EXIT_USAGE)
+        result = job.reconcile(
+            spark,
+            settings,
+            lake=where,
+            since=since,
+            until=until,
+            grace_seconds=grace,
+            late_seconds=late,
+            out=out,
+            requeue=job.Requeue(actor, reason, cap, dry_run) if requeue else None,
+            on_progress=_progress,
+        )
+    _end_reconcile(result, wrong, json=json)
+
+
+def _end_reconcile(result: Any, wrong: Collection[str], *, json: bool) -> None:
+    failed = result.found(wrong)
+    if json:
+        print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
+    else:
+        _print_reconciliation(result)
+    if failed:
+        abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
+
+
+def _print_reconciliation(result: Any) -> None:
+    typer.echo("read " + ", ".join(f"{count:,} of {source}" for source, count in result.rows.items()))
+    rows = [
+        (hop.name, verdict, hop.verdicts.get(verdict, 0), count, " ".join(hop.examples.get(verdict, ())[:3]))
+        for hop in result.hops
+        for verdict, count in hop.findings.items()
+    ]
+    print_table(("hop", "verdict", "ids", "findings", "examples"), rows, empty="nothing to compare")
+    for hop in result.hops:
+        if took := hop.latency:
+            typer.echo(
+                f"{hop.name}: p50 {took.p50:.3f} s, p95 {took.p95:.3f} s, p99 {took.p99:.3f} s, "
+                f"longest {took.longest:.3f} s"
+            )
+    for note in result.notes:
+        typer.echo(note)
+    if done := result.requeued:
+        lost = done.lost - done.archived_count
+        if done.capped:
+            text = f"{lost} events are lost, more than --cap, so none was put back; check that the settings"
+            text += " name the right broker, then raise --cap"
+        else:
+            text = (
+                f"{lost} events would be put back" if done.dry_run else f"put back {done.replayed} of {lost}"
+            )
+        if done.archived_count:
+            again = " ".join(["pipeline replay --reason TEXT", *(f"--id {each}" for each in done.archived)])
+            text += f"; {done.archived_count} are only in the archive: run `{again}`"
+            text += "" if done.archived_count == len(done.archived) else " for these; --out lists the others"
+        typer.echo(text)
+    for verdict, advice in _ADVICE.items():
+        is_done = verdict == "missing-in-stream" and result.requeued
+        if (count := result.found([verdict])) and not is_done:
+            typer.echo(f"{count:,} {verdict}: {advice}")
+    ids = sum(hop.ids for hop in result.hops)
+    if ids and not result.found(_ADVICE):
+        unknown = result.found(["expired", "pruned"])
+        more = f"; {unknown:,} more are expired or pruned, so nothing is proven about them"
+        typer.echo(f"all {ids - unknown:,} accounted for{more if unknown else ''}")
+
+
+# --- replay
+
+
+def _time(text: str) -> str:
+    """Check a time, and keep the operator's words: an interrupted replay is found by them on another day."""
+    moment(text)
+    return text
+
+
+def _time_option(help_: str) -> Any:
+    return typer.Option(parser=_time, metavar="TIME", help=help_)
+
+
+@app.command()
+def replay(
+    *,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PUBLISHED|DEAD", help="State; may be repeated (default: both)."),
+    ] = None,
+    type_: Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")] = None,
+    key: Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")] = None,
+    since: Annotated[str | None, _time_option("Select events created from this time on.")] = None,
+    until: Annotated[str | None, _time_option("Select events created before this time.")] = None,
+    published_since: Annotated[
+        str | None, _time_option("Select events last published from this time on.")
+    ] = None,
+    published_until: Annotated[
+        str | None, _time_option("Select events last published before this time.")
+    ] = None,
+    ids: Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")] = None,
+    ids_file: Annotated[
+        Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
+    ] = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    lake: LakeOption = None,
+    cap: Annotated[int, typer.Option(min=1, help="Replay no event if more than this many match.")] = 1000,
+    per_second: Annotated[
+        int, typer.Option(min=1, help="Put back at most this many events a second.")
+    ] = 1000,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin from the start, although an earlier run was interrupted.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help=f"Confirm a replay of more than {_WITHOUT_YES_MAX} events.")
+    ] = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Publish PUBLISHED or DEAD events again, including archived ones, in the order of each ordering key.
+
+    The events keep their IDs. They wait until the earlier copies have left the stream's deduplication window.
+    After a crash or a stop, the same command continues the replay. Exit code 0: all events are put back; 1:
+    some are not.
+    """
+    given = {
+        "since": since,
+        "until": until,
+        "published_since": published_since,
+        "published_until": published_until,
+    }
+    words = {name: text for name, text in given.items() if text}
+    if not (state or type_ or key or words or ids or ids_file):
+        abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
+    if wrong := [each for each in state or () if each not in {"PUBLISHED", "DEAD"}]:
+        abort(f"--state {wrong[0]}: expected PUBLISHED or DEAD", EXIT_USAGE)
+    every = tuple({*(ids or ()), *_read_ids(ids_file)})
+    with _job("replay", "database_url", lake=lake, master=master, conf=conf) as (spark, settings, where):
+        from sea_mq_worker.pipeline.jobs import replay as job
+
+        moments: dict[str, Any] = {name: moment(text) for name, text in words.items()}
+        selection = job.Selection(
+            states=tuple(one for one in job.TERMINAL if one in (state or job.TERMINAL)),
+            ids=every,
+            event_types=tuple(type_ or ()),
+            ordering_keys=tuple(key or ()),
+            words=tuple(words.items()),
+            **moments,
+        )
+        with _stopping() as stop:
+            result = job.replay(
+                spark,
+                settings,
+                selection,
+                lake=where,
+                actor=actor,
+                reason=reason,
+                per_second=per_second,
+                restart=restart,
+                dry_run=dry_run,
+                cap=cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX),
+                stop=stop,
+                on_progress=_progress,
+            )
+    print_json(result) if json else _print_replay(result)
+    if dry_run:
+        return
+    if result.matched > cap:
+        text = f"{result.matched:,} events match, more than {cap:,}; narrow the filters, or raise --cap"
+        abort(text, EXIT_USAGE)
+    if result.matched > _WITHOUT_YES_MAX and not yes:
+        abort(f"{result.matched:,} events match; check them with --dry-run, then add --yes", EXIT_USAGE)
+    if result.skipped or result.stopped:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _read_ids(path: Path | None) -> Iterator[UUID]:
+    """Read one ID per line; ignore empty lines."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path else ""
+    if path and not text.strip():
+        abort(f"{path}: contains no IDs", EXIT_USAGE)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                yield UUID(line.strip())
+            except ValueError:
+                abort(f"{path}:{number}: not an event ID", EXIT_USAGE)
+
+
+def _print_replay(result: Any) -> None:
+    if result.resumed_after is not None:
+        _progress(
+            f"continued an earlier run after seq {result.resumed_after}; --restart begins from the start"
+        )
+    if result.dry_run:
+        rows = [(one.event_type, one.table, one.archive) for one in result.types]
+        print_table(("event_type", "table", "archive"), rows, empty="no events match")
+        typer.echo(f"{result.matched:,} events would be replayed")
+    elif result.action is not None or not result.matched:
+        typer.echo(f"replayed {result.replayed:,} of {result.matched:,} events")
+    if result.stopped:
+        _progress("stopped; run the same command to continue")
+    if result.skipped:
+        text = "events were skipped, because they were gone or no longer PUBLISHED or DEAD"
+        _progress(f"{result.skipped:,} {text}: {', '.join(result.skipped_ids)}")
+
+
+# --- erase
+
+
+def _message_id(text: str) -> str:
+    """Return a UUID as the lake has it; any other ID unchanged."""
+    filled(text)
+    try:
+        return str(UUID(text))
+    except ValueError:
+        return text
+
+
+@app.command()
+def erase(
+    *,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", parser=_message_id, metavar="ID", help="Message ID; may be repeated."),
+    ] = None,
+    aggregate: Annotated[
+        str | None,
+        typer.Option("--aggregate", metavar="TYPE/ID", help="All events of this aggregate.", callback=filled),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="All events with this ordering key or partition key.", callback=filled),
+    ] = None,
+    reason: ReasonOption,
+    actor: ActorOption,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Delete and overwrite the messages in the streams, too, by sequence."),
+    ] = False,
+    lake: LakeOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Delete chosen events from database and lake for good; `land` leaves them out from then on.
+
+    An event that is still to be published or handled is refused by its ID. All older versions of the lake's
+    tables are deleted as well, so stop `land` and long queries before. The audit keeps the reason and a hash
+    of each ID. After an interruption, run the same command again. Exit code 1: an event was refused.
+    """
+    if not (ids or aggregate or key):
+        abort("choose events by --id, --aggregate or --key", EXIT_USAGE)
+    kind, _, identity = (aggregate or "").partition("/")
+    if aggregate and not (kind and identity):
+        abort(f"--aggregate {aggregate}: expected TYPE/ID", EXIT_USAGE)
+    chosen: dict[str, Any] = {"ids": tuple(ids or ()), "aggregate": (kind, identity) if aggregate else None}
+    chosen |= {"key": key, "lake": _required(lake)}
+    needs = ("database_url", "nats_url") if stream else ("database_url",)
+    with _job("erase", *needs, lake=chosen["lake"], master=master, conf=conf) as (spark, settings, _):
+        from sea_mq_worker.pipeline.jobs import erase as job
+
+        result = job.find(spark, settings, **chosen)
+        if not dry_run:
+            confirm(result.events, "events will be erased for good", yes=yes)
+            result = job.erase(spark, settings, **chosen, actor=actor, reason=reason, streams=stream)
+    rows = ", ".join(f"{count:,} in {table}" for table, count in result.rows.items())
+    text = f"{result.events:,} events {'would be ' if result.dry_run else ''}erased; rows: {rows}"
+    if not result.dry_run:
+        text += f"; messages of streams: {result.stream_messages:,}"
+    _print(result, text, json=json)
+
+
+# --- report
+
+
+@app.command()
+def report(
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", help="File to write; an earlier report in this file is replaced.")
+    ] = Path("report.html"),
+    since: SinceOption = None,
+    until: UntilOption = None,
+    lake: LakeOption = None,
+    title: Annotated[str | None, typer.Option("--title", help="Heading of the page.")] = None,
+    json: JsonOption = False,
+    master: MasterOption = None,
+    conf: ConfOption = None,
+) -> None:
+    """Write a page with plots of throughput, latency, retries, dead letters, largest keys and the backlog.
+
+    The file needs no network and contains no payloads. With a lake, archived events count too. Dead letters
+    are read from their stream, or from the inbox table if no NATS server is configured. With --json the
+    figures are also printed.
+    """
+    _check_period(since, until)
+    if not out.parent.is_dir():
+        abort(f"--out: the folder {out.parent} does not exist", EXIT_USAGE)
+    with _job("report", "database_url", lake=lake, master=master, conf=conf) as (spark, settings, where):
+        from sea_mq_worker.pipeline.jobs import report as job
+
+        if not job.is_replaceable(out):
+            abort(f"--out: {out} exists and is not a report; choose another name or move it away", EXIT_USAGE)
+        figures = job.report(spark, settings, since=since, until=until, lake=where, on_progress=_progress)
+        job.write_page(job.page(figures, title=title), out)
+    if json:
+        print_json(figures)
+        return
+    totals = figures.totals
+    typer.echo(
+        f"{totals.written:,} events written, {totals.published:,} published; "
+        f"{totals.received:,} messages received, {totals.processed:,} processed"
+    )
+    for finding in job.findings(figures):
+        hint = f" See `{finding.command}`" if finding.command else ""
+        typer.echo(f"{finding.level}: {finding.text}{hint}")
+    typer.echo(f"report: {out.resolve()}")
