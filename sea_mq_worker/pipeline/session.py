@@ -6,6 +6,7 @@ from a Maven repository at the first start.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -74,16 +75,13 @@ _IN_SPARK = (
 )
 """Packages that Delta Lake needs and Spark contains; without them the download is 15 MB instead of 88 MB."""
 
-_NO_DELTA = (
-    "this Spark session cannot write Delta tables: start it with spark.sql.extensions="
-    "io.delta.sql.DeltaSparkSessionExtension, spark.sql.catalog.spark_catalog="
-    "org.apache.spark.sql.delta.catalog.DeltaCatalog and the package {}"
-)
+_NO_DELTA = "this Spark session cannot write Delta tables: start it with the package io.delta:delta-spark_{}_2.13 and "
 _NO_JAVA = "Spark needs Java 17 or newer: install it, set JAVA_HOME, or {}"
 _NO_PACKAGES = (
-    "Spark could not start; its first start downloads Delta Lake from a Maven repository, or from the one"
-    " that `--conf spark.jars.repositories=URL` names. Without a network use the image `pipeline`, or copy"
-    " {} into {}. A package that Maven has in ~/.m2 without its jar has to be deleted there"
+    "Spark could not start, see above; its first start downloads Delta Lake from a Maven repository, or from"
+    " the one that `--conf spark.jars.repositories=URL` names. Without a network use the image `pipeline`, or"
+    " copy the jars of {}, with those that they need, into {}. If ~/.m2 has one of them without its jar,"
+    " delete it there"
 )
 _LAUNCHER = """#!/bin/sh
 for argument do
@@ -149,7 +147,9 @@ def configured(spark: SparkSession) -> Iterator[None]:
         PipelineError: the session has no Delta Lake.
     """
     if "delta" not in str(spark.conf.get("spark.sql.extensions", "")).lower():
-        raise PipelineError(_NO_DELTA.format(packages()[0]))
+        series = ".".join(spark.version.split(".")[:2])
+        properties = " and ".join(f"{name}={value}" for name, value in _DELTA.items())
+        raise PipelineError(_NO_DELTA.format(series) + properties)
     before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in _JOB_PROPERTIES}
     for name, value in _JOB_PROPERTIES.items():
         spark.conf.set(name, value)
@@ -189,12 +189,19 @@ def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict
         defaults["spark.jars.excludes"] = ",".join(_IN_SPARK)
     log = Path(__file__).with_name("log4j2.properties")
     defaults["spark.driver.extraJavaOptions"] = f'-Dlog4j2.configurationFile="{log}"'
-    packages_given = {"spark.jars.packages"} if wanted else set()
+    own = {name: value for name, value in (defaults | _JOB_PROPERTIES).items() if name not in _of_machine()}
+    chosen = {name: value for name, value in given.items() if not (wanted and name == "spark.jars.packages")}
+    return own | ({"spark.master": master} if master else {}) | chosen
+
+
+def _of_machine() -> set[str]:
+    """Return the names of the properties in the machine's spark-defaults.conf."""
+    home = os.environ.get("SPARK_HOME", "")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and f"{home}/conf")
+    file = Path(folder, "spark-defaults.conf")
+    lines = file.read_text().splitlines() if folder and file.is_file() else []
     return {
-        **defaults,
-        **_JOB_PROPERTIES,
-        **({"spark.master": master} if master else {}),
-        **{name: value for name, value in given.items() if name not in packages_given},
+        re.split(r"[\s=]", line.strip(), maxsplit=1)[0] for line in lines if line.strip()[:1] not in {"", "#"}
     }
 
 
