@@ -24,7 +24,7 @@ from sea_mq_worker.pipeline.class_archive import write_archive
 from sea_mq_worker.pipeline.session import ARCHIVE
 
 SIZES = (100_000, 1_000_000, 10_000_000)
-_PACKAGES = ("pyspark", "pyarrow", "deltalake")
+_PACKAGES = ("pyspark", "delta-spark", "pyarrow")
 _PER_KEY = 10
 _SECOND_BATCH = 1_000_000
 _NEW = 100

@@ -75,7 +75,7 @@ _IN_SPARK = (
 )
 """Packages that Delta Lake needs and Spark contains; without them the download is 15 MB instead of 88 MB."""
 
-_NO_DELTA = "this Spark session cannot write Delta tables: start it with the package io.delta:delta-spark_{}_2.13 and "
+_NO_DELTA = "this Spark session cannot write Delta tables: it needs the package io.delta:delta-spark_{}_2.13 and "
 _NO_JAVA = "Spark needs Java 17 or newer: install it, set JAVA_HOME, or {}"
 _NO_PACKAGES = (
     "Spark could not start, see above; its first start downloads Delta Lake from a Maven repository, or from"
