@@ -5,6 +5,7 @@ takes Delta Lake and PostgreSQL's driver from Spark's own folder of jars if they
 from a Maven repository at the first start.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -75,7 +76,9 @@ _IN_SPARK = (
 )
 """Packages that Delta Lake needs and Spark contains; without them the download is 15 MB instead of 88 MB."""
 
-_NO_DELTA = "this Spark session cannot write Delta tables: it needs the package io.delta:delta-spark_{}_2.13 and "
+_NO_DELTA = (
+    "this Spark session cannot write Delta tables: it needs the package io.delta:delta-spark_{}_2.13 and "
+)
 _NO_JAVA = "Spark needs Java 17 or newer: install it, set JAVA_HOME, or {}"
 _NO_PACKAGES = (
     "Spark could not start, see above; its first start downloads Delta Lake from a Maven repository, or from"
@@ -125,7 +128,8 @@ def spark_session(
         builder = builder.config(key, value)
     with translated():
         try:
-            spark = builder.getOrCreate()
+            with _downloading():
+                spark = builder.getOrCreate()
         except ImportError as error:
             raise PipelineError(f"{error}: {install_hint('spark-connect')}") from error
         except PySparkException as error:
@@ -159,6 +163,14 @@ def configured(spark: SparkSession) -> Iterator[None]:
     finally:
         for name, given in before.items():
             spark.conf.unset(name) if given is None else spark.conf.set(name, given)
+
+
+@contextmanager
+def _downloading() -> Iterator[None]:
+    """Let the first starts of two jobs at once download one after the other: Ivy does not lock its files."""
+    with Path(tempfile.gettempdir(), f"sea_mq_worker-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict[str, str]:
