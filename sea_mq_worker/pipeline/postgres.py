@@ -4,29 +4,35 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlencode
+from uuid import UUID
 
 import asyncpg
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.postgres.errors import translated
 from sea_mq_worker.postgres.migrations import require_owner
-from sea_mq_worker.postgres.partitions import LEAVES, leaf_of, ranges
-from sea_mq_worker.postgres.pool import connect, read_password, session_settings
+from sea_mq_worker.postgres.partitions import LEAVES, PageRange, leaf_of, ranges
+from sea_mq_worker.postgres.pool import connect, session_settings
 from sea_mq_worker.postgres.queries import load_queries
-from sea_mq_worker.runtime.addresses import postgres_address, split_password_file
 from sea_mq_worker.settings import Settings
 
-_PAGES = 16_384
+FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
+"""The earliest time that is read exactly: Python has no earlier one in every time zone."""
+
+LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+"""The latest time that is read exactly."""
+
+PAGES = 16_384
 """Pages that one task reads: 128 MiB."""
 
-_FETCH_ROWS = 10_000
-_DEFAULT_PORT = 5432
+_FETCH_ROWS = 2_000
 _UNLIMITED = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
-"""A read lasts as long as Spark takes the rows."""
+"""Overrides the role's time limits, since a read lasts as long as Spark takes the rows."""
 
 _ONE_MOMENT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _LOCK = """
@@ -34,6 +40,12 @@ SET LOCAL lock_timeout = '10s';
 LOCK TABLE outbox_events, inbox_messages IN ACCESS SHARE MODE;
 """
 """The lock prevents a rewrite or truncation of the tables, after which tasks would read other pages."""
+
+_KINDS = """
+SELECT a.attname::text AS name, a.atttypid::regtype::text AS kind FROM pg_attribute a
+ WHERE a.attrelid = $1::text::regclass::oid AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslpassword")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +69,56 @@ class Snapshot:
         Raises:
             StoreUnavailableError: the connection was lost, and with it the snapshot.
         """
+        return self._runner.run(_fetch(self._connection, statement, *args))
 
-        async def fetch() -> list[Any]:
-            with translated():
-                return list(await self._connection.fetch(statement, *args))
+    def read(
+        self,
+        spark: SparkSession,
+        table: str,
+        columns: Sequence[str],
+        where: str = "true",
+        *,
+        pages: int | PageRange = PAGES,
+    ) -> DataFrame:
+        """Return rows of ``outbox_events`` or ``inbox_messages``, IDs and JSON as text.
 
-        return self._runner.run(fetch())
-
-    def read(self, spark: SparkSession, table: str, columns: Sequence[str], where: str = "true") -> DataFrame:
-        """Return rows of ``outbox_events`` or ``inbox_messages``.
+        Times outside the years 2 to 9998, also infinity, become the first or last time of these years.
 
         Args:
             spark: the session.
             table: the table's name.
-            columns: expressions of PostgreSQL, as ``payload::text AS payload``.
-            where: a condition of PostgreSQL.
+            columns: names of columns, and expressions of PostgreSQL, as ``octet_length(reply) AS bytes``.
+            where: a condition of PostgreSQL; see ``literal``.
+            pages: the most pages that a task reads, or the only range to read; 0: one task reads all, which
+                is faster where an index finds few rows.
         """
-        leaves = map(leaf_of, self.rows(LEAVES, table))
-        parts = [part for leaf in leaves for part in ranges(leaf, _PAGES)]
-        selected = " UNION ALL ".join(
-            f"SELECT {', '.join(columns)}, '{leaf}' AS leaf_, ctid AS ctid_ FROM {leaf} WHERE {where}"  # noqa: S608
+        kinds = {row["name"]: row["kind"] for row in self.rows(_KINDS, table)}
+        times = [name for name in columns if kinds.get(name) == "timestamp with time zone"]
+        selected = ", ".join(_selected(name, kinds.get(name, "")) for name in columns)
+        if isinstance(pages, PageRange):
+            parts = [pages]
+        else:
+            leaves = map(leaf_of, self.rows(LEAVES, table)) if pages else ()
+            parts = [part for leaf in leaves for part in ranges(leaf, pages)]
+        # The snapshot holds a lock, so no leaf is dropped; a page or leaf added later has no rows in it.
+        rows = " UNION ALL ".join(
+            f"SELECT {selected}, '{leaf}'::text AS leaf_, ctid AS ctid_ FROM {leaf} WHERE {where}"  # noqa: S608
             for leaf in dict.fromkeys(part.leaf for part in parts)
         )
-        if not parts:
-            selected = f"SELECT {', '.join(columns)}, '' AS leaf_, ctid AS ctid_ FROM {table} WHERE false"  # noqa: S608
         within = [
             f"leaf_ = '{part.leaf}' AND ctid_ >= '({part.first},0)'::tid AND ctid_ < '({part.end},0)'::tid"
             for part in parts
-        ] or ["false"]
-        begin = f"{_ONE_MOMENT}; SET TRANSACTION SNAPSHOT '{self.id}'"
-        url, properties = jdbc_address(self._settings, purpose="pipeline read")
-        properties |= {"fetchsize": str(_FETCH_ROWS), "sessionInitStatement": begin}
-        frame = spark.read.jdbc(url, f"({selected}) AS t", predicates=within, properties=properties)
-        return frame.drop("leaf_", "ctid_")
+        ]
+        if not parts:
+            rows = f"SELECT {selected}, '' AS leaf_, '' AS ctid_ FROM {table} WHERE {where}"  # noqa: S608
+            within = ["false" if pages else "true"]
+        url, properties = jdbc_address(self._connection, self._settings, purpose="pipeline read")
+        properties |= {
+            "fetchsize": str(_FETCH_ROWS),
+            "sessionInitStatement": f"{_ONE_MOMENT}; SET TRANSACTION SNAPSHOT '{self.id}'",
+        }
+        frame = spark.read.jdbc(url, f"({rows}) AS t", predicates=within, properties=properties)
+        return frame.drop("leaf_", "ctid_").withColumns({name: F.timestamp_micros(name) for name in times})
 
 
 @contextmanager
@@ -101,6 +130,7 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
     Raises:
         StoreUnavailableError: PostgreSQL cannot be reached, or another session is rewriting a table.
         ContractError: PostgreSQL refuses the user, a table is missing, or the tables are another context's.
+        PipelineError: the server is reached by a Unix socket, which JDBC does not know.
     """
     with asyncio.Runner() as runner:
         connection = runner.run(_open(settings))
@@ -122,38 +152,70 @@ async def _open(settings: Settings) -> asyncpg.Connection:
     return connection
 
 
-async def _fetch(connection: asyncpg.Connection, statement: str) -> list[Any]:
+async def _fetch(connection: asyncpg.Connection, statement: str, *args: object) -> list[Any]:
     with translated():
-        return list(await connection.fetch(statement))
+        return list(await connection.fetch(statement, *args))
 
 
-def jdbc_address(settings: Settings, *, purpose: str) -> tuple[str, dict[str, str]]:
-    """Return JDBC's URL of the database, without a secret, and the connection's properties.
+def literal(value: datetime | int | str | UUID) -> str:
+    """Return a value as a SQL literal for a condition of ``Snapshot.read``."""
+    if isinstance(value, datetime):
+        return f"'{value.isoformat()}'::timestamptz"
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
+
+
+def _selected(name: str, kind: str) -> str:
+    """Return a column in a form that comes to Spark unchanged; JDBC has another calendar for old times."""
+    if kind in {"uuid", "json", "jsonb"}:
+        return f"{name}::text AS {name}"
+    if kind == "timestamp with time zone":
+        first, last = literal(FIRST_TIME), literal(LAST_TIME)
+        nearest = f"CASE WHEN {name} < {first} THEN {first} WHEN {name} > {last} THEN {last} ELSE {name} END"
+        return f"(extract(epoch FROM {nearest}) * 1000000)::bigint AS {name}"
+    return name
+
+
+def jdbc_address(connection: Any, settings: Settings, *, purpose: str) -> tuple[str, dict[str, str]]:
+    """Return JDBC's URL, without a secret, of the very server of a connection, and the properties to log in.
+
+    The driver's own parameters are used: they come from the URL, from files, and from the environment.
 
     Raises:
-        PipelineError: the URL has a Unix socket, or a client certificate in a form that JDBC does not read.
+        PipelineError: the connection is by a Unix socket.
     """
-    url, password_file = split_password_file(settings.database_url.get_secret_value())
-    rest, hosts = postgres_address(url)
-    parts = urlsplit(rest)
-    user, _, password = parts.netloc.removesuffix("@").partition(":")
-    query = dict(parse_qsl(parts.query))
-    named = ",".join(f"{host}:{port or _DEFAULT_PORT}" for host, port in hosts)
-    if not named or "/" in named:
-        raise PipelineError("Spark reads PostgreSQL by JDBC, which knows no Unix sockets: name host and port")
+    address, given = connection._addr, connection._params  # noqa: SLF001 - it shows them in no other way
+    if isinstance(address, str):
+        raise PipelineError(
+            "Spark reads PostgreSQL by JDBC, which knows no Unix sockets: let SEA_MQ_DATABASE_URL name a host"
+            " and a port"
+        )
+    host, port = address
+    query = parse_qs(settings.database_url.get_secret_value().partition("?")[2])
     session = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _UNLIMITED
-    options = " ".join(f"-c {name}={_escaped(value)}" for name, value in session.items())
-    given = {name: query[name] for name in ("sslmode", "sslrootcert", "sslcert", "sslkey") if name in query}
-    parameters = {"targetServerType": "primary", "connectTimeout": "10", "tcpKeepAlive": "true", **given}
-    address = f"jdbc:postgresql://{named}/{quote(unquote(parts.path.removeprefix('/')), safe='')}"
+    options = [*query.get("options", []), *(f"-c {name}={_escaped(text)}" for name, text in session.items())]
+    parameters = {
+        "sslmode": given.sslmode.name.replace("_", "-"),
+        "connectTimeout": "10",
+        "tcpKeepAlive": "true",
+        "sslNegotiation": given.ssl_negotiation.name,
+    }
+    password = given.password() if callable(given.password) else given.password
     properties = {
         "driver": "org.postgresql.Driver",
-        "user": unquote(user),
-        "password": read_password(password_file) if password_file else unquote(password),
-        "options": options,
+        "user": given.user,
+        "options": " ".join(options),
         "stringtype": "unspecified",
+        **({"password": password} if password else {}),
+        **{name: query[name][0] for name in _TLS_FILES if name in query},
     }
-    return f"{address}?{urlencode(parameters, quote_via=quote)}", properties
+    named = f"[{host}]" if ":" in host else host
+    return (
+        f"jdbc:postgresql://{named}:{port}/{quote(given.database, safe='')}?{urlencode(parameters)}",
+        properties,
+    )
 
 
 def _escaped(value: str) -> str:
