@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.erase import id_hash, without_erased
+from sea_mq_worker.pipeline.jobs.erase import id_hash, without_erased
 from sea_mq_worker.pipeline.lake import ERASED, Lake
 
 GONE = "0b6b7f0e-5a52-4c0c-8f0f-2d9f4ad4b7aa"
