@@ -87,7 +87,7 @@ def frame(
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode() + own
     moment = time if isinstance(time, str) else time.isoformat().replace("+00:00", "Z")
     added = f"Nats-Stream: S\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\nNats-Time-Stamp: {moment}"
-    return b"NATS/1.0\r\n" + lines + added.encode() + b"\r\nNats-Num-Pending: 0\r\n\r\n", b"\xff"
+    return b"NATS/1.0\r\n" + lines + added.encode() + b"\r\nNats-Num-Pending: 0\r\n\r\n", b"\xff", b"", b""
 
 
 def read(subject: str, pairs: list[tuple[str, str]], time: datetime, *, seq: int) -> dict[str, Any]:

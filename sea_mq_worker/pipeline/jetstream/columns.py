@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Frame: TypeAlias = tuple[bytes, bytes]
-"""Header block and body of a message, as received from a direct get."""
+Frame: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+"""Header block, body, subject and reply of a message as received. A consumer's reply tells sequence and time;
+a direct get has no reply, and tells subject, sequence and time in lines after the message's own headers."""
 
 _TEXT = pa.string()
 _PAIR = pa.struct([pa.field("key", _TEXT), pa.field("value", _TEXT)])
@@ -57,8 +58,9 @@ unless it is RFC 3339 and within the years 1 to 9999, a version unless it fits 3
 ADDED = b"Nats-Stream: "
 """First of the lines that the server adds after a message's own headers; no later line can contain it."""
 
-_OWN_FROM = len(b"NATS/1.0\r\n")
-_SUBJECT, _SEQ, _TIME = enumerate(map(len, ("Nats-Subject: ", "Nats-Sequence: ", "Nats-Time-Stamp: ")), 1)
+_LINES = tuple(enumerate(map(len, ("Nats-Subject: ", "Nats-Sequence: ", "Nats-Time-Stamp: ")), 1))
+_REPLY_WORDS = 9
+_REPLY_SEQ_AT = 5
 
 _UUID = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _EVENT_SUBJECT = r"^(?P<context>[a-z0-9][a-z0-9_-]*)\.event\.(?P<type>.+)\.v(?P<version>[1-9][0-9]{0,9})$"
@@ -66,30 +68,47 @@ _RFC3339 = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{
 _BEYOND_MICROSECONDS = r"(\.\d{6})\d+"
 _BAD_ENCODING = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _INT_MAX = 2**31 - 1
-_FIRST, _LAST = (pa.scalar(moment.replace(tzinfo=UTC), _MOMENT) for moment in (datetime.min, datetime.max))  # noqa: DTZ901
+_FIRST, _LAST = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))  # noqa: DTZ901
 
 
 def to_batch(stream: str, created: str, frames: Sequence[Frame]) -> pa.RecordBatch:
-    """Build the rows of a batch, in the order of ``frames``."""
-    parts = [head.rpartition(ADDED) for head, _ in frames]
-    added = pc.split_pattern(_text(pa.array([part[2] for part in parts], pa.binary())), "\r\n")
-    moments = _added(added, *_TIME).cast(pa.timestamp("ns", tz="UTC"))
+    """Build the rows of a batch, in the order of ``frames``, which came in one way."""
+    is_delivered = bool(frames and frames[0][3])
+    owns, subjects, seqs, times = (_delivered if is_delivered else _stored)(frames)
     count = len(frames)
     columns = {
         "stream": pa.repeat(pa.scalar(stream), count),
         "created": pa.repeat(pa.scalar(created), count),
-        "seq": _added(added, *_SEQ).cast(pa.int64()),
-        "subject": _added(added, *_SUBJECT),
-        "time": moments.cast(_MOMENT, safe=False),
-        "headers": _headers(pa.array([part[0][_OWN_FROM:] for part in parts], pa.binary())),
-        "data": pa.array([data for _, data in frames], pa.binary()),
+        "seq": seqs.cast(pa.int64()),
+        "subject": subjects,
+        "time": times.cast(pa.timestamp("ns", tz="UTC")).cast(_MOMENT, safe=False),
+        "headers": _headers(pa.array([own.partition(b"\r\n")[2] for own in owns], pa.binary())),
+        "data": pa.array([frame[1] for frame in frames], pa.binary()),
     }
     columns |= event_columns(columns)
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _added(lines: pa.Array, line: int, skip: int) -> pa.Array:
-    return pc.utf8_slice_codeunits(pc.list_element(lines, line), skip)
+def _stored(frames: Sequence[Frame]) -> tuple[list[bytes], pa.Array, pa.Array, pa.Array]:
+    """Split the answers to direct gets: header blocks, subjects, sequences and times."""
+    parts = [frame[0].rpartition(ADDED) for frame in frames]
+    added = pc.split_pattern(_text(pa.array([part[2] for part in parts], pa.binary())), "\r\n")
+    told = (pc.utf8_slice_codeunits(pc.list_element(added, line), skip) for line, skip in _LINES)
+    subjects, seqs, times = told
+    return [part[0] for part in parts], subjects, seqs, times
+
+
+def _delivered(frames: Sequence[Frame]) -> tuple[list[bytes], pa.Array, pa.Array, pa.Array]:
+    """Split a consumer's deliveries as ``_stored`` does.
+
+    A reply is ``$JS.ACK.STREAM.CONSUMER.DELIVERIES.SEQ.OWN_SEQ.NANOSECONDS.PENDING``, or has the domain and
+    the account before the stream.
+    """
+    words = pc.split_pattern(pa.array([frame[3] for frame in frames], pa.binary()).cast(_TEXT), ".")
+    at = _REPLY_SEQ_AT if len(words[0]) == _REPLY_WORDS else _REPLY_SEQ_AT + 2
+    subjects = _text(pa.array([frame[2] for frame in frames], pa.binary()))
+    seqs, times = pc.list_element(words, at), pc.list_element(words, at + 2)
+    return [frame[0] for frame in frames], subjects, seqs, times.cast(pa.int64())
 
 
 def _headers(blocks: pa.Array) -> pa.Array:
@@ -202,7 +221,8 @@ def _moments(texts: pa.Array) -> pa.Array:
         moments = formed.cast(_MOMENT)
     except pa.ArrowInvalid:  # such as the 30th of February
         moments = pa.array(map(_moment, formed.to_pylist()), _MOMENT)
-    within = pc.and_(pc.greater_equal(moments, _FIRST), pc.less_equal(moments, _LAST))
+    first, last = (pa.scalar(moment, _MOMENT) for moment in (_FIRST, _LAST))  # here: it imports pandas
+    within = pc.and_(pc.greater_equal(moments, first), pc.less_equal(moments, last))
     return pc.if_else(within, moments, pa.scalar(None, _MOMENT))
 
 

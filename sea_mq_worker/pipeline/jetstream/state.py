@@ -1,7 +1,7 @@
 """Query a stream's leader about the stream and its messages: slow for many messages, but always complete.
 
-A direct get may be answered by a replica that lags behind, or by a mirror that has fewer messages. So a gap
-in its response counts only if the leader confirms it.
+Others may lag behind, or have fewer messages. So a gap in what they send counts only if the leader confirms
+it.
 """
 
 import asyncio
@@ -64,6 +64,57 @@ async def stored_message(
     return message
 
 
+def query_nats(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
+    """Return the answer to a request by a connection of its own; raises as ``connected`` does."""
+
+    async def query() -> _T:
+        async with connected(settings) as connection:
+            return await request(connection)
+
+    return asyncio.run(query())
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
+    """Provide a connection during the block; a failure reaches each pending request as its error.
+
+    Raises:
+        BrokerUnavailableError: no server answers.
+        ContractError: a server refuses the connection.
+    """
+    connection = await open_nats(
+        settings,
+        purpose="pipeline",
+        on_event=lambda _event, _text: None,
+        connect_timeout_seconds=_CONNECT_SECONDS,
+    )
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+class IdleTimeout:
+    """A minute without progress, after which the last error is raised."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Restart the minute after progress."""
+        self._deadline = time.monotonic() + _IDLE_TIMEOUT_SECONDS
+
+    def pause(self, error: UnavailableError) -> None:
+        """Wait half a second before the next attempt.
+
+        Raises:
+            UnavailableError: the minute is over.
+        """
+        if time.monotonic() > self._deadline:
+            raise error
+        time.sleep(_PAUSE_SECONDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """Reads messages on a subject, which may have wildcards, from the leader of one stream."""
@@ -94,7 +145,7 @@ class Leader:
             messages = {message["seq"]: message for message in found if message}  # a gap repeats the next one
             read = [_frame(message) for seq, message in messages.items() if seq <= last]
             frames += read
-            size += sum(len(head) + len(data) for head, data in read)
+            size += sum(len(head) + len(data) for head, data, *_ in read)
             at = max(messages) + 1 if found[-1] else last + 1
         return frames, at
 
@@ -110,55 +161,4 @@ def _frame(message: dict[str, Any]) -> Frame:
     own = base64.b64decode(message.get("hdrs", "")) or b"NATS/1.0\r\n\r\n"
     added = f"\r\nNats-Subject: {message['subject']}\r\nNats-Sequence: {message['seq']}\r\n"
     head = b"".join((own[:-2], ADDED, added.encode(), f"Nats-Time-Stamp: {message['time']}\r\n\r\n".encode()))
-    return head, base64.b64decode(message.get("data", ""))
-
-
-class IdleTimeout:
-    """A minute without progress, after which the last error is raised."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Restart the minute after progress."""
-        self._deadline = time.monotonic() + _IDLE_TIMEOUT_SECONDS
-
-    def pause(self, error: UnavailableError) -> None:
-        """Wait half a second before the next attempt.
-
-        Raises:
-            UnavailableError: the minute is over.
-        """
-        if time.monotonic() > self._deadline:
-            raise error
-        time.sleep(_PAUSE_SECONDS)
-
-
-@asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[NatsConnection]:
-    """Provide a connection during the block; a failure reaches each pending request as its error.
-
-    Raises:
-        BrokerUnavailableError: no server answers.
-        ContractError: a server refuses the connection.
-    """
-    connection = await open_nats(
-        settings,
-        purpose="pipeline",
-        on_event=lambda _event, _text: None,
-        connect_timeout_seconds=_CONNECT_SECONDS,
-    )
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
-def query_nats(settings: Settings, request: Callable[[NatsConnection], Awaitable[_T]]) -> _T:
-    """Return the answer to a request by a connection of its own; raises as ``connected`` does."""
-
-    async def query() -> _T:
-        async with connected(settings) as connection:
-            return await request(connection)
-
-    return asyncio.run(query())
+    return head, base64.b64decode(message.get("data", "")), b"", b""
