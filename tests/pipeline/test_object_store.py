@@ -1,4 +1,4 @@
-"""A lake in an object store, as the command makes it: Spark's own connector, credentials of the environment."""
+"""A lake in an object store, as the command makes it: Spark's connector, credentials of the environment."""
 
 import asyncio
 import os
