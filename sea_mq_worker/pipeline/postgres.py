@@ -1,7 +1,7 @@
 """PostgreSQL's tables as DataFrames by JDBC: page ranges in parallel, all under one exported snapshot."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,15 +10,16 @@ from urllib.parse import parse_qs, quote, urlencode
 from uuid import UUID
 
 import asyncpg
+from pydantic import SecretStr
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+from pyspark.sql import functions as fn
 
 from sea_mq_worker.pipeline.errors import PipelineError
 from sea_mq_worker.postgres.errors import translated
-from sea_mq_worker.postgres.migrations import require_owner
-from sea_mq_worker.postgres.partitions import LEAVES, PageRange, leaf_of, ranges
-from sea_mq_worker.postgres.pool import connect, session_settings
-from sea_mq_worker.postgres.queries import load_queries
+from sea_mq_worker.postgres.migrations import check_owner, check_version
+from sea_mq_worker.postgres.partitions import LEAVES, leaf_of, ranges
+from sea_mq_worker.postgres.pool import connect, read_password, session_settings
+from sea_mq_worker.runtime.addresses import split_password_file
 from sea_mq_worker.settings import Settings
 
 FIRST_TIME = datetime(2, 1, 1, tzinfo=UTC)
@@ -35,10 +36,7 @@ _UNLIMITED = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "
 """Overrides the role's time limits, since a read lasts as long as Spark takes the rows."""
 
 _ONE_MOMENT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_LOCK = """
-SET LOCAL lock_timeout = '10s';
-LOCK TABLE outbox_events, inbox_messages IN ACCESS SHARE MODE;
-"""
+_LOCK = "LOCK TABLE outbox_events, inbox_messages IN ACCESS SHARE MODE"
 """The lock prevents a rewrite or truncation of the tables, after which tasks would read other pages."""
 
 _KINDS = """
@@ -46,6 +44,71 @@ SELECT a.attname::text AS name, a.atttypid::regtype::text AS kind FROM pg_attrib
  WHERE a.attrelid = $1::text::regclass::oid AND a.attnum > 0 AND NOT a.attisdropped
 """
 _TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslpassword")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One connection to the tables' database; Spark works while no statement runs on it."""
+
+    settings: Settings
+    connection: asyncpg.Connection
+    _runner: asyncio.Runner
+
+    def rows(self, statement: str, *args: object) -> list[Any]:
+        """Run a statement in the driver.
+
+        Raises:
+            StoreUnavailableError: the connection was lost, and with it locks, transaction and snapshot.
+            ContractError: PostgreSQL refuses the statement.
+        """
+
+        async def fetch() -> list[Any]:
+            with translated():
+                return list(await self.connection.fetch(statement, *args))
+
+        return self._runner.run(fetch())
+
+
+@contextmanager
+def session(settings: Settings, *, purpose: str, hints: Mapping[str, str] | None = None) -> Iterator[Session]:
+    """Open a session in the database of this context's tables, in a thread without a loop.
+
+    Args:
+        settings: name the database, the schema and the context.
+        purpose: shown in pg_stat_activity.
+        hints: settings of the planner.
+
+    Raises:
+        StoreUnavailableError: PostgreSQL cannot be reached.
+        ContractError: PostgreSQL refuses the user, or the tables have another version or context.
+    """
+    with asyncio.Runner() as runner:
+        connection = runner.run(open_connection(settings, purpose=purpose, hints=hints))
+        try:
+            runner.run(check_version(connection))
+            runner.run(check_owner(connection, settings.context))
+            yield Session(settings, connection, runner)
+        finally:
+            connection.terminate()
+
+
+async def open_connection(
+    settings: Settings, *, purpose: str, hints: Mapping[str, str] | None = None
+) -> asyncpg.Connection:
+    """Connect as the worker does, but without limits of time."""
+    own = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _UNLIMITED
+    return await connect(settings.database_url.get_secret_value(), own | dict(hints or {}))
+
+
+def with_password(settings: Settings) -> Settings:
+    """Return the settings with the password itself instead of its file, for executors on other machines."""
+    url, file = split_password_file(settings.database_url.get_secret_value())
+    if not file:
+        return settings
+    password = urlencode({"password": read_password(file)}, quote_via=quote)
+    return settings.model_copy(
+        update={"database_url": SecretStr(f"{url}{'&' if '?' in url else '?'}{password}")}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +122,11 @@ class Snapshot:
 
     id: str
     at: datetime
-    _settings: Settings
-    _connection: asyncpg.Connection
-    _runner: asyncio.Runner
+    _session: Session
 
     def rows(self, statement: str, *args: object) -> list[Any]:
-        """Run a statement in the driver, as of the snapshot.
-
-        Raises:
-            StoreUnavailableError: the connection was lost, and with it the snapshot.
-        """
-        return self._runner.run(_fetch(self._connection, statement, *args))
+        """Run a statement in the driver, as of the snapshot; raises what ``Session.rows`` raises."""
+        return self._session.rows(statement, *args)
 
     def read(
         self,
@@ -78,7 +135,7 @@ class Snapshot:
         columns: Sequence[str],
         where: str = "true",
         *,
-        pages: int | PageRange = PAGES,
+        pages: int = PAGES,
     ) -> DataFrame:
         """Return rows of ``outbox_events`` or ``inbox_messages``, IDs and JSON as text.
 
@@ -89,17 +146,14 @@ class Snapshot:
             table: the table's name.
             columns: names of columns, and expressions of PostgreSQL, as ``octet_length(reply) AS bytes``.
             where: a condition of PostgreSQL; see ``literal``.
-            pages: the most pages that a task reads, or the only range to read; 0: one task reads all, which
-                is faster where an index finds few rows.
+            pages: the most pages that a task reads; 0: one task reads all, which is faster where an index
+                finds few rows.
         """
         kinds = {row["name"]: row["kind"] for row in self.rows(_KINDS, table)}
         times = [name for name in columns if kinds.get(name) == "timestamp with time zone"]
         selected = ", ".join(_selected(name, kinds.get(name, "")) for name in columns)
-        if isinstance(pages, PageRange):
-            parts = [pages]
-        else:
-            leaves = map(leaf_of, self.rows(LEAVES, table)) if pages else ()
-            parts = [part for leaf in leaves for part in ranges(leaf, pages)]
+        leaves = map(leaf_of, self.rows(LEAVES, table)) if pages else ()
+        parts = [part for leaf in leaves for part in ranges(leaf, pages)]
         # The snapshot holds a lock, so no leaf is dropped; a page or leaf added later has no rows in it.
         rows = " UNION ALL ".join(
             f"SELECT {selected}, '{leaf}'::text AS leaf_, ctid AS ctid_ FROM {leaf} WHERE {where}"  # noqa: S608
@@ -112,13 +166,13 @@ class Snapshot:
         if not parts:
             rows = f"SELECT {selected}, '' AS leaf_, '' AS ctid_ FROM {table} WHERE {where}"  # noqa: S608
             within = ["false" if pages else "true"]
-        url, properties = jdbc_address(self._connection, self._settings, purpose="pipeline read")
+        url, properties = jdbc_address(self._session, purpose="pipeline read")
         properties |= {
             "fetchsize": str(_FETCH_ROWS),
             "sessionInitStatement": f"{_ONE_MOMENT}; SET TRANSACTION SNAPSHOT '{self.id}'",
         }
         frame = spark.read.jdbc(url, f"({rows}) AS t", predicates=within, properties=properties)
-        return frame.drop("leaf_", "ctid_").withColumns({name: F.timestamp_micros(name) for name in times})
+        return frame.drop("leaf_", "ctid_").withColumns({name: fn.timestamp_micros(name) for name in times})
 
 
 @contextmanager
@@ -132,29 +186,11 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         ContractError: PostgreSQL refuses the user, a table is missing, or the tables are another context's.
         PipelineError: the server is reached by a Unix socket, which JDBC does not know.
     """
-    with asyncio.Runner() as runner:
-        connection = runner.run(_open(settings))
-        try:
-            [[identity, at]] = runner.run(_fetch(connection, "SELECT pg_export_snapshot(), now()"))
-            held = Snapshot(identity, at, settings, connection, runner)
-            for found in held.rows(load_queries("sessions")["owner"]):
-                require_owner(found, settings.context)
-            yield held
-        finally:
-            connection.terminate()
-
-
-async def _open(settings: Settings) -> asyncpg.Connection:
-    session = session_settings(settings.database_schema, "sea_mq_worker pipeline snapshot") | _UNLIMITED
-    connection = await connect(settings.database_url.get_secret_value(), session)
-    with translated():
-        await connection.execute(f"BEGIN; {_ONE_MOMENT}; {_LOCK}")
-    return connection
-
-
-async def _fetch(connection: asyncpg.Connection, statement: str, *args: object) -> list[Any]:
-    with translated():
-        return list(await connection.fetch(statement, *args))
+    with session(settings, purpose="pipeline snapshot") as opened:
+        for statement in ("BEGIN", _ONE_MOMENT, "SET LOCAL lock_timeout = '10s'", _LOCK):
+            opened.rows(statement)
+        [[identity, at]] = opened.rows("SELECT pg_export_snapshot(), now()")
+        yield Snapshot(identity, at, opened)
 
 
 def literal(value: datetime | int | str | UUID) -> str:
@@ -178,14 +214,15 @@ def _selected(name: str, kind: str) -> str:
     return name
 
 
-def jdbc_address(connection: Any, settings: Settings, *, purpose: str) -> tuple[str, dict[str, str]]:
-    """Return JDBC's URL, without a secret, of the very server of a connection, and the properties to log in.
+def jdbc_address(opened: Session, *, purpose: str) -> tuple[str, dict[str, str]]:
+    """Return JDBC's URL, without a secret, of the very server of a session, and the properties to log in.
 
     The driver's own parameters are used: they come from the URL, from files, and from the environment.
 
     Raises:
         PipelineError: the connection is by a Unix socket.
     """
+    settings, connection = opened.settings, opened.connection
     address, given = connection._addr, connection._params  # noqa: SLF001 - it shows them in no other way
     if isinstance(address, str):
         raise PipelineError(
@@ -194,8 +231,8 @@ def jdbc_address(connection: Any, settings: Settings, *, purpose: str) -> tuple[
         )
     host, port = address
     query = parse_qs(settings.database_url.get_secret_value().partition("?")[2])
-    session = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _UNLIMITED
-    options = [*query.get("options", []), *(f"-c {name}={_escaped(text)}" for name, text in session.items())]
+    own = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _UNLIMITED
+    options = [*query.get("options", []), *(f"-c {name}={_escaped(text)}" for name, text in own.items())]
     parameters = {
         "sslmode": given.sslmode.name.replace("_", "-"),
         "connectTimeout": "10",
