@@ -156,8 +156,11 @@ class Lake:
 
     def insert_new(self, table: str, rows: DataFrame, on: str | Column) -> int:
         """Insert the rows ``s`` that match no row ``t``; return how many. Of two runs at once one fails."""
+        columns = [f"`{name}`" for name in rows.columns]  # not *: the table may have more
+        values = ", ".join(f"s.{name}" for name in columns)
         merge = (
-            f"MERGE INTO {self.table(table)} AS t USING {{rows}} AS s ON {on} WHEN NOT MATCHED THEN INSERT *"
+            f"MERGE INTO {self.table(table)} AS t USING {{rows}} AS s ON {on}"  # noqa: S608 - names of this module
+            f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"
         )
         [counts] = rows.sparkSession.sql(merge, rows=rows).collect()
         return int(counts["num_inserted_rows"])
