@@ -730,11 +730,12 @@ def report(
         abort(f"--out: the folder {out.parent} does not exist", EXIT_USAGE)
     with _job("report", "database_url", lake=lake, master=master, conf=conf) as (spark, settings, where):
         from sea_mq_worker.pipeline.jobs import report as job
+        from sea_mq_worker.pipeline.jobs import report_page as html
 
-        if not job.is_replaceable(out):
+        if not html.is_replaceable(out):
             abort(f"--out: {out} exists and is not a report; choose another name or move it away", EXIT_USAGE)
         figures = job.report(spark, settings, since=since, until=until, lake=where, on_progress=_progress)
-        job.write_page(job.page(figures, title=title), out)
+        html.write_page(html.page(figures, title=title), out)
     if json:
         print_json(figures)
         return
@@ -743,7 +744,7 @@ def report(
         f"{totals.written:,} events written, {totals.published:,} published; "
         f"{totals.received:,} messages received, {totals.processed:,} processed"
     )
-    for finding in job.findings(figures):
+    for finding in html.findings(figures):
         hint = f" See `{finding.command}`" if finding.command else ""
-        typer.echo(f"{finding.level}: {finding.text}{hint}")
+        typer.echo(f"{finding.level}: {html.printable(finding.text)}{hint}")
     typer.echo(f"report: {out.resolve()}")
