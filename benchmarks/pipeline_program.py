@@ -7,7 +7,6 @@ session is measured step by step, and is idle while messages are published.
 import json
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -74,8 +73,7 @@ def main() -> None:
         print("ready", flush=True)
         for line in sys.stdin:
             options = json.loads(line)
-            step: Callable[..., None] = getattr(steps, options.pop("step"))
-            step(**options)
+            getattr(steps, options.pop("step"))(**options)
             print("done", flush=True)
 
 

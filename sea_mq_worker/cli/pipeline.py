@@ -425,8 +425,9 @@ def reconcile(
     needs = ("database_url", "nats_url")
     with _job("reconcile", *needs, lake=lake, master=master, conf=conf) as (spark, settings, where):
         from sea_mq_worker.pipeline.jobs import reconcile as job
+        from sea_mq_worker.pipeline.verdicts import Verdict
 
-        if unknown := [each for each in wrong if each not in {verdict.value for verdict in job.Verdict}]:
+        if unknown := [each for each in wrong if each not in {verdict.value for verdict in Verdict}]:
             abort(f"--fail-on {unknown[0]}: is no verdict", EXIT_USAGE)
         result = job.reconcile(
             spark,

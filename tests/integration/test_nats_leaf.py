@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
+from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 
 from sea_mq_worker.dev.servers import EmbeddedNats, free_port
 from sea_mq_worker.doctor import examine
@@ -20,7 +21,6 @@ from sea_mq_worker.nats.info import stream_info
 from sea_mq_worker.nats.message import SearchedId, Stored
 from sea_mq_worker.operators.definitions import apply_topology, check_topology
 from sea_mq_worker.outbox.scan import find_messages
-from sea_mq_worker.pipeline.sources.jetstream.direct_get import DirectGet
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from pydantic import SecretStr
+from sea_mq_worker.pipeline.jobs.land.job import land
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.inbox.jetstream import NatsJetStreamConsumer
@@ -22,7 +23,6 @@ from sea_mq_worker.operators.dead_letters import open_dead_letters
 from sea_mq_worker.operators.definitions import AWAITED, Applied, apply_topology, check_topology
 from sea_mq_worker.operators.streams import deliveries, locate
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
-from sea_mq_worker.pipeline.jobs.land.job import land
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
 from tests.support.builders import enqueueable
