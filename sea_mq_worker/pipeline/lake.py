@@ -4,13 +4,16 @@ Times are UTC in microseconds; ``date`` is the day of a table's main time. A lak
 tables with fewer columns, and is continued: ``create`` adds what is missing.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sea_mq_worker.pipeline.errors import PipelineError
 
@@ -29,6 +32,9 @@ _MISSING = {
     "TABLE_OR_VIEW_NOT_FOUND",
     "SCHEMA_NOT_FOUND",
 }
+_CONFLICT = re.compile(r"DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED)|Concurrent\w+Exception")
+_ATTEMPTS = 5
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +147,57 @@ class Lake:
         """Return the rows of a table, which has to exist."""
         return self.spark.table(self.table(name))
 
+    def follow(self, name: str, **options: str) -> DataFrame:
+        """Return the rows of a table, and those that will be added, for a streaming query."""
+        reader = self.spark.readStream.options(**options)
+        if self.address.startswith(CATALOG):
+            return reader.table(self.table(name))
+        return reader.format("delta").load(f"{self.address}/{name}")
+
     def create(self, table: Table) -> None:
-        """Create a table, or add the columns that a table of an earlier release lacks."""
+        """Create a table, or add what a table of an earlier release lacks."""
+        name = self.table(table.name)
         properties = {
             "delta.dataSkippingStatsColumns": ",".join(table.ranged),
             "delta.autoOptimize.autoCompact": "true",
+            # A query that follows the table may stand still for so long.
+            "delta.logRetentionDuration": "interval 30 days",
         }
-        listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-        by = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
-        name = self.table(table.name)
-        self.spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {name} ({table.ddl}) USING delta {by} TBLPROPERTIES ({listed})"
-        )
+        if not self.exists(table.name):
+            listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+            by = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
+            self.spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {name} ({table.ddl}) USING delta {by} TBLPROPERTIES ({listed})"
+            )
+            return
+        present = self.read(table.name).columns
+        wanted = StructType.fromDDL(table.ddl)
+        assert isinstance(wanted, StructType)  # noqa: S101 - of columns
+        if missing := [
+            f"`{each.name}` {each.dataType.simpleString()}" for each in wanted if each.name not in present
+        ]:
+            self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(missing)})")
+        [detail] = self.spark.sql(f"DESCRIBE DETAIL {name}").collect()
+        wrong = {key: value for key, value in properties.items() if detail["properties"].get(key) != value}
+        if wrong:
+            listed = ", ".join(f"'{key}' = '{value}'" for key, value in wrong.items())
+            self.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({listed})")
 
-    def insert_new(self, table: str, rows: DataFrame, on: str | Column) -> int:
-        """Insert the rows ``s`` that match no row ``t``; return how many. Of two runs at once one fails."""
-        columns = [f"`{name}`" for name in rows.columns]  # not *: the table may have more
+    def insert_new(self, table: str, rows: DataFrame, on: str, **literals: Any) -> int:
+        """Insert the rows ``s`` that match no row ``t``; return how many. Of two runs at once one fails.
+
+        Args:
+            table: the table's name.
+            rows: the rows, with the columns to insert and those of the condition; the table may have more.
+            on: the condition in SQL, in which ``{name}`` is one of the literals.
+            literals: their values.
+        """
+        present = self.read(table).columns
+        columns = [f"`{name}`" for name in rows.columns if name in present]
         values = ", ".join(f"s.{name}" for name in columns)
-        merge = (
-            f"MERGE INTO {self.table(table)} AS t USING {{rows}} AS s ON {on}"  # noqa: S608 - names of this module
-            f" WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"
-        )
-        [counts] = rows.sparkSession.sql(merge, rows=rows).collect()
+        insert = f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) VALUES ({values})"  # noqa: S608
+        merge = f"MERGE INTO {self.table(table)} AS t USING {{rows}} AS s ON {on} {insert}"
+        [counts] = rows.sparkSession.sql(merge, rows=rows, **literals).collect()
         return int(counts["num_inserted_rows"])
 
     def require(self, names: Sequence[str]) -> None:
@@ -176,3 +211,18 @@ class Lake:
                 f"{self.address}: there is no lake; check the address, or create it by `pipeline land` or"
                 " `pipeline archive`"
             )
+
+
+def repeated(action: Callable[[], _T]) -> _T:
+    """Run an action that commits to a table, again while other runs commit at the same time.
+
+    Raises:
+        PipelineError: others were faster each time.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return action()
+        except PySparkException as error:
+            if not _CONFLICT.search(str(error)):
+                raise
+    raise PipelineError("other runs write to the lake all the time: let one job at a time land a stream")

@@ -33,6 +33,8 @@ _DELTA = {
 _JOB_PROPERTIES = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    # Other readers would fail at early years of Spark's own format, which has no statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Delta would move every row to one task per partition before it writes a merge.
     "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
 }
