@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from sea_mq_worker.dev.servers import EmbeddedNats
 from sea_mq_worker.errors import ContractError, UnavailableError
+from sea_mq_worker.nats.connection import api
 from sea_mq_worker.nats.info import StreamInfo
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
 from sea_mq_worker.pipeline.jetstream import reading, state
@@ -18,8 +20,10 @@ from sea_mq_worker.pipeline.jetstream.columns import Frame
 from sea_mq_worker.pipeline.jetstream.reading import Inbox
 from sea_mq_worker.pipeline.jetstream.state import message_time, stream_state
 from sea_mq_worker.settings import load_settings
-from tests.pipeline.jetstream_support import Stream, plan, read_rows, read_seqs, rows_of
+from tests.pipeline.jetstream_support import Published, Stream, plan, read_rows, read_seqs, rows_of
 from tests.support.jetstream import connected, create_consumer
+from tests.support.nats_cluster import nats_cluster
+from tests.support.waiting import eventually
 
 HEADERS = b"NATS/1.0\r\nNats-Msg-Id: 7\r\nTag: a\r\nTag:b: c \r\nEmpty:\r\nWort: \xc3\xb6\r\n\r\n"
 FORGED = (
@@ -156,13 +160,15 @@ async def test_a_replica_that_lags_hides_no_message(
     assert await read_seqs(stream.name) == [seq for seq in range(1, 21) if seq != 7]
 
 
-@pytest.mark.parametrize("retention", ["workqueue", "interest"])
-async def test_a_stream_that_removes_what_is_acknowledged_keeps_its_messages(
-    stream: Stream, asked: list[str], monkeypatch: pytest.MonkeyPatch, retention: str
+@pytest.mark.parametrize(
+    "config", [{"retention": "workqueue"}, {"retention": "interest"}, {"max_consumers": 1}]
+)
+async def test_a_stream_that_a_consumer_would_harm_is_read_without_one(
+    stream: Stream, asked: list[str], monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     await stream.drop()
-    await stream.create(retention=retention)
-    if retention == "interest":
+    await stream.create(**config)
+    if config == {"retention": "interest"}:
         await create_consumer(stream.connection, stream.name, "other")
     await stream.store(20)
     monkeypatch.setattr(reading, "_PULLED_ROWS_MIN", 0)
@@ -181,6 +187,7 @@ async def test_a_stream_that_answers_no_direct_gets_is_read_by_a_consumer(
     assert set(asked) == {"CONSUMER"}
 
 
+@pytest.mark.usefixtures("way")
 async def test_messages_that_go_while_they_are_read_are_an_error(stream: Stream) -> None:
     await stream.store(30)
     reader, ranges = await plan(stream.name, startSeq=1, rowsPerPartition=10)
@@ -342,3 +349,36 @@ async def test_a_state_has_the_bounds_of_a_stream(stream: Stream) -> None:
     assert (empty.first_seq, empty.last_seq, empty.first_time) == (6, 5, None)
     with pytest.raises(ContractError, match=f"stream {stream.name}x does not exist"):
         await asyncio.to_thread(message_time, settings, f"{stream.name}x", 1)
+
+
+@pytest.mark.long
+async def test_a_read_of_three_copies_survives_its_consumers_server_and_the_leader(
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    monkeypatch.setattr(reading, "_BATCH_ROWS", 500)
+    async with nats_cluster(lambda name: tmp_path / name, room_bytes=2**28) as cluster:
+        monkeypatch.setenv("SEA_MQ_NATS_URL", cluster.urls)
+        async with connected(cluster.urls.split(",")) as connection:
+            stream = Stream(connection, names)
+            await stream.create(num_replicas=3)
+            await stream.publish(Published(f"{names}.a", {}, b"%d" % number) for number in range(4000))
+            await stream.delete(7, 2000)
+            reader, (sequences,) = await plan(names)
+            batches = reader.read(sequences)
+            rows = (await asyncio.to_thread(next, batches)).to_pylist()
+            listed = await api(connection, f"CONSUMER.LIST.{names}", {})
+            first = cluster.nodes[cluster.named(listed["consumers"][0]["cluster"]["leader"])]
+            await first.kill()
+            rows += (await asyncio.to_thread(next, batches)).to_pylist()
+            await first.start()
+            await eventually(partial(is_complete, stream), within=60)
+            await cluster.nodes[cluster.named((await stream.info())["cluster"]["leader"])].kill()
+            rows += [row for batch in await asyncio.to_thread(list, batches) for row in batch.to_pylist()]
+    kept = [seq for seq in range(1, 4001) if seq not in {7, 2000}]
+    assert [(row["seq"], row["data"]) for row in rows] == [(seq, b"%d" % (seq - 1)) for seq in kept]
+    assert "CONSUMER" in asked
+
+
+async def is_complete(stream: Stream) -> bool:
+    replicas = (await stream.info())["cluster"].get("replicas", [])
+    return len(replicas) == 2 and all(peer["current"] for peer in replicas)

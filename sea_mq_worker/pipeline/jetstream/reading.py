@@ -140,8 +140,10 @@ class _Read:
         state = await self.checked_state()
         self.direct = state.allow_direct and self.connection.server_version >= _BATCHES_SINCE
         is_long = self.sequences.last - at >= _PULLED_ROWS_MIN or not self.direct
-        # Of other streams a consumer removes the messages that it is sent.
-        self.pulls = is_long and state.config.get("retention", "limits") == "limits"
+        # Elsewhere a consumer removes what it is sent, or takes the place of another.
+        config = state.config
+        is_free = config.get("retention", "limits") == "limits" and config.get("max_consumers", -1) <= 0
+        self.pulls = is_long and is_free
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
         """Return some rows from ``at`` on, and the sequence at which to continue."""

@@ -263,16 +263,19 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         Raises:
             DataLossError: the stream does not continue from the query's offset.
-            PipelineError: the query has read more than the option endSeq allows.
+            PipelineError: the query had read more than endSeq before a run with it.
         """
         from sea_mq_worker.pipeline.jetstream.reading import split_range
 
         self._begins = False
-        first = start["next"] or self._queried().first_seq
-        if first > end["next"] or start["created"] != end["created"] or start["stream"] != end["stream"]:
+        if start["next"] > end["next"] or any(start[name] != end[name] for name in ("stream", "created")):
             self._first_unread(start, self._queried())
-            if end["next"] == self._target:
-                raise PipelineError(f"the query has read up to {first - 1}, and ends at endSeq: raise it")
+            if self._options.fail_on_data_loss:
+                raise PipelineError(
+                    f"the query has read up to {start['next'] - 1}, and endSeq is smaller: raise it, and begin "
+                    "with a new checkpoint"
+                )
+        first = start["next"] or self._queried().first_seq
         if first >= end["next"]:
             return []
         size = self._options.rows_per_partition
