@@ -302,15 +302,31 @@ async def test_a_server_that_stays_away_refuses_or_denies_ends_the_read_with_the
     assert "sesame" not in str(away.value)
 
 
-async def test_a_domain_changes_no_row(tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with EmbeddedNats(tmp_path / "nats", config={"jetstream": {"domain": "edge"}}) as server:
-        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url)
-        monkeypatch.setenv("SEA_MQ_NATS_JETSTREAM_DOMAIN", "edge")
-        await fill(server.url, names, 3)
+ACCOUNTS = {
+    "OWNER": {
+        "jetstream": "enabled",
+        "users": [LOGIN | {"user": "owner"}],
+        "exports": [{"service": "$JS.API.>", "response_type": "stream"}],
+    },
+    "READER": {"users": [LOGIN], "imports": [{"service": {"account": "OWNER", "subject": "$JS.API.>"}}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "domain"), [({"jetstream": {"domain": "edge"}}, "edge"), ({"accounts": ACCOUNTS}, "")]
+)
+async def test_each_way_gives_the_same_rows_over_a_domain_and_over_accounts(
+    tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], domain: str
+) -> None:
+    async with EmbeddedNats(tmp_path / "nats", config=config) as server:
+        monkeypatch.setenv("SEA_MQ_NATS_URL", server.url.replace("//", "//spark:sesame@"))
+        monkeypatch.setenv("SEA_MQ_NATS_JETSTREAM_DOMAIN", domain)
+        await fill(server.url, names, 30, **(LOGIN | {"user": "owner"}))
         direct = await read_rows(names)
         monkeypatch.setattr(reading, "_PULLED_ROWS_MIN", 0)
+        monkeypatch.setattr(reading, "_BATCH_ROWS", 7)
         assert direct == await read_rows(names)
-    assert len(direct) == 3
+    assert len(direct) == 30
 
 
 @pytest.mark.parametrize(

@@ -147,9 +147,10 @@ class _Read:
 
     async def step(self, at: int) -> tuple[pa.RecordBatch, int]:
         """Return some rows from ``at`` on, and the sequence at which to continue."""
-        frames = await self._frames(at)
-        batch, end = (None, at) if frames is None else await self._confirmed(self._batch(frames), at)
-        if batch is None or end == at:
+        batch, end = self._batch([]), at
+        if (frames := await self._frames(at)) is not None:
+            batch, end = await self._confirmed(self._batch(frames), at)
+        if end == at:
             frames, end = await self.leader.read(at, self.sequences.last)
             batch = self._batch(frames)
         floating = self.sequences.first if self.sequences.floats else None
@@ -180,10 +181,6 @@ class _Read:
                 return await self._pulled(at, {"batch": count, "max_bytes": size, "no_wait": True})
             except ContractError:
                 self.pulls = False
-            except BrokerUnavailableError:
-                if self.consumer_at > self.sequences.first or not self.connection.is_connected:
-                    raise
-                self.pulls = False  # an account may forward requests, and not what a consumer sends
         if not self.direct:
             return None
         subject = {"next_by_subj": self.options.subject} if self.options.subject else {}
@@ -208,14 +205,13 @@ class _Read:
             subject = ".".join(filter(None, ("CONSUMER.CREATE", stream, name, chosen)))
             await api(self.connection, subject, {"stream_name": stream, "config": config})
             self.consumer, self.consumer_at = name, at
-        frames = await self.inbox.fetch(f"CONSUMER.MSG.NEXT.{stream}.{self.consumer}", request)
-        if frames:
-            self.consumer_at = _seqs(self._batch(frames[-1:]))[0] + 1
-        return frames
+        return await self.inbox.fetch(f"CONSUMER.MSG.NEXT.{stream}.{self.consumer}", request)
 
     async def _confirmed(self, batch: pa.RecordBatch, at: int) -> tuple[pa.RecordBatch, int]:
         """Return the rows from ``at`` up to the first gap that the leader denies, and the next sequence."""
         last, seqs = self.sequences.last, _seqs(batch)
+        if seqs and self.pulls:
+            self.consumer_at = seqs[-1] + 1
         end = seqs[-1] + 1 if seqs and seqs[-1] <= last else last + 1
         denied = await self.leader.first_denied(_gaps(seqs[: bisect_left(seqs, end)], at, end))
         end = denied or end
@@ -253,6 +249,7 @@ class Inbox:
         self._subject = ""
         self._reply = b""
         self._wanted = 0
+        self._is_pull = False
         self._frames: list[Frame] = []
         self._ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -285,6 +282,7 @@ class Inbox:
             ContractError: the permission is missing, or the server refuses the request.
         """
         self._frames, self._wanted = [], request["batch"]
+        self._is_pull = subject.startswith("CONSUMER.")
         self._number += 1
         reply = f"{self._prefix}.{self._number}"
         self._reply, self._subject = reply.encode(), self._connection.api_subject(subject)
@@ -303,7 +301,7 @@ class Inbox:
     def _judge(self, end: bytes) -> None:
         """Raise an error unless the answer has ended."""
         status = end[_STATUS]
-        if status in _GAP or b"Exceeds MaxBytes" in end:
+        if status in _GAP or (self._is_pull and (status == b"408" or b"Exceeds MaxBytes" in end)):
             return
         text = end.partition(b"\r\n")[0].decode(errors="replace")
         if status in {b"400", b"408", b"413"} or b"Exceeded" in end:
@@ -311,7 +309,7 @@ class Inbox:
         raise BrokerUnavailableError(f"{self._subject}: the response is incomplete: {text}")
 
     def _receive(self, subject: bytes, reply: bytes, data: bytes, head: bytes) -> None:
-        is_delivery = reply.startswith(b"$JS.ACK.")
+        is_delivery = self._is_pull and reply.startswith(b"$JS.ACK.")
         if self._ended.done() or not (is_delivery or subject == self._reply):
             return
         if is_delivery or ADDED in head:

@@ -272,8 +272,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._first_unread(start, self._queried())
             if self._options.fail_on_data_loss:
                 raise PipelineError(
-                    f"the query has read up to {start['next'] - 1}, and endSeq is smaller: raise it, and begin "
-                    "with a new checkpoint"
+                    f"the query has read up to {start['next'] - 1}, and endSeq is smaller: raise it, and "
+                    "begin with a new checkpoint"
                 )
         first = start["next"] or self._queried().first_seq
         if first >= end["next"]:
