@@ -63,6 +63,18 @@ async def test_a_query_begins_at_its_starting_offset(
     assert await driver.batch() == []
 
 
+async def test_a_crash_in_the_first_micro_batch_moves_no_begin(stream: Stream, drive: Any) -> None:
+    await stream.store(4)
+    crashed = drive(startSeq="latest")
+    await crashed.begin()
+    await stream.store(2)
+    restarted = drive(startSeq="latest")
+    newer = await asyncio.to_thread(restarted.reader.initialOffset)
+    assert await asyncio.to_thread(restarted.reader.partitions, newer, crashed.at) == []
+    restarted.at = crashed.at
+    assert await restarted.batch() == [5, 6]
+
+
 async def test_a_query_that_takes_what_is_there_ends_there(stream: Stream, drive: Any) -> None:
     await stream.store(4)
     driver = drive()

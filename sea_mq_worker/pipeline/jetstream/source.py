@@ -267,8 +267,9 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         from sea_mq_worker.pipeline.jetstream.reading import split_range
 
-        self._begins = False
-        if start["next"] > end["next"] or any(start[name] != end[name] for name in ("stream", "created")):
+        is_first, self._begins = self._begins, False
+        moved = start["next"] > end["next"] or any(start[name] != end[name] for name in ("stream", "created"))
+        if moved and not is_first:  # the begin of the first one, if it is run again, is newer than its end
             self._first_unread(start, self._queried())
             if self._options.fail_on_data_loss:
                 raise PipelineError(
