@@ -39,7 +39,9 @@ _COMPARED = sorted(
 )
 """In the order of the lines that begin with their names."""
 _BROKER = "nats-"
-_OF_THE_SERVER = [name.lower() for name in (MARKER, SCHEDULE, COUNTER)]
+_SPECIAL = "\n(content-type|{})\n".format("|".join(map(str.lower, (MARKER, SCHEDULE, COUNTER))))
+"""Names of headers of messages that may carry no event, or an event in another form."""
+_IGNORED_LINES = rf"\n({_BROKER}[^:\n]*|{'|'.join(sorted(_IGNORED))}):[^\n]*"
 
 _TEXTS = ("aggregate_type", "aggregate_id", "partition_key")
 OF_EVENT = (
@@ -87,11 +89,11 @@ def of_events(events: DataFrame, kept: Sequence[str], *, context: str, source: s
         is_plain &= F.coalesce(F.col(name).rlike(_PLAIN), F.lit(True))
     version = F.col("event_version").cast("string")
     subject = F.concat(F.lit(f"{context}.event."), "event_type", F.lit(".v"), version)
-    lines = (F.concat(F.lit(f"{header.name}:"), _value(header)) for header in _COMPARED)
+    lines = (F.concat(F.lit(f"\n{header.name}:"), _value(header)) for header in _COMPARED)
     rows = events.select(
         *kept,
         F.when(is_plain, _content(subject, F.encode("payload", "UTF-8"))).alias("content"),
-        F.when(is_plain, digest(F.concat_ws("\n", *lines))).alias("header_hash"),
+        F.when(is_plain, digest(F.concat_ws("", *lines))).alias("header_hash"),
         F.when(~is_plain, F.struct(*OF_EVENT)).alias("odd"),
     )
     encode = partial(_encoded, context=context, source=source)
@@ -107,23 +109,16 @@ def of_messages(messages: DataFrame, kept: Sequence[str]) -> DataFrame:
         messages: rows of the source ``jetstream`` or of bronze.
         kept: names of other columns.
     """
-    lowered = F.transform("headers", lambda h: F.struct(F.lower(h["key"]).alias("name"), h["value"]))
-    named = messages.withColumn("named", lowered)
-    own_id = F.lower(F.coalesce(_last("named", MSG_ID.lower()), _last("named", "ce-id")))
-    is_plain = (
-        own_id.rlike(_UUID)
-        & F.exists("named", lambda h: h["name"].startswith("ce-"))
-        & ~F.exists("named", lambda h: h["name"].isin("content-type", *_OF_THE_SERVER))
-    )
-    lines = F.transform(
-        F.filter("named", lambda h: ~(h["name"].startswith(_BROKER) | h["name"].isin(*_IGNORED))),
-        lambda h: F.concat_ws(":", h["name"], h["value"]),
-    )
-    rows = named.select(
+    names = F.lower(F.concat(F.lit("\n"), F.array_join("headers.key", "\n"), F.lit("\n")))
+    own_id = F.lower("message_id")
+    is_plain = own_id.rlike(_UUID) & names.contains("\nce-") & ~names.rlike(_SPECIAL)
+    lines = F.transform("headers", lambda h: F.concat(F.lit("\n"), F.lower(h["key"]), F.lit(":"), h["value"]))
+    text = F.regexp_replace(F.array_join(F.sort_array(lines), ""), _IGNORED_LINES, "")
+    rows = messages.select(
         *kept,
         F.when(is_plain, uuid_bytes(own_id)).alias("id"),
         _content(F.col("subject"), F.col("data")).alias("content"),
-        digest(F.array_join(F.array_sort(lines), "\n")).alias("header_hash"),
+        digest(text).alias("header_hash"),
         F.when(~F.coalesce(is_plain, F.lit(False)), F.struct(*_OF_MESSAGE)).alias("odd"),
     )
     return rows.mapInArrow(partial(_each_odd, _identified), rows.drop("odd").schema)
@@ -142,12 +137,6 @@ def _value(header: EventHeader) -> Column:
         moment = F.date_format("occurred_at", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
         return F.concat(F.regexp_replace(moment, r"\.000000$", ""), F.lit("Z"))
     return F.nullif(F.col(header.column), F.lit(""))
-
-
-def _last(headers: str, name: str) -> Column:
-    """Return the last value of a header that is not empty, as the worker reads it."""
-    found = F.try_element_at(F.filter(headers, lambda h: h["name"] == name), F.lit(-1))
-    return F.nullif(found["value"], F.lit(""))
 
 
 def _content(subject: Column, body: Column) -> Column:
@@ -179,13 +168,13 @@ def _encoded(row: dict[str, Any], *, context: str, source: str) -> Mapping[str, 
     except InvalidEventError:
         return {"content": None, "header_hash": None}
     lines = sorted(
-        f"{name.lower()}:{value}"
+        f"\n{name.lower()}:{value}"
         for name, value in sent.headers.items()
         if not name.lower().startswith(_BROKER) and name.lower() not in _IGNORED
     )
     return {
         "content": hashlib.sha256(sent.subject.encode() + b"\0" + sent.payload).digest(),
-        "header_hash": hashlib.md5("\n".join(lines).encode(), usedforsecurity=False).digest(),
+        "header_hash": hashlib.md5("".join(lines).encode(), usedforsecurity=False).digest(),
     }
 
 

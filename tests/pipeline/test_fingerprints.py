@@ -27,7 +27,7 @@ EVENTS = (
 )
 MESSAGES = (
     "stream STRING, seq BIGINT, subject STRING, time TIMESTAMP,"
-    " headers ARRAY<STRUCT<key: STRING, value: STRING>>, data BINARY"
+    " headers ARRAY<STRUCT<key: STRING, value: STRING>>, data BINARY, message_id STRING"
 )
 
 
@@ -89,7 +89,9 @@ def _sent(row: dict[str, Any]) -> OutboundMessage | None:
 def stored_message(
     seq: int, subject: str, headers: Sequence[tuple[str, str]], data: bytes
 ) -> tuple[Any, ...]:
-    return "S", seq, subject, STORED_AT, [*headers], data
+    lowered = [(name.lower(), value) for name, value in headers if value]
+    ids = [dict(lowered).get(name) for name in ("nats-msg-id", "ce-id")]
+    return "S", seq, subject, STORED_AT, [*headers], data, next(filter(None, ids), None)
 
 
 def fingerprints(spark: SparkSession, messages: list[tuple[Any, ...]]) -> DataFrame:

@@ -16,7 +16,7 @@ from sea_mq_worker.settings import Settings
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world, without_message_id
 from tests.support.jetstream import connected
 
-ROWS = 20_000
+ROWS = 3_000
 FAULTS = 10
 LOG = logging.getLogger(__name__)
 

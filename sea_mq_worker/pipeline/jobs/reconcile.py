@@ -40,6 +40,7 @@ from sea_mq_worker.pipeline.fingerprints import (
     uuid_text,
 )
 from sea_mq_worker.pipeline.jetstream.state import query_nats, stored_message, stream_state
+from sea_mq_worker.pipeline.jobs.incarnations import moment_text
 from sea_mq_worker.pipeline.lake import Lake
 from sea_mq_worker.pipeline.postgres import Snapshot, literal, snapshot
 from sea_mq_worker.pipeline.session import configured
@@ -198,6 +199,8 @@ def reconcile(
         raise PipelineError(f"{out} already exists: name a new folder, so that results do not mix")
     with configured(spark), ExitStack() as held:
         register(spark)
+        if lake:
+            Lake(spark, lake).require(("archive", "bronze"))
         sources = _Sources(spark, settings, Lake(spark, lake) if lake else None, since, until, held)
         judge, facts, counts, notes = sources.read(
             timedelta(seconds=grace_seconds), late_seconds, on_progress
@@ -365,12 +368,13 @@ class _Sources:
                 begin = self.since - _CLOCK
                 rows = rows.where((F.col("date") >= F.lit(begin.date())) & (F.col("time") >= F.lit(begin)))
             names = {row["incarnation"] for row in rows.select("incarnation").distinct().collect()}
-            times = {each.partition("#")[0] for each in names} - {state.created}
-            created = [*sorted(times, key=lambda text: text.rstrip("Z")), state.created]
+            present = moment_text(state.created)
+            earlier = {each.partition("#")[0] for each in names} - {present}
+            created = [*sorted(earlier, key=lambda text: text.rstrip("Z")), present]
             parts = F.split("incarnation", "#")
             number = F.array_position(F.array(*map(F.lit, created)), parts[0])
             place = F.col("seq") + (number - len(created)) * F.lit(INCARNATION)
-            rows = rows.where((parts[0] != state.created) | (F.col("seq") < state.first_seq))
+            rows = rows.where((parts[0] != present) | (F.col("seq") < state.first_seq))
             rows = rows.withColumn("place", place)
             if any("#" in each for each in names):
                 restores = F.coalesce(F.get(parts, F.lit(1)).cast("int"), F.lit(0))
