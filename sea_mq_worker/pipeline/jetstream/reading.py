@@ -294,6 +294,7 @@ class Inbox:
             before = len(self._frames)
             await asyncio.wait({self._ended}, timeout=_SILENT_SECONDS_MAX)
             if len(self._frames) == before and not self._ended.done():
+                self._ended.cancel()
                 raise BrokerUnavailableError(f"{self._subject}: the response stopped before its end")
         self._judge(self._ended.result())
         return self._frames
