@@ -185,12 +185,12 @@ def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict
     defaults = dict(_DELTA)
     if master is None or master.startswith("local"):
         defaults |= _LOCAL | {"spark.sql.warehouse.dir": tempfile.gettempdir()}
-    wanted = [] if any(Path(pyspark.__path__[0], "jars").glob("delta-spark_*.jar")) else packages()
+    jars = Path(pyspark.__path__[0], "jars")
+    wanted = [] if any(jars.glob("delta-spark_*.jar")) else packages()
     if lake.startswith("s3"):
-        hadoop = next(Path(pyspark.__path__[0], "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[
-            2
-        ]
-        wanted += [f"org.apache.hadoop:hadoop-aws:{hadoop}"]
+        if not any(jars.glob("hadoop-aws-*.jar")):
+            hadoop = next(jars.glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+            wanted += [f"org.apache.hadoop:hadoop-aws:{hadoop}"]
         defaults["spark.hadoop.fs.s3.impl"] = "org.apache.hadoop.fs.s3a.S3AFileSystem"
         if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
             defaults |= {
