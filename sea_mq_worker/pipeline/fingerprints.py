@@ -83,18 +83,19 @@ def of_events(events: DataFrame, kept: Sequence[str], *, context: str, source: s
         context: first token of the subjects.
         source: CloudEvents source.
     """
-    is_plain = F.col("headers").isNull() & F.col("occurred_at").isNotNull() & (F.col("event_version") > 0)
-    is_plain &= F.col("event_type").rlike(_PLAIN_TYPE)
+    names_subject = F.col("event_type").rlike(_PLAIN_TYPE) & (F.col("event_version") > 0)
+    is_plain = names_subject & F.col("headers").isNull() & F.col("occurred_at").isNotNull()
     for name in _TEXTS:
         is_plain &= F.coalesce(F.col(name).rlike(_PLAIN), F.lit(True))
     version = F.col("event_version").cast("string")
     subject = F.concat(F.lit(f"{context}.event."), "event_type", F.lit(".v"), version)
     lines = (F.concat(F.lit(f"\n{header.name}:"), _value(header)) for header in _COMPARED)
+    odd = {name: F.col(name) for name in OF_EVENT} | {"payload": F.when(~names_subject, F.col("payload"))}
     rows = events.select(
         *kept,
-        F.when(is_plain, _content(subject, F.encode("payload", "UTF-8"))).alias("content"),
+        F.when(names_subject, _content(subject, F.encode("payload", "UTF-8"))).alias("content"),
         F.when(is_plain, digest(F.concat_ws("", *lines))).alias("header_hash"),
-        F.when(~is_plain, F.struct(*OF_EVENT)).alias("odd"),
+        F.when(~is_plain, F.struct(*(column.alias(name) for name, column in odd.items()))).alias("odd"),
     )
     encode = partial(_encoded, context=context, source=source)
     return rows.mapInArrow(partial(_each_odd, encode), rows.drop("odd").schema)
@@ -111,7 +112,11 @@ def of_messages(messages: DataFrame, kept: Sequence[str]) -> DataFrame:
     """
     names = F.lower(F.concat(F.lit("\n"), F.array_join("headers.key", "\n"), F.lit("\n")))
     own_id = F.lower("message_id")
-    is_plain = own_id.rlike(_UUID) & names.contains("\nce-") & ~names.rlike(_SPECIAL)
+    is_special = names.rlike(_SPECIAL)
+    may_be_structured = ~names.contains("\nce-") & F.contains("data", F.lit(b'"specversion"'))
+    is_plain = own_id.rlike(_UUID) & ~is_special & ~may_be_structured
+    odd = {name: F.col(name) for name in _OF_MESSAGE}
+    odd |= {"data": F.when(is_special | may_be_structured, F.col("data"))}
     lines = F.transform("headers", lambda h: F.concat(F.lit("\n"), F.lower(h["key"]), F.lit(":"), h["value"]))
     text = F.regexp_replace(F.array_join(F.sort_array(lines), ""), _IGNORED_LINES, "")
     rows = messages.select(
@@ -119,7 +124,10 @@ def of_messages(messages: DataFrame, kept: Sequence[str]) -> DataFrame:
         F.when(is_plain, uuid_bytes(own_id)).alias("id"),
         _content(F.col("subject"), F.col("data")).alias("content"),
         digest(text).alias("header_hash"),
-        F.when(~F.coalesce(is_plain, F.lit(False)), F.struct(*_OF_MESSAGE)).alias("odd"),
+        F.when(
+            ~F.coalesce(is_plain, F.lit(False)),
+            F.struct(*(column.alias(name) for name, column in odd.items())),
+        ).alias("odd"),
     )
     return rows.mapInArrow(partial(_each_odd, _identified), rows.drop("odd").schema)
 
@@ -161,7 +169,7 @@ def _each_odd(
 
 
 def _encoded(row: dict[str, Any], *, context: str, source: str) -> Mapping[str, Any]:
-    given = row | {"id": str(UUID(bytes=bytes(row["id"]))), "payload": row["payload"].encode()}
+    given = row | {"id": str(UUID(bytes=bytes(row["id"]))), "payload": (row["payload"] or "").encode()}
     event = OutboxEvent(**given, attempts=0, failures=0, age_seconds=0.0, attempted_seconds_ago=0.0)
     try:
         sent = outbound_message(event, context=context, source=source)
@@ -172,10 +180,10 @@ def _encoded(row: dict[str, Any], *, context: str, source: str) -> Mapping[str, 
         for name, value in sent.headers.items()
         if not name.lower().startswith(_BROKER) and name.lower() not in _IGNORED
     )
-    return {
-        "content": hashlib.sha256(sent.subject.encode() + b"\0" + sent.payload).digest(),
-        "header_hash": hashlib.md5("".join(lines).encode(), usedforsecurity=False).digest(),
-    }
+    made = {"header_hash": hashlib.md5("".join(lines).encode(), usedforsecurity=False).digest()}
+    if row["payload"] is not None:
+        made["content"] = hashlib.sha256(sent.subject.encode() + b"\0" + sent.payload).digest()
+    return made
 
 
 def _identified(row: dict[str, Any]) -> Mapping[str, Any] | None:

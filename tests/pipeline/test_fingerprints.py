@@ -9,7 +9,6 @@ from itertools import product
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.inbox.message import content_hash, storage_id
@@ -123,10 +122,3 @@ def test_a_message_has_the_id_and_the_content_under_which_the_inbox_records_it(s
     assert {bytes(row["content"]) for row in found[:-1]} == {
         content_hash(inbound_message(subject="a.b", payload=b""))
     }
-
-
-def test_plain_rows_and_messages_stay_in_spark(spark: SparkSession) -> None:
-    plain = [row for row in rows_of_events() if row["headers"] is None and row["event_version"] == 2**31 - 1]
-    frame = spark.createDataFrame([tuple(row[name] for name in OF_EVENT) for row in plain], EVENTS)
-    source = of_events(frame, ["seq"], context="sea", source="/sea")
-    assert source.where(F.col("header_hash").isNotNull()).count() == 1

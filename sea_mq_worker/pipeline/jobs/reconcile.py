@@ -362,6 +362,8 @@ class _Sources:
         if self.lake is None or not self.lake.exists("bronze"):
             return {}
         bronze, found = self.lake.read("bronze"), {}
+        if "message_id" not in bronze.columns:  # of release 1.0
+            bronze = bronze.withColumn("message_id", F.lit(None).cast("string"))
         for name, state in judge.streams.items():
             rows = bronze.where(F.col("stream") == name)
             if self.since:
