@@ -31,8 +31,11 @@ LAST_TIME = datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 PAGES = 16_384
 """Pages that one task reads: 128 MiB."""
 
-_FETCH_ROWS = 2_000
-_UNLIMITED = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
+_FETCH_ROWS = 5_000
+_FETCH_WIDE_ROWS = 100
+"""Rows with a payload, which may have a megabyte, that a task keeps in memory."""
+
+_LIMITS = {"statement_timeout": "0", "idle_in_transaction_session_timeout": "0", "lock_timeout": "10s"}
 """Overrides the role's time limits, since a read lasts as long as Spark takes the rows."""
 
 _ONE_MOMENT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -95,8 +98,8 @@ def session(settings: Settings, *, purpose: str, hints: Mapping[str, str] | None
 async def open_connection(
     settings: Settings, *, purpose: str, hints: Mapping[str, str] | None = None
 ) -> asyncpg.Connection:
-    """Connect as the worker does, but without limits of time."""
-    own = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _UNLIMITED
+    """Connect as the worker does, but let statements last, and wait for no lock longer than 10 s."""
+    own = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _LIMITS
     return await connect(settings.database_url.get_secret_value(), own | dict(hints or {}))
 
 
@@ -168,7 +171,7 @@ class Snapshot:
             within = ["false" if pages else "true"]
         url, properties = jdbc_address(self._session, purpose="pipeline read")
         properties |= {
-            "fetchsize": str(_FETCH_ROWS),
+            "fetchsize": str(_FETCH_WIDE_ROWS if "payload" in columns else _FETCH_ROWS),
             "sessionInitStatement": f"{_ONE_MOMENT}; SET TRANSACTION SNAPSHOT '{self.id}'",
         }
         frame = spark.read.jdbc(url, f"({rows}) AS t", predicates=within, properties=properties)
@@ -187,7 +190,7 @@ def snapshot(settings: Settings) -> Iterator[Snapshot]:
         PipelineError: the server is reached by a Unix socket, which JDBC does not know.
     """
     with session(settings, purpose="pipeline snapshot") as opened:
-        for statement in ("BEGIN", _ONE_MOMENT, "SET LOCAL lock_timeout = '10s'", _LOCK):
+        for statement in ("BEGIN", _ONE_MOMENT, _LOCK):
             opened.rows(statement)
         [[identity, at]] = opened.rows("SELECT pg_export_snapshot(), now()")
         yield Snapshot(identity, at, opened)
@@ -231,9 +234,10 @@ def jdbc_address(opened: Session, *, purpose: str) -> tuple[str, dict[str, str]]
         )
     host, port = address
     query = parse_qs(settings.database_url.get_secret_value().partition("?")[2])
-    own = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _UNLIMITED
+    own = session_settings(settings.database_schema, f"sea_mq_worker {purpose}") | _LIMITS
     options = [*query.get("options", []), *(f"-c {name}={_escaped(text)}" for name, text in own.items())]
     parameters = {
+        "ApplicationName": own["application_name"],  # or the driver would give its own
         "sslmode": given.sslmode.name.replace("_", "-"),
         "connectTimeout": "10",
         "tcpKeepAlive": "true",

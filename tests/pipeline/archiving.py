@@ -1,18 +1,24 @@
 """An outbox whose events may have any past, and the lake that it is archived to."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline.jobs.archive import KEPT, ArchiveResult, archive
 from sea_mq_worker.pipeline.lake import ARCHIVE, Lake
+from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
+from tests.integration.test_migrations import run_psql
 from tests.support.rows import add_event
+from tests.support.servers import Database, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +68,20 @@ def _plain(value: Any) -> Any:
         moment = value.astimezone(UTC) if value.tzinfo else value  # what is endless has no time zone
         return moment.replace(tzinfo=None)
     return value if value is None or isinstance(value, int) else str(value)
+
+
+@asynccontextmanager
+async def limited(database: Database, pool: asyncpg.Pool, role: str) -> AsyncIterator[str]:
+    """Yield the DSN of a login that has the rights of a role of sql/roles.sql alone."""
+    prefix = unique("p")
+    login, password = f"{prefix}_login", "p%3Aw"
+    await run_psql(database.dsn, "-v", f"prefix={prefix}", "-f", str(resource_folder("sql") / "roles.sql"))
+    await pool.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'p:w' IN ROLE {prefix}_{role}")
+    try:
+        address = urlsplit(database.dsn)
+        yield address._replace(netloc=f"{login}:{password}@{address.hostname}:{address.port}").geturl()
+    finally:
+        names = ", ".join(
+            (login, *(f"{prefix}_{one}" for one in ("producer", "operator", "relay", "janitor", "reader")))
+        )
+        await pool.execute(f"DROP OWNED BY {names}; DROP ROLE {names}")
