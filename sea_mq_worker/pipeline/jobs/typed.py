@@ -15,7 +15,7 @@ makes columns of it. A value that its column cannot contain violates the schema,
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from pyspark.sql import functions as fn
 
 from sea_mq_worker.errors import ContractError
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.lake import SILVER, Lake, Table
+from sea_mq_worker.pipeline.lake import SILVER, Lake, Table, repeated
 from sea_mq_worker.pipeline.payloads import RETURNS, Judge, column_kind
 from sea_mq_worker.producer.schemas import read_json_schemas
 
@@ -145,6 +145,7 @@ def catch_up(lake: Lake, schemas: Sequence[EventSchema]) -> tuple[int, int]:
         _alter(lake, schema)
     if not schemas or not lake.exists(SILVER.name):
         return 0, 0
+    lake.create(QUARANTINE)
     silver = lake.read(SILVER.name).where(_event().isin([schema.name for schema in schemas]))
     counts = [_days(lake.read(f"typed/{each.name}"), fn.lit(each.name), "_date", -1) for each in schemas]
     counts.append(_days(lake.read(QUARANTINE.name), fn.col("event"), "_date", -1))
@@ -199,11 +200,12 @@ def refresh(lake: Lake, rows: DataFrame, schemas: Sequence[EventSchema]) -> tupl
             columns = fn.from_json("judged.value", types.StructType(there), {"mode": "FAILFAST"})
             valid = judged.where((fn.col("event") == row["event"]) & fn.col("judged.reason").isNull())
             valid = valid.select(*own, columns.alias("columns"), fn.col("judged.rescued").alias("_rescued"))
-            added += lake.insert_new(table, valid.select(*own, "columns.*", "_rescued"), _same([row]))
+            valid = valid.select(*own, "columns.*", "_rescued")
+            added += repeated(partial(lake.insert_new, table, valid, _same([row])))
         if not sum(row["refused"] for row in found):
             return added, 0
         wrong = judged.where("judged.reason IS NOT NULL").select(*own, "event", "judged.reason")
-        return added, lake.insert_new(QUARANTINE.name, wrong, _same(found))
+        return added, repeated(partial(lake.insert_new, QUARANTINE.name, wrong, _same(found)))
     finally:
         judged.unpersist()
 
@@ -222,7 +224,6 @@ def _alter(lake: Lake, schema: EventSchema) -> None:
     """Create the table of a schema, or add its new properties as columns."""
     table = typed_table(schema.name)
     lake.create(table)
-    lake.create(QUARANTINE)
     there = {field.name.lower(): field for field in lake.read(table.name).schema}
     grows = False
     for field in schema.columns:
