@@ -141,11 +141,13 @@ def catch_up(lake: Lake, schemas: Sequence[EventSchema]) -> tuple[int, int]:
     Raises:
         PipelineError: a schema changed in a way that its table cannot follow.
     """
-    for schema in schemas:
-        _alter(lake, schema)
-    if not schemas or not lake.exists(SILVER.name):
+    if not schemas:
         return 0, 0
     lake.create(QUARANTINE)
+    for schema in schemas:
+        _alter(lake, schema)
+    if not lake.exists(SILVER.name):
+        return 0, 0
     silver = lake.read(SILVER.name).where(_event().isin([schema.name for schema in schemas]))
     counts = [_days(lake.read(f"typed/{each.name}"), fn.lit(each.name), "_date", -1) for each in schemas]
     counts.append(_days(lake.read(QUARANTINE.name), fn.col("event"), "_date", -1))
