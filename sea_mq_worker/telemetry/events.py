@@ -323,7 +323,7 @@ PIPELINE_METRICS = (
            "Above the interval of --every: give the job more processors.",
            labels="task stream"),
 )
-"""Served by `pipeline land --metrics`. ``task`` is the job's name: Prometheus has a label ``job`` of its own."""
+"""Served by `pipeline land --metrics`; ``task`` is the job, as Prometheus has a label ``job`` of its own."""
 # fmt: on
 
 EVENTS: Mapping[str, EventKind] = {event.key: event for event in TABLE}
