@@ -1,4 +1,4 @@
-"""``pipeline land|archive|reconcile|replay|erase|report``: the jobs on Spark, each one function call here."""
+"""``pipeline land|archive|erase|report``: jobs on Spark, each a function call; see also ``reconcile``."""
 
 import os
 import signal
@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +28,6 @@ from sea_mq_worker.cli.support import (
     filled,
     moment,
     print_json,
-    print_table,
     settings_for,
 )
 from sea_mq_worker.resources import install_hint
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sea_mq_worker.settings import Settings
-
-_WITHOUT_YES_MAX = 10
 
 MasterOption = Annotated[
     str | None,
@@ -95,7 +91,7 @@ def outputs() -> Mapping[str, object]:
 
 
 @contextmanager
-def _job(
+def job_session(
     name: str, *needs: str, lake: str | None, master: str | None, conf: Collection[str] | None
 ) -> "Iterator[tuple[SparkSession, Settings, str | None]]":
     """Yield a new session, the settings and the lake; exit with the code for an error of the block."""
@@ -128,29 +124,30 @@ def _job(
         abort(str(error), EXIT_FAILED)
 
 
-def _required(lake: str | None) -> str:
+def required_lake(lake: str | None) -> str:
     lake = lake or settings_for().pipeline_lake
     return lake or abort("SEA_MQ_PIPELINE_LAKE: is required, or --lake", EXIT_USAGE)
 
 
-def _progress(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress to stderr, so that stdout contains only the result."""
     typer.echo(text, err=True)
     sys.stderr.flush()
 
 
-def _print(result: object, text: str, *, json: bool) -> None:
+def print_result(result: object, text: str, *, json: bool) -> None:
+    """Print a result as JSON for programs, or as text for people."""
     print_json(result) if json else typer.echo(text)
 
 
-def _check_period(since: datetime | None, until: datetime | None) -> None:
+def check_period(since: datetime | None, until: datetime | None) -> None:
     """Exit if a period has not begun, or ends before it begins: its result would be empty and look good."""
     if since and since >= (until or datetime.now(UTC)):
         abort("--since: must be past, and earlier than --until", EXIT_USAGE)
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def stopping() -> Iterator[threading.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; the second one ends the process."""
     stop = threading.Event()
 
@@ -245,17 +242,17 @@ def land(
     goes on until SIGTERM or SIGINT. It may be killed at any time and run again. Exit code 1: messages were
     deleted before they could be landed, or another failure.
     """
-    where = _required(lake)
-    with _job("land", "nats_url", lake=where, master=master, conf=conf) as (spark, settings, _):
+    where = required_lake(lake)
+    with job_session("land", "nats_url", lake=where, master=master, conf=conf) as (spark, settings, _):
         from sea_mq_worker.pipeline.jobs import land as job
         from sea_mq_worker.pipeline.jobs.typed import load_event_schemas
 
         if dry_run:
             found = job.remaining(spark, settings, lake=where, streams=stream)
             lines = [f"{each.stream}: {each.left:,} messages would be landed" for each in found.streams]
-            _print(found, "\n".join(lines), json=json)
+            print_result(found, "\n".join(lines), json=json)
             return
-        with _stopping() as stop:
+        with stopping() as stop:
             result = job.land(
                 spark,
                 settings,
@@ -270,11 +267,11 @@ def land(
                 vacuum_hours=vacuum_hours or (168 if every else None),
                 checkpoints=checkpoints,
                 metrics=metrics,
-                on_progress=_progress,
+                on_progress=print_progress,
                 stop=stop,
             )
     for text in result.missing:
-        _progress(f"land: missing: {text}")
+        print_progress(f"land: missing: {text}")
     lines = [
         f"{each.stream}: landed {each.rows:,} messages up to sequence {each.last_seq:,}, {each.left:,} left"
         for each in result.streams
@@ -284,7 +281,7 @@ def land(
         lines.append(f"{result.differing:,} repeats have another content than the first copy of their ID")
     if result.violations:
         lines.append(f"{result.violations:,} events violate their schema: typed/quarantine has the reasons")
-    _print(result, "\n".join(lines), json=json)
+    print_result(result, "\n".join(lines), json=json)
 
 
 # --- archive
@@ -320,8 +317,8 @@ def archive(
     """
     if before > datetime.now(UTC):
         abort("--before: must be past; otherwise events would leave on publication", EXIT_USAGE)
-    where = _required(lake)
-    with _job("archive", "database_url", lake=where, master=master, conf=conf) as (spark, settings, _):
+    where = required_lake(lake)
+    with job_session("archive", "database_url", lake=where, master=master, conf=conf) as (spark, settings, _):
         from sea_mq_worker.pipeline.jobs import archive as job
 
         if dry_run:
@@ -335,7 +332,7 @@ def archive(
                 actor=actor,
                 reason=reason,
                 per_second=per_second,
-                on_progress=_progress,
+                on_progress=print_progress,
             )
     if result.dry_run:
         text = f"{result.found:,} events would be archived"
@@ -347,292 +344,7 @@ def archive(
             text += f"; {result.stayed:,} stayed: they were replayed or changed in the meantime"
     if result.unfit:
         text += f"; {result.unfit:,} cannot be archived: they have times outside the years 2 to 9998"
-    _print(result, text, json=json)
-
-
-# --- reconcile
-
-
-_ADVICE: Mapping[str, str] = {
-    "missing-in-stream": "publish them again by --requeue",
-    "missing-in-inbox": "look at each by `where ID`, then publish them again by `outbox replay`",
-    "altered": "compare row and message by `where ID`: one of them was changed",
-    "unexpected": "find their publisher; only workers of this context may publish to the stream",
-    "duplicated": "find their publisher; inboxes ignore the further copies",
-    "out-of-order": "check that no other program publishes events of these keys",
-    "dead": "find the reasons by `outbox summary` and `dlq summary`, then replay or redrive them",
-    "late": "see by `pipeline report` when it was slow",
-}
-"""The operator's next step for each verdict that needs one."""
-
-_LOSS = ("altered", "missing-in-inbox", "missing-in-stream")
-
-
-@app.command()
-def reconcile(
-    *,
-    lake: LakeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds after publishing or storing in which no ID is missing yet.")
-    ] = 60.0,
-    late: Annotated[
-        float, typer.Option(min=0, help="Report a hop as late above this number of seconds.")
-    ] = 60.0,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write every ID with a verdict other than delivered to this new folder, as JSON lines"
-            " (default: print 3 of each verdict, 20 by --json).",
-        ),
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="VERDICT",
-            help=f"Exit 1 if an ID has this verdict; may be repeated (default: {', '.join(_LOSS)}).",
-        ),
-    ] = None,
-    requeue: Annotated[
-        bool,
-        typer.Option("--requeue", help="Publish the events again that the stream lost; needs --reason."),
-    ] = False,
-    cap: Annotated[
-        int, typer.Option(min=1, help="Put back no event if more than this many are lost.")
-    ] = 1000,
-    reason: Annotated[str, typer.Option(help="Reason for --requeue, kept in the audit records.")] = "",
-    actor: ActorOption,
-    dry_run: DryRunOption = False,
-    json: JsonOption = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-) -> None:
-    """Compare outbox, stream and inbox ID by ID; exit 1 if an ID is lost or altered.
-
-    The command checks for every event whether the stream contains it, and for every message of a consumer
-    whether the inbox shows its effect. Verdicts: delivered, pending, dead, missing-in-stream,
-    missing-in-inbox, altered, unexpected, duplicated, out-of-order, late, expired, pruned. With a lake,
-    archived events and landed messages are compared, too. Without --requeue nothing is changed.
-    """
-    _check_period(since, until)
-    if requeue and not reason.strip():
-        abort("--requeue changes rows: give a --reason for the audit records", EXIT_USAGE)
-    if out and "://" not in out and Path(out).exists():
-        abort(f"--out {out} already exists: name a new folder, so that results do not mix", EXIT_USAGE)
-    wrong = tuple(fail_on or _LOSS)
-    needs = ("database_url", "nats_url")
-    with _job("reconcile", *needs, lake=lake, master=master, conf=conf) as (spark, settings, where):
-        from sea_mq_worker.pipeline.jobs import reconcile as job
-        from sea_mq_worker.pipeline.verdicts import Verdict
-
-        if unknown := [each for each in wrong if each not in {verdict.value for verdict in Verdict}]:
-            abort(f"--fail-on {unknown[0]}: is no verdict", EXIT_USAGE)
-        result = job.reconcile(
-            spark,
-            settings,
-            lake=where,
-            since=since,
-            until=until,
-            grace_seconds=grace,
-            late_seconds=late,
-            out=out,
-            requeue=job.Requeue(actor, reason, cap, dry_run) if requeue else None,
-            on_progress=_progress,
-        )
-    _end_reconcile(result, wrong, json=json)
-
-
-def _end_reconcile(result: Any, wrong: Collection[str], *, json: bool) -> None:
-    failed = result.found(wrong)
-    if json:
-        print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
-    else:
-        _print_reconciliation(result)
-    if failed:
-        abort(f"{failed} findings of {', '.join(sorted(wrong))}", EXIT_FAILED)
-
-
-def _print_reconciliation(result: Any) -> None:
-    typer.echo("read " + ", ".join(f"{count:,} of {source}" for source, count in result.rows.items()))
-    rows = [
-        (hop.name, verdict, hop.verdicts.get(verdict, 0), count, " ".join(hop.examples.get(verdict, ())[:3]))
-        for hop in result.hops
-        for verdict, count in hop.findings.items()
-    ]
-    print_table(("hop", "verdict", "ids", "findings", "examples"), rows, empty="nothing to compare")
-    for hop in result.hops:
-        if took := hop.latency:
-            typer.echo(
-                f"{hop.name}: p50 {took.p50:.3f} s, p95 {took.p95:.3f} s, p99 {took.p99:.3f} s, "
-                f"longest {took.longest:.3f} s"
-            )
-    for note in result.notes:
-        typer.echo(note)
-    if done := result.requeued:
-        lost = done.lost - done.archived_count
-        if done.capped:
-            text = f"{lost} events are lost, more than --cap, so none was put back; check that the settings"
-            text += " name the right broker, then raise --cap"
-        else:
-            text = (
-                f"{lost} events would be put back" if done.dry_run else f"put back {done.replayed} of {lost}"
-            )
-        if done.archived_count:
-            again = " ".join(["pipeline replay --reason TEXT", *(f"--id {each}" for each in done.archived)])
-            text += f"; {done.archived_count} are only in the archive: run `{again}`"
-            text += "" if done.archived_count == len(done.archived) else " for these; --out lists the others"
-        typer.echo(text)
-    for verdict, advice in _ADVICE.items():
-        is_done = verdict == "missing-in-stream" and result.requeued
-        if (count := result.found([verdict])) and not is_done:
-            typer.echo(f"{count:,} {verdict}: {advice}")
-    ids = sum(hop.ids for hop in result.hops)
-    if ids and not result.found(_ADVICE):
-        unknown = result.found(["expired", "pruned"])
-        more = f"; {unknown:,} more are expired or pruned, so nothing is proven about them"
-        typer.echo(f"all {ids - unknown:,} accounted for{more if unknown else ''}")
-
-
-# --- replay
-
-
-def _time(text: str) -> str:
-    """Check a time, and keep the operator's words: an interrupted replay is found by them on another day."""
-    moment(text)
-    return text
-
-
-def _time_option(help_: str) -> Any:
-    return typer.Option(parser=_time, metavar="TIME", help=help_)
-
-
-@app.command()
-def replay(
-    *,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PUBLISHED|DEAD", help="State; may be repeated (default: both)."),
-    ] = None,
-    type_: Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")] = None,
-    since: Annotated[str | None, _time_option("Select events created from this time on.")] = None,
-    until: Annotated[str | None, _time_option("Select events created before this time.")] = None,
-    published_since: Annotated[
-        str | None, _time_option("Select events last published from this time on.")
-    ] = None,
-    published_until: Annotated[
-        str | None, _time_option("Select events last published before this time.")
-    ] = None,
-    ids: Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")] = None,
-    ids_file: Annotated[
-        Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
-    ] = None,
-    reason: ReasonOption,
-    actor: ActorOption,
-    lake: LakeOption = None,
-    cap: Annotated[int, typer.Option(min=1, help="Replay no event if more than this many match.")] = 1000,
-    per_second: Annotated[
-        int, typer.Option(min=1, help="Put back at most this many events a second.")
-    ] = 1000,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin from the start, although an earlier run was interrupted.")
-    ] = False,
-    dry_run: DryRunOption = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help=f"Confirm a replay of more than {_WITHOUT_YES_MAX} events.")
-    ] = False,
-    json: JsonOption = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
-) -> None:
-    """Publish PUBLISHED or DEAD events again, including archived ones, in the order of each ordering key.
-
-    The events keep their IDs. They wait until the earlier copies have left the stream's deduplication window.
-    After a crash or a stop, the same command continues the replay. Exit code 0: all events are put back; 1:
-    some are not.
-    """
-    given = {
-        "since": since,
-        "until": until,
-        "published_since": published_since,
-        "published_until": published_until,
-    }
-    words = {name: text for name, text in given.items() if text}
-    if not (state or type_ or key or words or ids or ids_file):
-        abort("choose events by --id, --ids-file, --type, --key, --state or a time", EXIT_USAGE)
-    if wrong := [each for each in state or () if each not in {"PUBLISHED", "DEAD"}]:
-        abort(f"--state {wrong[0]}: expected PUBLISHED or DEAD", EXIT_USAGE)
-    every = tuple({*(ids or ()), *_read_ids(ids_file)})
-    with _job("replay", "database_url", lake=lake, master=master, conf=conf) as (spark, settings, where):
-        from sea_mq_worker.pipeline.jobs import replay as job
-
-        moments: dict[str, Any] = {name: moment(text) for name, text in words.items()}
-        selection = job.Selection(
-            states=tuple(one for one in job.TERMINAL if one in (state or job.TERMINAL)),
-            ids=every,
-            event_types=tuple(type_ or ()),
-            ordering_keys=tuple(key or ()),
-            words=tuple(words.items()),
-            **moments,
-        )
-        with _stopping() as stop:
-            result = job.replay(
-                spark,
-                settings,
-                selection,
-                lake=where,
-                actor=actor,
-                reason=reason,
-                per_second=per_second,
-                restart=restart,
-                dry_run=dry_run,
-                cap=cap if yes or dry_run else min(cap, _WITHOUT_YES_MAX),
-                stop=stop,
-                on_progress=_progress,
-            )
-    print_json(result) if json else _print_replay(result)
-    if dry_run:
-        return
-    if result.matched > cap:
-        text = f"{result.matched:,} events match, more than {cap:,}; narrow the filters, or raise --cap"
-        abort(text, EXIT_USAGE)
-    if result.matched > _WITHOUT_YES_MAX and not yes:
-        abort(f"{result.matched:,} events match; check them with --dry-run, then add --yes", EXIT_USAGE)
-    if result.skipped or result.stopped:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _read_ids(path: Path | None) -> Iterator[UUID]:
-    """Read one ID per line; ignore empty lines."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path else ""
-    if path and not text.strip():
-        abort(f"{path}: contains no IDs", EXIT_USAGE)
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                yield UUID(line.strip())
-            except ValueError:
-                abort(f"{path}:{number}: not an event ID", EXIT_USAGE)
-
-
-def _print_replay(result: Any) -> None:
-    if result.resumed_after is not None:
-        _progress(
-            f"continued an earlier run after seq {result.resumed_after}; --restart begins from the start"
-        )
-    if result.dry_run:
-        rows = [(one.event_type, one.table, one.archive) for one in result.types]
-        print_table(("event_type", "table", "archive"), rows, empty="no events match")
-        typer.echo(f"{result.matched:,} events would be replayed")
-    elif result.action is not None or not result.matched:
-        typer.echo(f"replayed {result.replayed:,} of {result.matched:,} events")
-    if result.stopped:
-        _progress("stopped; run the same command to continue")
-    if result.skipped:
-        text = "events were skipped, because they were gone or no longer PUBLISHED or DEAD"
-        _progress(f"{result.skipped:,} {text}: {', '.join(result.skipped_ids)}")
+    print_result(result, text, json=json)
 
 
 # --- erase
@@ -687,9 +399,9 @@ def erase(
     if aggregate and not (kind and identity):
         abort(f"--aggregate {aggregate}: expected TYPE/ID", EXIT_USAGE)
     chosen: dict[str, Any] = {"ids": tuple(ids or ()), "aggregate": (kind, identity) if aggregate else None}
-    chosen |= {"key": key, "lake": _required(lake)}
+    chosen |= {"key": key, "lake": required_lake(lake)}
     needs = ("database_url", "nats_url") if stream else ("database_url",)
-    with _job("erase", *needs, lake=chosen["lake"], master=master, conf=conf) as (spark, settings, _):
+    with job_session("erase", *needs, lake=chosen["lake"], master=master, conf=conf) as (spark, settings, _):
         from sea_mq_worker.pipeline.jobs import erase as job
 
         result = job.find(spark, settings, **chosen)
@@ -700,7 +412,7 @@ def erase(
     text = f"{result.events:,} events {'would be ' if result.dry_run else ''}erased; rows: {rows}"
     if not result.dry_run:
         text += f"; messages of streams: {result.stream_messages:,}"
-    _print(result, text, json=json)
+    print_result(result, text, json=json)
 
 
 # --- report
@@ -726,16 +438,22 @@ def report(
     are read from their stream, or from the inbox table if no NATS server is configured. With --json the
     figures are also printed.
     """
-    _check_period(since, until)
+    check_period(since, until)
     if not out.parent.is_dir():
         abort(f"--out: the folder {out.parent} does not exist", EXIT_USAGE)
-    with _job("report", "database_url", lake=lake, master=master, conf=conf) as (spark, settings, where):
+    with job_session("report", "database_url", lake=lake, master=master, conf=conf) as (
+        spark,
+        settings,
+        where,
+    ):
         from sea_mq_worker.pipeline.jobs import report as job
         from sea_mq_worker.pipeline.jobs import report_page as html
 
         if not html.is_replaceable(out):
             abort(f"--out: {out} exists and is not a report; choose another name or move it away", EXIT_USAGE)
-        figures = job.report(spark, settings, since=since, until=until, lake=where, on_progress=_progress)
+        figures = job.report(
+            spark, settings, since=since, until=until, lake=where, on_progress=print_progress
+        )
         html.write_page(html.page(figures, title=title), out)
     if json:
         print_json(figures)

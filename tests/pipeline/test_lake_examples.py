@@ -75,14 +75,10 @@ def test_duckdb_polars_and_a_catalog_read_the_lake(spark: SparkSession, landed: 
 @pytest.mark.long
 def test_openlineage_names_the_tables_that_land_reads_and_writes(landed: Path, tmp_path: Path) -> None:
     told = tmp_path / "lineage.json"
-    line = command("openlineage.conf").replace(
-        "openlineage.conf)", f"openlineage.conf | sed s:/tmp/lineage.json:{told}:)"
-    )
-    shell(
-        line.replace(
-            "--lake lake", f"--lake {shlex.quote(str(tmp_path / 'fresh'))} --conf spark.master=local[2]"
-        )
-    )
+    lines = (EXAMPLES / "openlineage.conf").read_text().replace("/tmp/lineage.json", str(told)).splitlines()
+    options = " ".join(f"--conf {line}" for line in lines)
+    lake = shlex.quote(str(tmp_path / "fresh"))
+    shell(f"python -m sea_mq_worker pipeline land --master 'local[2]' --lake {lake} {options}")
     events: list[dict[str, Any]] = [*map(json.loads, told.read_text().splitlines())]
     written = {place["name"] for each in events for place in each["outputs"]}
     read = {place["name"] for each in events for place in each["inputs"]}
