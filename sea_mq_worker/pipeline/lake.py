@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sea_mq_worker.pipeline.errors import PipelineError
+from sea_mq_worker.pipeline.session import properties_set
 
 CATALOG = "catalog:"
 """Prefix of a lake's address that names a schema of a catalog, as ``catalog:main.events``."""
@@ -199,6 +200,18 @@ class Lake:
         merge = f"MERGE INTO {self.table(table)} AS t USING {{rows}} AS s ON {on} {insert}"
         [counts] = rows.sparkSession.sql(merge, rows=rows, **literals).collect()
         return int(counts["num_inserted_rows"])
+
+    def vacuum(self, tables: Sequence[Table], hours: int | None) -> None:
+        """Delete files that no version of this many hours needs; None: do nothing."""
+        if hours is None:
+            return
+        properties = {
+            "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # of less than a week
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",  # tasks, instead of 10,000
+        }
+        with properties_set(self.spark, properties):
+            for table in tables:
+                self.spark.sql(f"VACUUM {self.table(table.name)} RETAIN {hours} HOURS")
 
     def require(self, names: Sequence[str]) -> None:
         """Check that the lake has one of the tables before it is read.

@@ -156,12 +156,18 @@ def configured(spark: SparkSession) -> Iterator[None]:
         series = ".".join(spark.version.split(".")[:2])
         properties = " and ".join(f"{name}={value}" for name, value in _DELTA.items())
         raise PipelineError(_NO_DELTA.format(series) + properties)
-    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in _JOB_PROPERTIES}
-    for name, value in _JOB_PROPERTIES.items():
+    with properties_set(spark, _JOB_PROPERTIES), translated():
+        yield
+
+
+@contextmanager
+def properties_set(spark: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
+    """Set properties of a session for the block."""
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in properties}
+    for name, value in properties.items():
         spark.conf.set(name, value)
     try:
-        with translated():
-            yield
+        yield
     finally:
         for name, given in before.items():
             spark.conf.unset(name) if given is None else spark.conf.set(name, given)

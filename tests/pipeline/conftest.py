@@ -13,6 +13,7 @@ from sea_mq_worker.pipeline.session import spark_session
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import LandedLake, lake_at
 from tests.support.jetstream import connected
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import opened
@@ -75,3 +76,9 @@ async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> 
         await own.create()
         yield own
         await own.drop()
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> LandedLake:
+    """A lake in a folder with an odd name, and the settings to land in it."""
+    return lake_at(spark, tmp_path / "a lake at 5% of ü", nats_url, monkeypatch)

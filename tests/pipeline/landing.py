@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.pipeline import land
-from sea_mq_worker.pipeline.jobs.land import LandResult
+from sea_mq_worker.pipeline.jobs.land import LandResult, remaining
+from sea_mq_worker.pipeline.lake import Lake
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Published
 from tests.support.pipeline_settings import write_settings
@@ -57,6 +58,19 @@ class LandedLake:
         given = {"lake": str(self.folder), "streams": streams, **options}
         return await asyncio.to_thread(land, self.spark, self.settings, **given)
 
+    async def left(self, stream: str) -> int:
+        """Return how many messages a run would land."""
+        given = {"lake": str(self.folder), "streams": [stream]}
+        found = await asyncio.to_thread(remaining, self.spark, self.settings, **given)
+        return found.streams[0].left
+
+    def sql(self, statement: str) -> list[Any]:
+        """Run a statement, in which ``{bronze}`` and the like name tables."""
+        names = {
+            name: Lake(self.spark, str(self.folder)).table(name) for name in ("bronze", "silver", "gold")
+        }
+        return self.spark.sql(statement.format(**names)).collect()
+
     def table(self, name: str) -> DeltaTable:
         return DeltaTable(str(self.folder / name))
 
@@ -66,6 +80,10 @@ class LandedLake:
             return []
         found: list[dict[str, Any]] = self.table(name).to_pyarrow_table().to_pylist()
         return found
+
+    def count(self, name: str) -> int:
+        exists = DeltaTable.is_deltatable(str(self.folder / name))
+        return self.table(name).count() if exists else 0
 
     def seqs(self, name: str, stream: str) -> list[int]:
         """Return the sequences of a stream's rows, sorted."""
@@ -124,9 +142,3 @@ def lake_at(spark: SparkSession, folder: Path, url: str, monkeypatch: pytest.Mon
         folder.with_name(f"{folder.name}.toml"), monkeypatch, nats_url=url, consumers=""
     )
     return LandedLake(spark, folder, settings)
-
-
-@pytest.fixture
-def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> LandedLake:
-    """A lake in a folder with an odd name."""
-    return lake_at(spark, tmp_path / "a lake at 5% of ü", nats_url, monkeypatch)

@@ -170,7 +170,7 @@ def land(
         follow = partial(
             _follow, stop=stop or threading.Event(), forever=every is not None, on_progress=on_progress
         )
-        upkeep = partial(_vacuum, tables, vacuum_hours)
+        upkeep = partial(tables.vacuum, (BRONZE, SILVER, GOLD), vacuum_hours)
         if every is None:
             lost = follow(bronze) + follow([silver])
             upkeep()
@@ -237,11 +237,6 @@ def _describe(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns |= event_columns(columns)
         yield pa.RecordBatch.from_pydict({name: columns[name] for name in BRONZE.columns})
-
-
-def _vacuum(lake: Lake, hours: int | None) -> None:
-    for table in (BRONZE, SILVER, GOLD) if hours is not None else ():
-        lake.spark.sql(f"VACUUM {lake.table(table.name)} RETAIN {hours} HOURS")
 
 
 # --- The queries.
@@ -448,12 +443,12 @@ def _follow(
     upkeep_at = 0.0
     try:
         while not all(each.ended for each in followed):
-            if time.monotonic() >= upkeep_at:
-                daily()
-                upkeep_at = time.monotonic() + _UPKEEP_SECONDS
             for each in followed:
                 if not each.ended:
                     each.look()
+            if time.monotonic() >= upkeep_at:
+                daily()
+                upkeep_at = time.monotonic() + _UPKEEP_SECONDS
             if stop.wait(_POLL_SECONDS):
                 break
     finally:

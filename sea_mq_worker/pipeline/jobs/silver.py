@@ -99,7 +99,7 @@ def add_events(
         if schemas:
             places = rows.select("stream", "incarnation", "seq")
             added = _of_minutes(lake, bounds).join(places, places.columns, "left_semi")
-            typed, violations = typed_tables.refresh(lake, added, schemas)
+            typed, violations = repeated(lambda: typed_tables.refresh(lake, added, schemas))
             counts.typed += typed
             counts.violations += violations
     finally:

@@ -1,0 +1,273 @@
+"""A loss of the stream is never skipped in silence; whatever happens to a run, nothing is lost or doubled."""
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import sys
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sea_mq_worker.dev.servers import EmbeddedNats, free_port
+from sea_mq_worker.pipeline.errors import DataLossError
+from sea_mq_worker.pipeline.lake import BRONZE, Lake, Table
+from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import LandedLake, event, events_of, lake_at
+from tests.support.jetstream import connected
+from tests.support.waiting import eventually
+
+RELEASE_1 = Path(__file__).with_name("lake-1.0")
+EVENTS = 30_000
+KILLS = 10
+START_SECONDS = 240
+
+
+async def test_a_loss_is_named_and_passed_only_if_it_is_accepted(lake: LandedLake, stream: Stream) -> None:
+    other = Stream(stream.connection, f"{stream.name}b")
+    await other.create()
+    await stream.publish(events_of(stream.name, 10))
+    await lake.land(stream.name)
+    await stream.publish(events_of(stream.name, 10, 20))
+    await stream.purge(seq=16)
+    await other.publish([event(other.name, 1)])
+    assert await lake.left(stream.name) == 5
+
+    with pytest.raises(DataLossError, match=r"sequences 11 to 15 were removed .* continue from sequence 16"):
+        await lake.land(stream.name, other.name)
+
+    assert lake.count("bronze") == lake.count("silver") == 11, "the other stream was landed"
+    result = await lake.land(stream.name, accept_loss=True)
+    assert (result.rows, len(result.missing)) == (5, 1)
+    assert lake.seqs("bronze", stream.name) == [*range(1, 11), *range(16, 21)]
+    await stream.purge()
+    assert (await lake.land(stream.name)).rows == 0, "what was landed may be removed"
+
+    await stream.drop()
+    await stream.create()
+    await stream.publish(events_of(stream.name, 18, 23))
+    assert await lake.left(stream.name) == 5
+    with pytest.raises(
+        DataLossError, match=rf"stream {stream.name} was deleted and created again: sequence 20"
+    ):
+        await lake.land(stream.name)
+    result = await lake.land(stream.name, accept_loss=True)
+    assert (result.rows, result.events, len(result.missing)) == (5, 3, 1)
+    assert len({row["incarnation"] for row in lake.rows("bronze") if row["stream"] == stream.name}) == 2
+    again = await lake.land(stream.name)
+    assert (again.rows, again.missing) == (0, ())
+    lake.assert_counted()
+
+
+async def test_a_stream_that_was_restored_to_an_older_state_is_landed_as_another_incarnation(
+    spark: SparkSession, tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, port = tmp_path / "nats", free_port()
+    home.mkdir()
+    lake = lake_at(spark, tmp_path / "lake", f"nats://127.0.0.1:{port}", monkeypatch)
+
+    async def put(first: int, behind: int) -> None:
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            await Stream(connection, names).publish(events_of(names, first, behind))
+
+    async with EmbeddedNats(home, port=port):
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            await Stream(connection, names).create()
+        await put(0, 10)
+    shutil.copytree(home / "jetstream", tmp_path / "backup")
+    async with EmbeddedNats(home, port=port):
+        await put(10, 15)
+        assert (await lake.land(names)).rows == 15
+    shutil.rmtree(home / "jetstream")
+    shutil.copytree(tmp_path / "backup", home / "jetstream")
+    async with EmbeddedNats(home, port=port):
+        with pytest.raises(DataLossError, match=r"ends at sequence 10, but 15 was landed"):
+            await lake.land(names)
+        await put(20, 27)
+        async with connected(f"nats://127.0.0.1:{port}") as connection:
+            await Stream(connection, names).delete(15)
+        with pytest.raises(DataLossError, match=r"contains another message at sequence 14 "):
+            await lake.land(names)
+        result = await lake.land(names, accept_loss=True)
+        assert (result.rows, result.events, result.repeats) == (16, 6, 10)
+        assert result.streams[0].incarnation.endswith("#1")
+        assert (await lake.land(names)).rows == 0
+    assert lake.count("silver") == 21
+    lake.assert_counted()
+
+
+async def test_checkpoints_and_foreign_changes_of_the_tables_lose_and_double_nothing(
+    lake: LandedLake, stream: Stream
+) -> None:
+    checkpoints, landed = lake.folder / "_checkpoints", 0
+
+    async def land(count: int = 10) -> Any:
+        nonlocal landed
+        await stream.publish(events_of(stream.name, landed, landed + count))
+        landed += count
+        result = await lake.land(stream.name)
+        assert lake.seqs("bronze", stream.name) == lake.seqs("silver", stream.name) == [*range(1, landed + 1)]
+        lake.assert_counted()
+        return result
+
+    await land()
+    shutil.copytree(checkpoints, lake.folder / "copy")
+    await land()
+    shutil.rmtree(checkpoints)
+    shutil.move(lake.folder / "copy", checkpoints)
+    assert (await land()).repeats == 0, "a checkpoint that was rolled back"
+
+    shutil.rmtree(checkpoints)
+    assert (await land()).events == 10, "a checkpoint that was deleted"
+
+    await asyncio.to_thread(lake.sql, "RESTORE TABLE {bronze} TO VERSION AS OF 1")
+    assert (await land()).rows == 40, "a table that was set back"
+
+    for statement in (
+        "OPTIMIZE {bronze}",
+        "OPTIMIZE {silver}",
+        "VACUUM {bronze}",
+        "ALTER TABLE {bronze} ADD COLUMNS (note STRING)",
+        "ALTER TABLE {silver} ADD COLUMNS (note STRING)",
+        "ALTER TABLE {gold} ADD COLUMNS (note STRING)",
+        "UPDATE {silver} SET note = 'seen' WHERE seq < 5",
+    ):
+        await asyncio.to_thread(lake.sql, statement)
+    await land()
+    await asyncio.to_thread(lake.sql, "DELETE FROM {bronze} WHERE seq = 7")
+    await asyncio.to_thread(lake.sql, "DELETE FROM {silver} WHERE seq = 7")
+    await stream.publish([event(stream.name, landed)])
+    assert (await lake.land(stream.name)).rows == 1
+    assert 7 not in lake.seqs("bronze", stream.name) + lake.seqs("silver", stream.name)
+
+    shutil.rmtree(lake.folder / "silver")
+    rebuilt = await lake.land(stream.name)
+    assert (rebuilt.rows, rebuilt.events) == (0, landed), "a table that was made anew"
+    lake.assert_counted()
+
+
+async def test_a_lake_of_release_1_0_is_continued_also_after_a_kill(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zipfile.ZipFile(RELEASE_1 / "lake.zip").extractall(tmp_path)
+    create = Lake.create
+
+    def die(self: Lake, table: Table) -> None:
+        if table is BRONZE:
+            raise BrokenPipeError
+        create(self, table)
+
+    async with EmbeddedNats(tmp_path / "nats") as server:
+        lake = lake_at(spark, tmp_path / "lake", server.url, monkeypatch)
+        before = {name: lake.count(name) for name in ("bronze", "silver")}
+        assert before == {"bronze": 42, "silver": 20}
+        monkeypatch.setattr(Lake, "create", die)
+        with pytest.raises(BrokenPipeError):
+            await lake.land("orders", "clock")
+        monkeypatch.setattr(Lake, "create", create)
+        assert lake.count("silver") == 25, "the five ticks that have the IDs of orders"
+
+        result = await lake.land("orders", "clock")
+        again = await lake.land("orders", "clock")
+
+    assert (result.rows, result.events, again.rows, again.events) == (3, 2, 0, 0)
+    assert [(each.stream, each.last_seq) for each in result.streams] == [("orders", 20), ("clock", 7)]
+    places = [(row["stream"], row["incarnation"], row["seq"]) for row in lake.rows("bronze")]
+    assert len(places) == len(set(places)) == 45
+    assert lake.count("silver") == 27
+    assert sum(row["events"] for row in lake.rows("gold")) == 27
+    lake.assert_counted()
+    for name in ("bronze", "silver", "gold"):
+        assert lake.table(name).metadata().configuration["delta.autoOptimize.autoCompact"] == "true"
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_bronze_is_the_beginning_of_the_stream_after_each_of_ten_kills_at_random(
+    lake: LandedLake, stream: Stream, nats_url: str
+) -> None:
+    bodies: list[bytes] = []
+    for kill in range(KILLS):
+        events = events_of(stream.name, len(bodies), len(bodies) + EVENTS)
+        await stream.publish(events)
+        bodies += [each.body for each in events]
+        await kill_at_random(lake, stream.name, nats_url, executor_alone=kill % 5 == 1)
+        assert contents(lake, "bronze", "data") == expected(bodies[: lake.count("bronze")])
+        assert contents(lake, "silver", "payload") == expected(bodies[: lake.count("silver")])
+
+    await lake.land(stream.name)
+    assert contents(lake, "bronze", "data") == contents(lake, "silver", "payload") == expected(bodies)
+    assert sum(row["events"] for row in lake.rows("gold")) == len(bodies)
+
+
+async def kill_at_random(lake: LandedLake, stream: str, url: str, *, executor_alone: bool) -> None:
+    """Kill a run with all its processes some time after its first file, or only its executor."""
+    before = len(list(lake.folder.rglob("*.parquet")))
+    async with running(lake, stream, url, "local-cluster[1,2,1024]" if executor_alone else "local[2]") as run:
+        await eventually(
+            lambda: run.returncode is not None or len(list(lake.folder.rglob("*.parquet"))) > before,
+            within=START_SECONDS,
+        )
+        if executor_alone:
+            for executor in executors(run.pid):
+                os.kill(executor, signal.SIGKILL)
+            assert await asyncio.wait_for(run.wait(), START_SECONDS) == 0
+        else:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(run.wait(), random.uniform(0, 6))
+
+
+def executors(group: int) -> list[int]:
+    """Return the executors in a process group."""
+    found = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
+    return [
+        pid
+        for pid in found
+        if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        and os.getpgid(pid) == group
+    ]
+
+
+def contents(lake: LandedLake, table: str, body: str) -> tuple[list[int], str]:
+    """Return the sequences in a table in their order, and a hash of their bodies."""
+    if not lake.count(table):
+        return expected([])
+    rows = lake.table(table).to_pyarrow_table(columns=["seq", body]).sort_by("seq")
+    return rows["seq"].to_pylist(), sha256(b"".join(rows[body].cast("binary").to_pylist())).hexdigest()
+
+
+def expected(bodies: list[bytes]) -> tuple[list[int], str]:
+    """Return the same of messages that were stored one after the other."""
+    return list(range(1, len(bodies) + 1)), sha256(b"".join(bodies)).hexdigest()
+
+
+@asynccontextmanager
+async def running(
+    lake: LandedLake, stream: str, url: str, master: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the command in a process group of its own, and kill all its processes at the end."""
+    command = [sys.executable, "-m", "sea_mq_worker", "pipeline", "land", "--lake", str(lake.folder)]
+    options = ["--stream", stream, "--batch-rows", "12000", "--master", master]
+    with lake.folder.with_suffix(".log").open("ab") as log:
+        run = await asyncio.create_subprocess_exec(
+            *command,
+            *options,
+            env=os.environ | {"SEA_MQ_NATS_URL": url},
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield run
+    finally:
+        if run.returncode is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        await run.wait()
