@@ -191,12 +191,23 @@ def _time_option(help_: str) -> Any:
     return typer.Option(parser=_time, metavar="TIME", help=help_)
 
 
+_States = Annotated[
+    list[str] | None, typer.Option(metavar="PUBLISHED|DEAD", help="State; may be repeated (default: both).")
+]
+_IdsFile = Annotated[
+    Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
+]
+_Restart = Annotated[
+    bool, typer.Option("--restart", help="Begin from the start, although an earlier run was interrupted.")
+]
+_Yes = Annotated[
+    bool, typer.Option("--yes", help=f"Confirm a replay of more than {_WITHOUT_YES_MAX} events.")
+]
+
+
 def replay(
     *,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PUBLISHED|DEAD", help="State; may be repeated (default: both)."),
-    ] = None,
+    state: _States = None,
     type_: Annotated[list[str] | None, typer.Option("--type", help="Event type; may be repeated.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Ordering key; may be repeated.")] = None,
     since: Annotated[str | None, _time_option("Select events created from this time on.")] = None,
@@ -208,9 +219,7 @@ def replay(
         str | None, _time_option("Select events last published before this time.")
     ] = None,
     ids: Annotated[list[UUID] | None, typer.Option("--id", help="Event ID; may be repeated.")] = None,
-    ids_file: Annotated[
-        Path | None, typer.Option(help="File with one event ID per line.", exists=True, dir_okay=False)
-    ] = None,
+    ids_file: _IdsFile = None,
     reason: ReasonOption,
     actor: ActorOption,
     lake: LakeOption = None,
@@ -218,13 +227,9 @@ def replay(
     per_second: Annotated[
         int, typer.Option(min=1, help="Put back at most this many events a second.")
     ] = 1000,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin from the start, although an earlier run was interrupted.")
-    ] = False,
+    restart: _Restart = False,
     dry_run: DryRunOption = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help=f"Confirm a replay of more than {_WITHOUT_YES_MAX} events.")
-    ] = False,
+    yes: _Yes = False,
     json: JsonOption = False,
     master: MasterOption = None,
     conf: ConfOption = None,
