@@ -188,7 +188,8 @@ def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict
         return dict(given)
     _find_java()
     master = master or given.get("spark.master")
-    defaults = dict(_DELTA)
+    # A bar of progress is for people; in a log it is a thousand lines.
+    defaults = _DELTA | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     if master is None or master.startswith("local"):
         defaults |= _LOCAL | {"spark.sql.warehouse.dir": tempfile.gettempdir()}
     jars = Path(pyspark.__path__[0], "jars")
