@@ -302,6 +302,7 @@ async def end_run(world: World, locked: str, *, without_files_of: str = "") -> N
     given = ["--lake", world.lake.address, "--reason", "asked by letter", "--master", "local[1]"]
     gone: list[Path] = []
     async with world.pool.acquire() as other, other.transaction():
+        await other.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         await other.execute(f"SELECT FROM {locked} FOR UPDATE")
         process = await asyncio.create_subprocess_exec(*command, *given, start_new_session=True)
         await eventually(lambda: world.pool.fetchval(IS_WAITING), within=300)
