@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -235,7 +236,7 @@ def repeated(action: Callable[[], _T]) -> _T:
     for _ in range(_ATTEMPTS):
         try:
             return action()
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             if not _CONFLICT.search(str(error)):
                 raise
     raise PipelineError("other runs write to the lake all the time: let one job at a time land a stream")
