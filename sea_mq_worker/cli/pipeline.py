@@ -339,7 +339,7 @@ def archive(
     else:
         text = f"archived {result.archived:,} events, deleted {result.deleted:,}"
         for partition in result.dropped:
-            text += f"; {partition}"
+            text += f"; dropped the empty partition {partition}"
         if result.stayed:
             text += f"; {result.stayed:,} stayed: they were replayed or changed in the meantime"
     if result.unfit:
