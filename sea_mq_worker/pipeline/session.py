@@ -130,7 +130,7 @@ def spark_session(
         builder = builder.config(key, value)
     with translated():
         try:
-            with _downloading():
+            with _launching():
                 spark = builder.getOrCreate()
         except ImportError as error:
             raise PipelineError(f"{error}: {install_hint('spark-connect')}") from error
@@ -174,11 +174,21 @@ def properties_set(spark: SparkSession, properties: Mapping[str, str]) -> Iterat
 
 
 @contextmanager
-def _downloading() -> Iterator[None]:
-    """Let the first starts of two jobs at once download one after the other: Ivy does not lock its files."""
+def _launching() -> Iterator[None]:
+    """Let Java, which starts in the block, print to stderr: stdout has only a command's result.
+
+    The first starts of two jobs at once download one after the other, since Ivy does not lock its files.
+    """
     with Path(tempfile.gettempdir(), f"sea_mq_worker-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        sys.stdout.flush()
+        stdout = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
 def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict[str, str]:

@@ -19,9 +19,12 @@ from tests.support.processes import programs_without
 
 START = """
 from sea_mq_worker.pipeline.session import spark_session
-with spark_session("mine", master="local[1]", conf={"spark.jars.ivy": "IVY"}) as spark:
+CONF = {"spark.jars.ivy": "IVY", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2"}
+with spark_session("mine", master="local[1]", conf=CONF) as spark:
     names = ("spark.app.name", "spark.sql.shuffle.partitions", "spark.sql.session.timeZone")
     print(*map(spark.conf.get, names), spark.range(5).count())
+    spark.sql("CREATE TABLE delta.`LAKE` (id BIGINT) USING delta")
+    spark.sql("VACUUM delta.`LAKE`")  # prints by itself
 """
 NOWHERE = " ".join(f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=1" for scheme in ("http", "https"))
 BY_JAVA = """An error occurred while calling o368.collectToPython.
@@ -42,7 +45,8 @@ sea_mq_worker.errors.BrokerUnavailableError: nats://127.0.0.1:1 does not answer
 
 
 def start(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    script = START.replace("IVY", environment.pop("ivy", str(Path.home() / ".ivy2.5.2")))
+    ivy = environment.pop("ivy", str(Path.home() / ".ivy2.5.2"))
+    script = START.replace("IVY", ivy).replace("LAKE", str(folder / "table"))
     return subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **environment},
@@ -50,7 +54,7 @@ def start(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_session_starts_with_the_java_of_the_wheel_and_the_properties_of_the_machine(
+def test_a_session_has_the_java_of_the_wheel_and_the_machines_properties_and_leaves_stdout_alone(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text("# ours\nspark.sql.shuffle.partitions 400\n")
