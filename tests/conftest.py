@@ -33,6 +33,7 @@ _WITHOUT_SPARK = ("jetstream_columns", "jetstream_offsets", "jetstream_read", "r
 _GROUPS = {
     **{f"{_PIPELINE}{name}.py": "" for name in _WITHOUT_SPARK},
     "tests/acceptance/test_pipeline_commands.py": "java",
+    f"{_PIPELINE}land": "land",
     _PIPELINE: "spark",
     "tests/soak/test_soak.py": "soak",
     "tests/acceptance/test_release.py": "release",

@@ -103,6 +103,7 @@ async def test_a_stream_that_was_restored_to_an_older_state_is_landed_as_another
     lake.assert_counted()
 
 
+@pytest.mark.long
 async def test_checkpoints_and_foreign_changes_of_the_tables_lose_and_double_nothing(
     lake: LandedLake, stream: Stream
 ) -> None:

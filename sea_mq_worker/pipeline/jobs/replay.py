@@ -372,14 +372,18 @@ def _put_back(
         return int(tables.rows(_SQL["progress"], action)[0]["affected"])
 
     before = affected()
-    done = ordered.mapInArrow(run, "skipped BIGINT, ids ARRAY<STRING>, stopped BOOLEAN")
+    done = ordered.mapInArrow(run, "skipped BIGINT, ids ARRAY<STRING>, stopped BOOLEAN, taken BOOLEAN")
     with ThreadPoolExecutor(1) as executor:
         work = executor.submit(inheritable_thread_target(done.sparkSession)(done.collect))
         while not wait([work], _LOOK_SECONDS).done:
             on_progress(f"replay: {affected() - before:,} of {found.matched:,} put back")
             if stop and stop.is_set():
                 tables.rows(_SQL["stop"], action, True)
-        [[skipped, ids, stopped]] = work.result() or [(0, (), False)]
+        [[skipped, ids, stopped, taken]] = work.result() or [(0, (), False, False)]
+    if taken:
+        raise PipelineError(
+            f"another run is continuing replay {action}; wait until it ends, or stop it first"
+        )
     if not stopped:
         tables.rows(_SQL["finish"], action)
     return replace(
@@ -397,35 +401,33 @@ async def _in_batches(
 ) -> pa.RecordBatch:
     """Put events back in an executor, from the seq on that the record has reached; return what was skipped.
 
-    Raises:
-        PipelineError: another run continues the same replay.
+    That another run continues the same replay is a result, since Spark would try a failed task again.
     """
-    skipped, ids, stopped = 0, list[str](), False
+    skipped, ids, stopped, taken = 0, list[str](), False, False
     connection = await open_connection(settings, purpose="replay", hints=OPERATOR_HINTS)
     try:
         with translated():
             through = (await connection.fetchrow(_SQL["progress"], action))["through"]
         rows = (row for batch in batches for row in batch.to_pylist() if row["seq"] > through)
         due = time.monotonic()
-        while not stopped and (part := list(islice(rows, min(_BATCH_MAX, per_second)))):
+        while part := list(islice(rows, min(_BATCH_MAX, per_second))):
             await asyncio.sleep(due - time.monotonic())
             due = time.monotonic() + len(part) / per_second
             with translated():
                 done = await _batch(connection, action, part, after=through)
-                stopped = done is None and (await connection.fetchrow(_SQL["progress"], action))["stopped"]
-            if stopped:
-                break
-            if done is None:
-                raise PipelineError(
-                    f"another run is continuing replay {action}; wait until it ends, or stop it first"
-                )
+                if done is None:
+                    stopped = (await connection.fetchrow(_SQL["progress"], action))["stopped"]
+                    taken = not stopped
+                    break
             through = part[-1]["seq"]
             missed = [row["id"] for row in part if row["id"] not in done]
             skipped, ids = skipped + len(missed), [*ids, *missed][:_NAMED_MAX]
     finally:
         connection.terminate()
     texts = pa.array([ids], pa.list_(pa.string()))
-    return pa.RecordBatch.from_pydict({"skipped": [skipped], "ids": texts, "stopped": [stopped]})
+    return pa.RecordBatch.from_pydict(
+        {"skipped": [skipped], "ids": texts, "stopped": [stopped], "taken": [taken]}
+    )
 
 
 async def _batch(
