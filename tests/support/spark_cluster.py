@@ -12,6 +12,7 @@ from pathlib import Path
 import pyspark
 
 from sea_mq_worker.pipeline.session import packages
+from tests.support.documents import ROOT
 
 SPARK_HOME = Path(pyspark.__path__[0])
 DELTA = {
@@ -60,7 +61,7 @@ def connect_server(folder: Path) -> Iterator[str]:
     options = (part for pair in properties.items() for part in ("--conf", "=".join(pair)))
     log = folder / "connect.log"
     command = ("spark-submit", "--master", "local[2]", *options, "--class", _CONNECT, "spark-internal")
-    with _program(log, *command, environment={"SPARK_DAEMON_MEMORY": "1g"}):
+    with _program(log, *command, environment={"SPARK_DAEMON_MEMORY": "1g", "PYTHONPATH": str(ROOT)}):
         yield f"sc://127.0.0.1:{_wait_for(log, _CONNECT_ADDRESS)[0]}"
 
 
