@@ -68,11 +68,7 @@ app = typer.Typer(
 
 
 def outputs() -> Mapping[str, object]:
-    """Return the type of each command's JSON; docs/reference/cli.schema.json is generated from them.
-
-    ``reconcile`` adds ``failed_on``, the verdicts that count, and ``failed``, their number: exit code 1
-    unless it is 0.
-    """
+    """Return the type of each command's JSON; docs/reference/cli.schema.json is generated from them."""
     from sea_mq_worker.pipeline.jobs.archive import ArchiveResult
     from sea_mq_worker.pipeline.jobs.erase import EraseResult
     from sea_mq_worker.pipeline.jobs.land import LandResult

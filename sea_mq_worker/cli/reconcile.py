@@ -1,7 +1,7 @@
 """``pipeline reconcile`` and ``pipeline replay``: name the lost events, and publish events again."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -130,7 +130,7 @@ def reconcile(
 def _end_reconcile(result: Any, wrong: Collection[str], *, json: bool) -> None:
     failed = result.found(wrong)
     if json:
-        print_json(asdict(result) | {"failed_on": sorted(wrong), "failed": failed})
+        print_json(replace(result, failed_on=sorted(wrong), failed=failed))
     else:
         _print_reconciliation(result)
     if failed:

@@ -143,6 +143,7 @@ async def test_what_the_lake_has_otherwise_is_not_deleted_and_what_it_has_alread
     assert {id_: row for id_, row in desk.kept().items() if id_ != later} == before
 
 
+@pytest.mark.long
 async def test_a_janitor_may_archive_and_a_partition_that_is_then_empty_is_dropped(
     desk: Desk, database: Database
 ) -> None:
@@ -163,6 +164,7 @@ async def test_a_janitor_may_archive_and_a_partition_that_is_then_empty_is_dropp
     assert len(await desk.table()) == 1
 
 
+@pytest.mark.long
 async def test_a_database_that_dies_in_mid_read_is_one_sentence_and_loses_nothing(desk: Desk) -> None:
     await desk.pool.execute(LARGE)
     number = "SELECT count(*) FROM outbox_events"

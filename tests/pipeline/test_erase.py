@@ -175,6 +175,7 @@ def test_a_message_with_an_erased_id_in_any_header_is_left_out(spark: SparkSessi
     assert sorted(row.seq for row in without_erased(lake, frame).collect()) == [2, 4, 5]
 
 
+@pytest.mark.long
 async def test_an_erased_event_is_nowhere_and_stays_away(world: World, tmp_path: Path) -> None:
     archived = await world.add("Ada L.")
     await asyncio.to_thread(world.archive)
@@ -252,6 +253,7 @@ async def test_nothing_is_erased_before_each_event_can_be_erased(world: World) -
         await replace(world, lake=nowhere).erase(ids=[event])
 
 
+@pytest.mark.long
 async def test_a_stream_that_forbids_deletion_leaves_rows_and_a_failed_record(world: World) -> None:
     gone = await world.add("ada")
     world.land()

@@ -100,6 +100,7 @@ async def test_an_id_counts_once_in_all_streams_if_it_is_a_uuid_and_otherwise_on
     assert await lake.left(stream.name) == 2, "erased messages at the end are read again"
 
 
+@pytest.mark.long
 async def test_a_query_that_goes_on_lands_what_arrives_until_it_is_stopped(
     lake: LandedLake, stream: Stream
 ) -> None:

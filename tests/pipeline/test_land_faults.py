@@ -30,6 +30,7 @@ KILLS = 10
 START_SECONDS = 240
 
 
+@pytest.mark.long
 async def test_a_loss_is_named_and_passed_only_if_it_is_accepted(lake: LandedLake, stream: Stream) -> None:
     other = Stream(stream.connection, f"{stream.name}b")
     await other.create()
@@ -66,6 +67,7 @@ async def test_a_loss_is_named_and_passed_only_if_it_is_accepted(lake: LandedLak
     lake.assert_counted()
 
 
+@pytest.mark.long
 async def test_a_stream_that_was_restored_to_an_older_state_is_landed_as_another_incarnation(
     spark: SparkSession, tmp_path: Path, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,6 +216,7 @@ def _to_lake(
             here.insert_new("bronze", dated, "1 = 0")
 
 
+@pytest.mark.long
 async def test_since_reads_only_its_time_and_what_rows_name_whatever_the_broker_s_clock_said(
     world: World, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ async def test_since_reads_only_its_time_and_what_rows_name_whatever_the_broker_
     assert late.rows[world.stream] == 5
 
 
+@pytest.mark.long
 async def test_a_landed_message_gives_way_to_that_of_a_later_restore(
     world: World, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -239,6 +239,7 @@ async def second_copies(site: Site) -> dict[str, list[int]]:
 
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_killed_replay_is_resumed_and_publishes_each_key_in_order(site: Site) -> None:
     """A worker publishes beside it; half of the events are in the archive alone."""
     all_published = partial(site.pool.fetchval, NONE_IS_OPEN)

@@ -148,6 +148,7 @@ def test_events_from_before_a_schema_or_a_killed_run_are_caught_up(world: World,
     assert (world.seqs("order.paid.v1"), world.seqs("quarantine")) == ([1, 4], [2, 3])
 
 
+@pytest.mark.long
 def test_an_added_property_becomes_a_column_and_a_changed_type_is_refused(
     world: World, tmp_path: Path
 ) -> None:

@@ -147,7 +147,10 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """Result of a comparison; ``rows`` is the number of rows read from each table, stream and lake table."""
+    """Result of a comparison; ``rows`` is the number of rows read from each table, stream and lake table.
+
+    ``failed`` is the number of findings of the kinds in ``failed_on``, which the command fails on.
+    """
 
     since: datetime | None
     until: datetime | None
@@ -155,6 +158,8 @@ class Reconciliation:
     hops: Sequence[Hop]
     notes: Sequence[str]
     requeued: Requeued | None
+    failed_on: Sequence[Verdict] = ()
+    failed: int = 0
 
     def found(self, verdicts: Collection[str]) -> int:
         """Count findings of these kinds over all hops."""
