@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from pyspark.sql import SparkSession
@@ -68,9 +68,9 @@ class _Gauges(StreamingQueryListener):
         seconds = progress.durationMs.get("triggerExecution", 0) / 1000
         self._set(str(progress.id), rows=progress.numInputRows, seconds=seconds)
         for source in progress.sources:
-            ends = [json.loads(text or "{}") for text in (source.endOffset, source.latestOffset)]
-            if all(isinstance(end, dict) and "next" in end for end in ends):
-                self._set(str(progress.id), lag_sequences=ends[1]["next"] - ends[0]["next"])
+            with suppress(ValueError, TypeError, KeyError):  # of another source, or none yet
+                end, latest = (json.loads(text)["next"] for text in (source.endOffset, source.latestOffset))
+                self._set(str(progress.id), lag_sequences=latest - end)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """Tell that there was nothing to do."""

@@ -219,7 +219,8 @@ def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict
         defaults["spark.jars.packages"] = ",".join([*wanted, *([more] if more else [])])
         defaults["spark.jars.excludes"] = ",".join(_IN_SPARK)
     log = Path(__file__).with_name("log4j2.properties")
-    defaults["spark.driver.extraJavaOptions"] = f'-Dlog4j2.configurationFile="{log}"'
+    # The usual stack is too small for Spark's regular expressions on the long error of a failed batch.
+    defaults["spark.driver.extraJavaOptions"] = f'-Xss16m -Dlog4j2.configurationFile="{log}"'
     own = {name: value for name, value in (defaults | _JOB_PROPERTIES).items() if name not in _of_machine()}
     chosen = {name: value for name, value in given.items() if not (wanted and name == "spark.jars.packages")}
     return own | ({"spark.master": master} if master else {}) | chosen

@@ -36,6 +36,7 @@ _PAUSE_SECONDS = 1.0
 _PAUSE_SECONDS_MAX = 60.0
 _HEALTHY_SECONDS = 300.0
 _POLL_SECONDS = 0.2
+_STOP_SECONDS = 60.0
 _UPKEEP_SECONDS = 86_400.0
 
 _SAME_MESSAGE = """
@@ -408,9 +409,15 @@ class _Followed:
             self._failed(error, was_running=begun is not None)
 
     def stop(self) -> None:
-        """Stop the query; what it has not committed is read again by the next run."""
-        if self._running is not None:
-            self._running.stop()
+        """Stop the query, if possible after its batch; the next run does again what was not committed."""
+        if self._running is None:
+            return
+        patience = time.monotonic() + _STOP_SECONDS
+        while self._running.isActive and self._running.status["isTriggerActive"]:
+            if time.monotonic() > patience:
+                break
+            time.sleep(_POLL_SECONDS)
+        self._running.stop()
 
     def _failed(self, error: WorkerError, *, was_running: bool) -> None:
         if isinstance(error, DataLossError) and not was_running:
