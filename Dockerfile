@@ -67,15 +67,22 @@ FROM pipeline-packages AS pipeline-build
 COPY --from=worker-build /dist /dist
 RUN pip --python /opt/venv install --no-cache-dir --no-deps /dist/*.whl
 
+# Spark takes Delta Lake, PostgreSQL's driver and the connector to object stores from its own jars: no start needs a network.
+FROM pipeline-build AS pipeline-jars
+RUN python -c "from sea_mq_worker.pipeline.session import spark_session as s; s('jars', lake='s3:').__enter__().stop()" \
+ && for jar in ~/.ivy2*/jars/*.jar; do name=${jar##*/}; mv "$jar" /opt/venv/lib/python3*/site-packages/pyspark/jars/"${name#*_}"; done
+
 FROM base AS pipeline
 # Java starts only for a user with a name.
 RUN useradd --uid 10001 --no-create-home pipeline
-COPY --from=pipeline-build /opt/venv /opt/venv
-# Spark then starts in half the time.
-RUN python -m sea_mq_worker pipeline prepare
+COPY --from=pipeline-jars /opt/venv /opt/venv
+COPY deploy/spark-entrypoint.sh /app/
+RUN ln -s /opt/venv/lib/python3*/site-packages/sea_mq_worker/__main__.py /app/
+# Where matplotlib keeps its list of fonts.
+ENV MPLCONFIGDIR=/tmp/matplotlib
 USER 10001:10001
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "sea_mq_worker", "pipeline"]
+ENTRYPOINT ["/app/spark-entrypoint.sh"]
 
 
 # The default: a builder that builds all stages up to its target still needs `--target worker` to leave Spark out.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from benchmarks.charts import Bar, Group, chart
 from benchmarks.process_tree import PARTS
 
-LAND, SECOND_BATCH, NEW_MESSAGES = "land", "land, second batch", "land, new messages"
+FLOOR, LAND, NEW_MESSAGES = "floor", "land", "land, new messages"
 SERVERS = ("postgres", "nats")
 _SERIES = ("driver and Python workers", "JVM", "PostgreSQL and nats-server")
 
@@ -21,7 +21,8 @@ class Figure:
         rows: events or messages.
         cpu_seconds: user and system time by part of the job's processes, and by server.
         peak_bytes: most memory that all processes of the job held at once; shared pages count once.
-        spark_jobs: number of Spark jobs that were started; 0: the job ran without Spark.
+        spark_jobs: number of Spark jobs that were started.
+        shuffle_bytes: bytes that tasks wrote for others.
     """
 
     rows: int
@@ -29,6 +30,7 @@ class Figure:
     cpu_seconds: Mapping[str, float]
     peak_bytes: int
     spark_jobs: int
+    shuffle_bytes: int
 
 
 Round: TypeAlias = dict[str, Figure]
@@ -59,13 +61,23 @@ def _median(figures: Sequence[Figure]) -> dict[str, Any]:
         },
         "peak_bytes": of(lambda one: one.peak_bytes),
         "spark_jobs": of(lambda one: one.spark_jobs),
+        "shuffle_bytes": of(lambda one: one.shuffle_bytes),
     }
 
 
 def table(sizes: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     """Return the medians as the rows of a table, the head first."""
     parts = (*PARTS, *SERVERS)
-    yield ("job", "rows", "seconds", "rows/s", f"CPU s: {', '.join(parts)}", "peak MB", "Spark jobs")
+    yield (
+        "job",
+        "rows",
+        "seconds",
+        "rows/s",
+        f"CPU s: {', '.join(parts)}",
+        "peak MB",
+        "Spark jobs",
+        "shuffle, bytes a row",
+    )
     for found in sizes.values():
         for job, one in found["median"].items():
             yield (
@@ -76,6 +88,7 @@ def table(sizes: Mapping[str, Any]) -> Iterator[Sequence[str]]:
                 ", ".join(f"{one['cpu_seconds'][part]:,.1f}" for part in parts),
                 f"{one['peak_bytes'] / 1e6:,.0f}",
                 f"{one['spark_jobs']:,.0f}",
+                f"{one['shuffle_bytes'] / one['rows']:,.0f}",
             )
 
 
@@ -85,8 +98,7 @@ def growth(sizes: Mapping[str, Any]) -> str:
     costs: dict[str, list[Bar]] = {}
     for size, found in sizes.items():
         for job, one in found["median"].items():
-            rows, before = f"{one['rows']:,}", f"{int(size):,}"
-            label = rows if rows == before else f"{rows} after {before}"
+            label = f"{int(size):,}"
             rates.setdefault(job, []).append(_rate(label, one))
             costs.setdefault(job, []).append(_cpu(label, one))
     groups = [

@@ -1,11 +1,12 @@
-"""A command of the pipeline as a program of its own, and what it uses."""
+"""A Spark session as a program of its own, and what each of its steps uses."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any, Self
 
 from benchmarks.drain import OUTBOX_ALONE
@@ -13,55 +14,65 @@ from benchmarks.pipeline_figures import SERVERS, Figure
 from benchmarks.process_tree import PARTS, ProcessTree
 from benchmarks.stage import Run
 
-# The last one keeps Spark from taking its own executor for lost while the program is stopped.
-_PROPERTIES = (
-    "-Dspark.eventLog.enabled=true -Dspark.eventLog.compress=false -Dspark.eventLog.dir=file:{log}"
-    " -Dspark.network.timeout=36000s"
-)
 _JOB_START = b'"Event":"SparkListenerJobStart"'
-_END_OF_RESULT = b"}\n"
+_TASK_END = b'"Event":"SparkListenerTaskEnd"'
 
 
-class Job:
-    """A command that runs only while it is measured."""
+class Session:
+    """A program that works only while it is measured."""
 
     _process: asyncio.subprocess.Process
     _tree: ProcessTree
 
-    def __init__(self, run: Run, name: str, *options: str) -> None:
+    def __init__(self, run: Run, master: str) -> None:
         self._run = run
-        self._command = (name, *options, "--json")
-        self._folder = run.stage.folder / f"job-{name}"
-        self._log = self._folder / "log"
-        self._started = False
+        self._master = master
+        self.folder = run.stage.folder
+        self.lake = self.folder / "lake"
+        self._events = self.folder / "events"
 
     async def __aenter__(self) -> Self:
-        """Prepare; ``measured`` starts the command."""
-        (self._folder / "events").mkdir(parents=True)
+        """Start the session."""
+        self._events.mkdir(parents=True)
+        with (self.folder / "session.log").open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "benchmarks.pipeline_program", self._master),
+                *(self._events.as_uri(), str(self.lake)),
+                env={**os.environ, **self._run.settings, **OUTBOX_ALONE},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._tree = ProcessTree(self._process.pid)
+        await self._answer()
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Let the command end, if it has not."""
-        if self._started and self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            os.killpg(self._process.pid, signal.SIGCONT)
-            await self._process.communicate()
+        """End the session."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
 
-    async def measured(self, rows: int, until: Coroutine[Any, Any, None]) -> Figure:
-        """Start or continue the command, suspend it as soon as ``until`` returns, and return its figures."""
-        before, jobs_before = await self._run.read(0.0), self._spark_jobs()
-        await self._go()
+    async def step(self, name: str, **options: Any) -> None:
+        """Run a step that is not measured."""
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"step": name, **options}).encode() + b"\n")
+        await self._process.stdin.drain()
+        await self._answer()
+
+    async def measured(self, rows: int, work: Awaitable[None]) -> Figure:
+        """Return the figures of a work, which is a step or waits for the effect of one."""
+        before, jobs_before, moved_before = await self._run.read(0.0), *self._counted()
+        self._tree.look()
         cpu_before = self._tree.cpu_seconds
         self._tree.peak_bytes = 0
         began = time.perf_counter()
-        reached = asyncio.ensure_future(until)
+        reached = asyncio.ensure_future(work)
         await self._tree.watch(reached)
         seconds = time.perf_counter() - began
         await reached
-        if self._process.returncode is None:
-            self._tree.look()
-            os.killpg(self._process.pid, signal.SIGSTOP)
-        after = await self._run.read(0.0)
+        self._tree.look()
+        after, (jobs, moved) = await self._run.read(0.0), self._counted()
         cpu = {part: self._tree.cpu_seconds[part] - cpu_before[part] for part in PARTS}
         cpu |= {server: after.cpu_seconds[server] - before.cpu_seconds[server] for server in SERVERS}
         return Figure(
@@ -69,41 +80,24 @@ class Job:
             seconds=seconds,
             cpu_seconds=cpu,
             peak_bytes=self._tree.peak_bytes,
-            spark_jobs=self._spark_jobs() - jobs_before,
+            spark_jobs=jobs - jobs_before,
+            shuffle_bytes=moved - moved_before,
         )
 
-    async def result(self) -> None:
-        """Wait for the next result that the command prints."""
+    async def _answer(self) -> None:
         assert self._process.stdout
-        while line := await self._process.stdout.readline():
-            if line == _END_OF_RESULT:
-                return
-        await self.end()
-        raise RuntimeError(f"{self._command[0]} ended")
+        if not await self._process.stdout.readline():
+            raise RuntimeError(f"the session ended, see {self.folder}/session.log")
 
-    async def end(self) -> None:
-        """Wait for the command's end."""
-        await self._process.communicate()
-        if self._process.returncode:
-            raise RuntimeError(f"{self._command[0]} failed: {self._log.read_text()[-2000:]}")
-
-    async def _go(self) -> None:
-        if self._started:
-            os.killpg(self._process.pid, signal.SIGCONT)
-            return
-        properties = _PROPERTIES.format(log=self._folder / "events")
-        with self._log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "sea_mq_worker", "pipeline", *self._command),
-                env={**os.environ, **self._run.settings, **OUTBOX_ALONE, "SPARK_SUBMIT_OPTS": properties},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._started = True
-        self._tree = ProcessTree(self._process.pid)
-
-    def _spark_jobs(self) -> int:
-        """Count the Spark jobs so far."""
-        files = (file for file in (self._folder / "events").rglob("*") if file.is_file())
-        return sum(file.read_bytes().count(_JOB_START) for file in files)
+    def _counted(self) -> tuple[int, int]:
+        """Return the number of Spark jobs and the bytes of shuffles so far."""
+        lines = [
+            line
+            for file in self._events.rglob("events_*")
+            for line in file.read_bytes().splitlines()
+            if _JOB_START in line or _TASK_END in line
+        ]
+        ends = [json.loads(line) for line in lines if _TASK_END in line]
+        metrics = [end.get("Task Metrics") or {} for end in ends]
+        moved = (each.get("Shuffle Write Metrics", {}).get("Shuffle Bytes Written", 0) for each in metrics)
+        return sum(_JOB_START in line for line in lines), sum(moved)

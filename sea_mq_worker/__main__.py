@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from importlib.metadata import version
 from io import TextIOWrapper
+from pathlib import Path
 from typing import NoReturn
 
 from sea_mq_worker.resources import install_hint
@@ -20,6 +21,10 @@ _UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 def main() -> None:
     """Run the command line; Ctrl-C may also interrupt the imports that it needs."""
     _prepare_standard_streams()
+    if not __package__:  # started by its path, as by spark-submit: this folder would hide the package `nats`
+        sys.path[:] = [
+            folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent
+        ]
     try:
         from sea_mq_worker.cli import app  # noqa: PLC0415 - a base install has no package that it needs
     except KeyboardInterrupt:

@@ -29,10 +29,11 @@ _JAVA_OPTIONS = (
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 _PIPELINE = "tests/pipeline/test_"
-_WITHOUT_SPARK = ("commands", "java", "jetstream_offsets", "jetstream_read", "report_page")
+_WITHOUT_SPARK = ("jetstream_columns", "jetstream_offsets", "jetstream_read", "report_page")
 _GROUPS = {
     **{f"{_PIPELINE}{name}.py": "" for name in _WITHOUT_SPARK},
     "tests/acceptance/test_pipeline_commands.py": "java",
+    f"{_PIPELINE}land": "land",
     _PIPELINE: "spark",
     "tests/soak/test_soak.py": "soak",
     "tests/acceptance/test_release.py": "release",

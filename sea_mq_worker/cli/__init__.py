@@ -11,7 +11,19 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from sea_mq_worker.cli import database, dlq, inbox, init, outbox, pipeline, prune, run, streams, where
+from sea_mq_worker.cli import (
+    database,
+    dlq,
+    inbox,
+    init,
+    outbox,
+    pipeline,
+    prune,
+    reconcile,
+    run,
+    streams,
+    where,
+)
 
 
 class _Commands(TyperGroup):
@@ -50,6 +62,8 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(database.app, name="partitions")
 app.command("prune")(prune.prune)
 app.command("audit")(where.audit)
+pipeline.app.command("reconcile")(reconcile.reconcile)
+pipeline.app.command("replay")(reconcile.replay)
 app.add_typer(pipeline.app, name="pipeline")
 
 

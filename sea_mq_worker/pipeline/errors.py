@@ -22,6 +22,9 @@ class DataLossError(PipelineError):
 _KINDS = (BrokerUnavailableError, ContractError, DataLossError, SettingsError, StoreUnavailableError)
 _OWN = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _KINDS}
 _RAISED = re.compile(r"^(?:Caused by: |: )?((?:\w+\.)+[\w$]+|\w+(?:Error|Exception)): (.*)$", re.MULTILINE)
+_OF_POSTGRES = re.compile(r"org\.postgresql\.util\.PSQLException: (?:(ERROR|FATAL): )?(.*)")
+_REFUSED_LOGIN = re.compile(r"authentication|password|does not exist|permission denied|pg_hba")
+_ENDING = re.compile(r"terminating|the database system|canceling|too many|remaining connection|recovery")
 
 
 @contextmanager
@@ -35,6 +38,8 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
+        if found := _OF_POSTGRES.findall(str(error)):
+            raise _of_postgres(*found[-1]) from error
         name, text = cause(error)
         if name in _OWN:
             raise _OWN[name](text) from error
@@ -50,3 +55,18 @@ def cause(error: Exception) -> tuple[str, str]:
         name, text = found[-1]
         return name, text
     return type(error).__name__, next(filter(str.strip, str(error).split("\n")), "failed")
+
+
+def _of_postgres(severity: str, text: str) -> WorkerError:
+    """Return the error that a text of PostgreSQL's JDBC driver means; it has no SQLSTATE."""
+    if "snapshot" in text:
+        return PipelineError(
+            f"PostgreSQL: {text}: the session that holds the snapshot has ended (a restart, a lost"
+            " connection, or the job closed it before its last action); run the job again"
+        )
+    if not severity or _ENDING.search(text):
+        return StoreUnavailableError(f"PostgreSQL cannot be reached: {text}")
+    if severity == "FATAL" and not _REFUSED_LOGIN.search(text):
+        return StoreUnavailableError(f"PostgreSQL: {text}")
+    missing = severity == "ERROR" and text.endswith("does not exist")
+    return ContractError(f"PostgreSQL: {text}{'; run `python -m sea_mq_worker migrate`' if missing else ''}")

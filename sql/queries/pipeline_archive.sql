@@ -1,5 +1,4 @@
--- The archive: published events that are copied to the lake and then deleted from the outbox. Page numbers are per
--- relation: in a partitioned outbox, a partition's name replaces the table's.
+-- The archive: published events that are copied to the lake and then deleted from the outbox.
 
 -- fragment: digest
 -- A 128-bit digest of an event's archived columns. The same digest is computed from the lake's files, so that both are
@@ -35,58 +34,25 @@ md5(pg_catalog.convert_to(pg_catalog.concat(
 LEAST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) > $2::timestamptz
 AND GREATEST(o.occurred_at, o.created_at, o.available_at, o.first_attempt_at, o.published_at) < $3::timestamptz
 
--- name: batches
--- Page ranges, each with a limited number of events that can be archived; the number of events that cannot; and the
--- number of all rows. Reads the whole table, since no index covers published events.
--- $1 published before, $2 and $3 times, $4 pages in a run, $5 approximate number of events in a range.
-SELECT (min(c.run) FILTER (WHERE c.fit > 0) * $4::bigint)::bigint AS first,
-       ((max(c.run) FILTER (WHERE c.fit > 0) + 1) * $4::bigint)::bigint AS end,
-       sum(c.fit)::bigint AS fit,
-       sum(c.unfit)::bigint AS unfit,
-       sum(c.rows)::bigint AS rows
-  FROM (
-        SELECT r.run, r.fit, r.unfit, r.rows, div(sum(r.fit) OVER (ORDER BY r.run) - r.fit::numeric, $5::bigint::numeric) AS batch
-          FROM (
-                SELECT (o.ctid::text::point)[0]::bigint / $4::bigint AS run,
-                       count(*) FILTER (
-                           WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit) AS fit,
-                       count(*) FILTER (
-                           WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND NOT (:fit)) AS unfit,
-                       count(*) AS rows
-                  FROM outbox_events o
-                 GROUP BY 1
-               ) AS r
-       ) AS c
- GROUP BY c.batch
- ORDER BY c.batch;
-
--- name: content
--- The expected content of a batch: number of events, and sums of both halves of their digests.
--- $1 published before, $2 and $3 times, $4 first page, $5 page after the last.
-SELECT count(*) AS rows,
-       coalesce(sum(('x' || left(d.digest, 15))::bit(60)::bigint), 0)::text AS left_sum,
-       coalesce(sum(('x' || right(d.digest, 15))::bit(60)::bigint), 0)::text AS right_sum
-  FROM (
-        SELECT :digest AS digest
-          FROM outbox_events o
-         WHERE o.ctid >= pg_catalog.format('(%s,0)', $4::bigint)::tid
-           AND o.ctid < pg_catalog.format('(%s,0)', $5::bigint)::tid
-           AND o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz AND :fit
-       ) AS d;
-
--- name: all_content
--- The content of the whole table, as `content`.
-SELECT count(*) AS rows,
-       coalesce(sum(('x' || left(d.digest, 15))::bit(60)::bigint), 0)::text AS left_sum,
-       coalesce(sum(('x' || right(d.digest, 15))::bit(60)::bigint), 0)::text AS right_sum
-  FROM (SELECT :digest AS digest FROM outbox_events o) AS d;
+-- name: days
+-- Events that can be archived, and those that cannot, by day of publication. Reads the whole table, since no index
+-- covers published events.
+-- $1 published before, $2 and $3 times.
+SELECT min(o.published_at) FILTER (WHERE :fit) AS first,
+       max(o.published_at) FILTER (WHERE :fit) AS last,
+       count(*) FILTER (WHERE :fit) AS fit,
+       count(*) FILTER (WHERE NOT (:fit)) AS unfit
+  FROM outbox_events o
+ WHERE o.state = 'PUBLISHED' AND o.published_at < $1::timestamptz
+ GROUP BY date_trunc('day', o.published_at)
+ ORDER BY 1;
 
 -- name: lock
--- One archive at a time; the lock ends with the session.
+-- One archive or erasure at a time; the lock ends with the session.
 SELECT pg_try_advisory_lock(7181, hashtext(current_schema()::text)) AS locked;
 
 -- name: begin
--- Opens the audit's record of a batch; every delete adds to it.
+-- Opens the audit's record; every delete adds to it.
 -- $1 actor, $2 reason, $3 selection.
 INSERT INTO operator_actions (actor, action, reason, selection, affected)
 VALUES ($1::text, 'archive', $2::text, $3::text::jsonb, 0)
@@ -94,10 +60,10 @@ RETURNING id;
 
 -- name: finish
 -- $1 action, $2 outcome.
-UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint;
+UPDATE operator_actions a SET outcome = $2::text WHERE a.id = $1::bigint RETURNING a.affected;
 
 -- name: altered
--- Events whose time and state are as archived, but whose content differs from the lake's.
+-- An event whose time and state are as archived, but whose content differs from the lake's.
 -- Index: the primary key.
 -- $1 ids, $2 when published, $3 digests by the lake.
 SELECT o.id::text AS id
@@ -123,3 +89,7 @@ WITH deleted AS (
 SELECT count(*) AS count,
        (SELECT count(*) FROM outbox_events o WHERE o.id = ANY ($1::uuid[])) - count(*) AS stayed
   FROM deleted;
+
+-- name: is_empty
+-- Whether a partition is empty; its name replaces the table's.
+SELECT NOT EXISTS (SELECT FROM outbox_events o) AS is_empty;

@@ -1,6 +1,6 @@
 -- `pipeline replay` puts events back batch by batch, in the order of seq. Each batch is one transaction, which also
 -- updates the audit record. The record's selection is the filter, with "progress": through, the highest seq done;
--- finished; and as_given, the filter as the operator wrote it, by which an interrupted run is found again.
+-- stopped; finished; and as_given, the filter as the operator wrote it, by which an interrupted run is found again.
 
 -- name: begin
 -- $1 actor, $2 reason, $3 selection, $4 the selection as given.
@@ -24,12 +24,29 @@ SELECT l.id, l.at, l.selection::text AS selection, (l.selection #>> '{progress,t
        ) AS l
  WHERE NOT (l.selection #>> '{progress,finished}'::text[])::boolean;
 
+-- name: progress
+-- $1 action.
+SELECT (a.selection #>> '{progress,through}'::text[])::bigint AS through,
+       coalesce((a.selection #>> '{progress,stopped}'::text[])::boolean, false) AS stopped,
+       a.affected
+  FROM operator_actions a
+ WHERE a.id = $1::bigint;
+
+-- name: stop
+-- Lets the run end before its next batch, or allows another run.
+-- $1 action, $2 whether to stop.
+UPDATE operator_actions a
+   SET selection = pg_catalog.jsonb_set(a.selection, '{progress,stopped}', pg_catalog.to_jsonb($2::boolean))
+ WHERE a.id = $1::bigint;
+
 -- name: advance
--- First statement of a batch: locks the record, so that only one of two runs continues. No row: another run did.
+-- First statement of a batch: locks the record, so that only one of two runs continues. No row: another run did, or
+-- this one is to stop.
 -- $1 action, $2 seq that this run has reached, $3 the batch's highest seq.
 UPDATE operator_actions a
    SET selection = pg_catalog.jsonb_set(a.selection, '{progress,through}', pg_catalog.to_jsonb($3::bigint))
  WHERE a.id = $1::bigint AND (a.selection #>> '{progress,through}'::text[])::bigint = $2::bigint
+   AND NOT coalesce((a.selection #>> '{progress,stopped}'::text[])::boolean, false)
 RETURNING a.id;
 
 -- name: requeue

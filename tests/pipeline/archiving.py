@@ -1,19 +1,24 @@
 """An outbox whose events may have any past, and the lake that it is archived to."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.jobs.archive.digest import KEPT
-from sea_mq_worker.pipeline.jobs.archive.job import ArchiveResult, archive
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
-from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline.jobs.archive import KEPT, ArchiveResult, archive
+from sea_mq_worker.pipeline.lake import ARCHIVE, Lake
+from sea_mq_worker.resources import resource_folder
 from sea_mq_worker.settings import Settings
+from tests.integration.test_migrations import run_psql
 from tests.support.rows import add_event
+from tests.support.servers import Database, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +28,19 @@ class Desk:
     spark: SparkSession
     settings: Settings
     pool: asyncpg.Pool
-    lake: str
+    folder: Path
+
+    @property
+    def lake(self) -> str:
+        return str(self.folder)
 
     async def run(self, **given: Any) -> ArchiveResult:
         """Archive what was published a day ago; it has a loop of its own, and so needs a thread."""
         return await asyncio.to_thread(self.run_here, **given)
 
     def run_here(self, **given: Any) -> ArchiveResult:
-        usual = {"before": datetime.now(UTC) - timedelta(days=1), "on_progress": print}
-        return archive(self.spark, self.settings, self.lake, actor="ada", reason="old", **(usual | given))
+        usual = {"before": datetime.now(UTC) - timedelta(days=1), "lake": self.lake}
+        return archive(self.spark, self.settings, actor="ada", reason="old", **(usual | given))
 
     async def add(self, state: str = "PUBLISHED", *, days_ago: int = 2, **given: Any) -> str:
         """Insert an event that was published some days ago, if it was."""
@@ -48,7 +57,7 @@ class Desk:
 
     def kept(self) -> dict[str, dict[str, Any]]:
         """Return what the lake has of each event."""
-        rows = LakeTable(self.lake, ARCHIVE).read(self.spark).select(*KEPT).collect()
+        rows = Lake(self.spark, self.lake).read(ARCHIVE.name).select(*KEPT).collect()
         found = {row["id"]: row.asDict() for row in rows}
         assert len(found) == len(rows)
         return found
@@ -59,3 +68,20 @@ def _plain(value: Any) -> Any:
         moment = value.astimezone(UTC) if value.tzinfo else value  # what is endless has no time zone
         return moment.replace(tzinfo=None)
     return value if value is None or isinstance(value, int) else str(value)
+
+
+@asynccontextmanager
+async def limited(database: Database, pool: asyncpg.Pool, role: str) -> AsyncIterator[str]:
+    """Yield the DSN of a login that has the rights of a role of sql/roles.sql alone."""
+    prefix = unique("p")
+    login, password = f"{prefix}_login", "p%3Aw"
+    await run_psql(database.dsn, "-v", f"prefix={prefix}", "-f", str(resource_folder("sql") / "roles.sql"))
+    await pool.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'p:w' IN ROLE {prefix}_{role}")
+    try:
+        address = urlsplit(database.dsn)
+        yield address._replace(netloc=f"{login}:{password}@{address.hostname}:{address.port}").geturl()
+    finally:
+        names = ", ".join(
+            (login, *(f"{prefix}_{one}" for one in ("producer", "operator", "relay", "janitor", "reader")))
+        )
+        await pool.execute(f"DROP OWNED BY {names}; DROP ROLE {names}")

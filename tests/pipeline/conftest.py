@@ -1,5 +1,6 @@
-"""Fixtures of the pipeline's tests; one Spark session serves all, since its start takes seconds."""
+"""Fixtures of the pipeline's tests; one Spark session, whose executor is a process of its own, serves all."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -7,18 +8,20 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
+from sea_mq_worker.pipeline.jetstream.source import JetStreamSource
 from sea_mq_worker.pipeline.session import spark_session
-from sea_mq_worker.pipeline.sources import register
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import Settings
-from tests.pipeline.archiving import Desk
 from tests.pipeline.jetstream_support import Stream
-from tests.pipeline.landing import Lake, lake_at
+from tests.pipeline.landing import LandedLake, lake_at
 from tests.support.jetstream import connected
 from tests.support.pipeline_settings import write_settings
 from tests.support.rows import opened
 from tests.support.servers import Database
 from tests.support.worker import Deployment, deployment
+
+MASTER = os.environ.get("SEA_MQ_TEST_SPARK_MASTER", "local-cluster[1,2,1024]")
+"""One executor of two cores, in a process of its own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,8 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("tests", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"}) as session:
-        register(session)
+    conf = {"spark.sql.shuffle.partitions": "2", "spark.executor.memory": "1g"}
+    with spark_session("tests", master=MASTER, conf=conf) as session:
+        session.dataSource.register(JetStreamSource)
         yield session
 
 
@@ -64,13 +68,6 @@ async def pool(database: Database) -> AsyncIterator[asyncpg.Pool]:
 
 
 @pytest.fixture
-async def desk(spark: SparkSession, settings: Settings, pool: asyncpg.Pool, tmp_path: Path) -> Desk:
-    """An outbox that may get rows that the lifecycle does not make."""
-    await pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
-    return Desk(spark, settings, pool, str(tmp_path / "lake"))
-
-
-@pytest.fixture
 async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stream]:
     """An empty stream, of the server that the settings name."""
     monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
@@ -82,6 +79,6 @@ async def stream(nats_url: str, names: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def lake(tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """An empty lake to land in, without Spark."""
-    return lake_at(tmp_path / "lake", nats_url, monkeypatch)
+def lake(spark: SparkSession, tmp_path: Path, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> LandedLake:
+    """A lake in a folder with an odd name, and the settings to land in it."""
+    return lake_at(spark, tmp_path / "a lake at 5% of ü", nats_url, monkeypatch)

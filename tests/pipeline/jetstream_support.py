@@ -10,8 +10,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from sea_mq_worker.nats.connection import NatsConnection, api
-from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.source import JetStreamReader
+from sea_mq_worker.pipeline.jetstream.source import JetStreamOptions, JetStreamReader
 from tests.support.jetstream import create_stream, store
 from tests.support.pipeline_settings import write_toml
 from tests.support.waiting import eventually

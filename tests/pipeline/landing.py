@@ -3,17 +3,18 @@
 import asyncio
 import json
 import uuid
-from collections.abc import Callable
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from sea_mq_worker.pipeline.jobs.land.job import LandOptions, LandResult, count, land
-from sea_mq_worker.pipeline.lake.schemas import BRONZE, GOLD, SILVER, TableSchema
-from sea_mq_worker.pipeline.lake.table import LakeTable
+from sea_mq_worker.pipeline import land
+from sea_mq_worker.pipeline.jobs.land import LandResult, remaining
+from sea_mq_worker.pipeline.lake import Lake
 from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Published
 from tests.support.pipeline_settings import write_settings
@@ -40,68 +41,104 @@ def events_of(context: str, *bounds: int) -> list[Published]:
 
 
 def copy_of(message: Published) -> Published:
-    """Return it with the same id, which the server takes for another since it reads Nats-Msg-Id alone."""
+    """Return it with the same ID, which the server takes for another since it reads Nats-Msg-Id alone."""
     return replace(message, headers={k: v for k, v in message.headers.items() if k != "Nats-Msg-Id"})
 
 
 @dataclass(frozen=True, slots=True)
-class Lake:
+class LandedLake:
     """A lake, and how to land in it."""
 
+    spark: SparkSession
     folder: Path
     settings: Settings
-    spark: SparkSession | None = None
 
-    async def land(
-        self, *streams: str, on_progress: Callable[[str], None] | None = None, **options: Any
-    ) -> LandResult:
-        """Land once, with the options of LandOptions, in a thread: the job has event loops of its own."""
-        return await asyncio.to_thread(
-            land,
-            self.spark,
-            self.settings,
-            lake=str(self.folder),
-            streams=streams,
-            options=LandOptions(**options),
-            on_progress=on_progress or (lambda _text: None),
-        )
+    async def land(self, *streams: str, **options: Any) -> LandResult:
+        """Land as a program does in which no event loop runs."""
+        given = {"lake": str(self.folder), "streams": streams, **options}
+        return await asyncio.to_thread(land, self.spark, self.settings, **given)
 
     async def left(self, stream: str) -> int:
         """Return how many messages a run would land."""
-        found = await asyncio.to_thread(count, self.settings, lake=str(self.folder), streams=[stream])
+        given = {"lake": str(self.folder), "streams": [stream]}
+        found = await asyncio.to_thread(remaining, self.spark, self.settings, **given)
         return found.streams[0].left
 
-    def table(self, table_schema: TableSchema) -> LakeTable:
-        return LakeTable(str(self.folder), table_schema)
+    def sql(self, statement: str) -> list[Any]:
+        """Run a statement, in which ``{bronze}`` and the like name tables."""
+        names = {
+            name: Lake(self.spark, str(self.folder)).table(name) for name in ("bronze", "silver", "gold")
+        }
+        return self.spark.sql(statement.format(**names)).collect()
 
-    def rows(self, table_schema: TableSchema) -> list[dict[str, Any]]:
+    def table(self, name: str) -> DeltaTable:
+        return DeltaTable(str(self.folder / name))
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
         """Read all of a table, by a reader that is not Spark."""
-        table = self.table(table_schema).open()
-        found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist() if table else []
+        if not DeltaTable.is_deltatable(str(self.folder / name)):
+            return []
+        found: list[dict[str, Any]] = self.table(name).to_pyarrow_table().to_pylist()
         return found
 
-    def count(self, table_schema: TableSchema) -> int:
-        table = self.table(table_schema).open()
-        return table.count() if table else 0
+    def count(self, name: str) -> int:
+        exists = DeltaTable.is_deltatable(str(self.folder / name))
+        return self.table(name).count() if exists else 0
+
+    def seqs(self, name: str, stream: str) -> list[int]:
+        """Return the sequences of a stream's rows, sorted."""
+        return sorted(row["seq"] for row in self.rows(name) if row["stream"] == stream)
 
     def versions(self) -> list[int]:
         """Return how often each table was committed to."""
-        opened = [self.table(table_schema).open() for table_schema in (BRONZE, SILVER, GOLD)]
-        return [table.version() for table in opened if table]
+        return [self.table(name).version() for name in ("bronze", "silver", "gold")]
+
+    def assert_counted(self) -> None:
+        """Gold tells what silver has, and silver has each ID once."""
+        silver = self.rows("silver")
+        ids = Counter(
+            (row["message_id"], "" if is_uuid(row["message_id"]) else row["stream"]) for row in silver
+        )
+        assert ids.most_common(1)[0][1] == 1
+        minutes: defaultdict[Any, list[dict[str, Any]]] = defaultdict(list)
+        for row in silver:
+            minute = row["published_at"].replace(second=0, microsecond=0)
+            minutes[row["context"], row["event_type"], minute].append(row)
+        found = self.rows("gold")
+        gold = {(row["context"], row["event_type"], row["minute"]): row for row in found}
+        assert gold.keys() == minutes.keys()
+        assert len(gold) == len(found)
+        for key, rows in minutes.items():
+            assert_minute(gold[key], rows)
 
 
-def descriptions(spark: SparkSession) -> list[str]:
-    """Return the descriptions of all jobs as Scala shows an option, the latest first."""
-    assert spark._jvm
-    jobs = spark._jsc.sc().statusStore().jobsList(None)
-    return [jobs.apply(number).description().toString() for number in range(jobs.size())]
+def assert_minute(counted: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    delays = sorted(
+        (row["published_at"] - row["occurred_at"]).total_seconds() for row in rows if row["occurred_at"]
+    )
+    late = sum(delay > 60 for delay in delays)
+    assert (counted["events"], counted["late"], counted["bytes"]) == (
+        len(rows),
+        late,
+        sum(row["bytes"] for row in rows),
+    )
+    assert counted["date"] == counted["minute"].date()
+    for share in (50, 95, 99):
+        rank = -(-share * len(delays) // 100) - 1
+        assert counted[f"p{share}_seconds"] == pytest.approx(delays[rank] if delays else None)
 
 
-def lake_at(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def lake_at(spark: SparkSession, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> LandedLake:
     """Return a lake in a folder, whose jobs reach the server at ``url``."""
     folder.mkdir(exist_ok=True)
-    return Lake(folder, write_settings(folder / "settings.toml", monkeypatch, nats_url=url, consumers=""))
-
-
-class DiedError(Exception):
-    """The run ends here."""
+    settings = write_settings(
+        folder.with_name(f"{folder.name}.toml"), monkeypatch, nats_url=url, consumers=""
+    )
+    return LandedLake(spark, folder, settings)

@@ -18,6 +18,7 @@ from tests.support.jetstream import SECOND, create_stream
 
 WINDOW_SECONDS = 1
 """Short, so that a replay need not wait; a worker's publish time-out has to be below it."""
+_PULLED = 10_000
 IN_TIME = {"outbox_publish_timeout_seconds": str(WINDOW_SECONDS / 2)}
 
 _INSERT = """
@@ -140,10 +141,13 @@ class World:
 
         client, inbox = self.connection.client, self.connection.client.new_inbox()
         await client.subscribe(inbox, cb=note, pending_msgs_limit=0, pending_bytes_limit=0)
-        ask = json.dumps({"batch": count, "expires": 60 * 10**9}).encode()
-        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{durable}", ask, inbox)
-        replies = [await arrived.get() for _ in range(count)]
-        await client.request(replies[-1], b"+ACK", timeout=10)
+        reply = ""
+        for first in range(0, count, _PULLED):
+            some = min(_PULLED, count - first)
+            ask = json.dumps({"batch": some, "expires": 60 * 10**9}).encode()
+            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{durable}", ask, inbox)
+            reply = [await arrived.get() for _ in range(some)][-1]
+        await client.request(reply, b"+ACK", timeout=10)
 
 
 def without_message_id(message: OutboundMessage) -> OutboundMessage:

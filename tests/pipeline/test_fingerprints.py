@@ -2,137 +2,123 @@
 
 import json
 import random
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
-import pyarrow as pa
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 
 from sea_mq_worker.errors import InvalidEventError
 from sea_mq_worker.inbox.message import content_hash, storage_id
 from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.message import outbound_message
-from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EventFingerprints, MessageFingerprints
-from sea_mq_worker.pipeline.sources.jetstream.columns import SCHEMA
+from sea_mq_worker.pipeline.fingerprints import OF_EVENT, of_events, of_messages
 from tests.support.builders import claimed_event, inbound_message
 
 STORED_AT = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
-IDS = st.uuids().map(str)
-ODD_TEXTS = ("50%", 'a"b', "o 1", "o\n", "ö", "")
-TEXTS = st.sampled_from(("order", *ODD_TEXTS)) | st.text(
-    st.characters(codec="utf-8", exclude_characters="\0"), max_size=8
+ODD_TEXTS = ("50%", 'a"b', "o 1", "o\n", "ö", "", "a..b", "a.*")
+EVENTS = (
+    "id BINARY, seq BIGINT, aggregate_type STRING, aggregate_id STRING, event_type STRING,"
+    " event_version INT, payload STRING, occurred_at TIMESTAMP, correlation_id STRING,"
+    " causation_id STRING, partition_key STRING, headers STRING"
 )
-HEADERS = st.dictionaries(st.sampled_from(("X-Own", "x-tenant", "ce-own", "ce-id", "traceparent")), TEXTS)
-ROWS = st.fixed_dictionaries(
-    {
-        "id": IDS,
-        "seq": st.integers(1, 2**62),
-        "aggregate_type": TEXTS,
-        "aggregate_id": TEXTS,
-        "event_type": st.sampled_from(("order.paid", "ordér", "order paid", "", "a..b")),
-        "event_version": st.integers(0, 3),
-        "payload": TEXTS.map(json.dumps),
-        "occurred_at": st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001
-            lambda moment: moment.replace(microsecond=moment.microsecond * (moment.second % 2))
-        ),
-        "correlation_id": st.none() | IDS,
-        "causation_id": st.none() | IDS,
-        "partition_key": st.none() | TEXTS,
-        "headers": st.none() | HEADERS.map(json.dumps),
-        "metadata": st.none() | st.just('{"traceparent": "00-%s-%s-01"}' % ("1" * 32, "2" * 16)),  # noqa: UP031
-    }
+MESSAGES = (
+    "stream STRING, seq BIGINT, subject STRING, time TIMESTAMP,"
+    " headers ARRAY<STRUCT<key: STRING, value: STRING>>, data BINARY, message_id STRING"
 )
-BASE: dict[str, Any] = {
-    "id": "00000000-0000-4000-8000-000000000001",
-    "aggregate_type": "order",
-    "aggregate_id": "o-1",
-    "event_type": "order.paid",
-    "event_version": 1,
-    "payload": "{}",
-    "occurred_at": STORED_AT.replace(microsecond=0),
-    **dict.fromkeys(("correlation_id", "causation_id", "partition_key", "headers", "metadata")),
-}
-ODD_ROWS = [
-    BASE | {"seq": seq, column: text}
-    for seq, (column, text) in enumerate(
-        product(("aggregate_type", "aggregate_id", "event_type", "partition_key"), ODD_TEXTS), start=1
-    )
-]
-PASSED = ("ordering_key", "created_at", "published_at", "stream", "stream_seq", "state")
-KINDS = dict.fromkeys(("occurred_at", "created_at", "published_at"), pa.timestamp("us", tz="UTC")) | {
-    "seq": pa.int64(), "event_version": pa.int32(), "stream_seq": pa.int64()
-}  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
-@example([BASE | {"seq": 0, "occurred_at": STORED_AT}, *ODD_ROWS], random.Random(7))
-@given(st.lists(ROWS, max_size=20, unique_by=lambda row: row["seq"]), st.randoms(use_true_random=False))
-def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(
-    rows: list[dict[str, Any]], chance: random.Random
-) -> None:
-    sent = {row["seq"]: message for row in rows if (message := _sent(row))}
-    of_messages = {row["seq"]: row for row in _of_messages(sent, chance)}
-    named = ["seq", *BASE, *PASSED]
-    arrays = [pa.array([row.get(name) for row in rows], KINDS.get(name, pa.string())) for name in named]
-    batches = EventFingerprints("sea", "/sea", in_table=True)(
-        iter([pa.RecordBatch.from_arrays(arrays, names=named)])
-    )
-    found = [row for batch in batches for row in batch.to_pylist()]
+def rows_of_events() -> list[dict[str, Any]]:
+    """Each column with odd text, and columns at random."""
+    chance = random.Random(7)
+    base = {
+        "aggregate_type": "order", "aggregate_id": "o-1", "event_type": "order.paid", "event_version": 1,
+        "payload": '{"é": 1}', "occurred_at": STORED_AT,
+    } | dict.fromkeys(("correlation_id", "causation_id", "partition_key", "headers"))  # fmt: skip
+    odd = product(("aggregate_type", "aggregate_id", "event_type", "partition_key", "payload"), ODD_TEXTS)
+    rows = [base | {column: text} for column, text in odd]
+    moments = [datetime(1, 1, 1, tzinfo=UTC), datetime(1500, 2, 28, 1, 2, 3, 40, tzinfo=UTC)]
+    moments += [datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), STORED_AT.replace(microsecond=0)]
+    rows += [base | {"occurred_at": moment} for moment in [*moments, None]]
+    rows += [base | {"event_version": version} for version in (-1, 0, 2**31 - 1)]
+    rows += [
+        base
+        | {
+            "correlation_id": chance.choice((None, str(uuid.uuid4()))),
+            "causation_id": chance.choice((None, str(uuid.uuid4()))),
+            "partition_key": chance.choice((None, "k-1", *ODD_TEXTS)),
+            "headers": json.dumps({name: chance.choice(("x", *ODD_TEXTS))}),
+        }
+        for name in ("X-Own", "x-tenant", "ce-own", "ce-id", "traceparent", "ce-dataschema", "Content-Type")
+        for _ in range(4)
+    ]
+    return [row | {"id": uuid.uuid4().bytes, "seq": seq} for seq, row in enumerate(rows, 1)]
 
-    assert sorted(row["seq"] for row in found) == sorted(row["seq"] for row in rows)
-    for row in found:
-        message = of_messages.get(row["seq"], {})
+
+def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(spark: SparkSession) -> None:
+    chance, rows, stored = random.Random(7), rows_of_events(), []
+    for row in rows:
+        if sent := _sent(row):
+            headers = [*sent.headers.items(), ("traceparent", "00-1-1"), ("Nats-Expected-Stream", "S")]
+            chance.shuffle(headers)
+            stored.append(stored_message(row["seq"], sent.subject, headers, sent.payload))
+    given = [tuple(row[name] for name in OF_EVENT) for row in rows]
+    frame = of_events(spark.createDataFrame(given, EVENTS), ["seq"], context="sea", source="/sea")
+    found = {row["seq"]: row for row in frame.collect()}
+    of_stream = {row["seq"]: row for row in fingerprints(spark, stored).collect()}
+
+    assert 30 < len(of_stream) < len(found) == len(rows)
+    for row in rows:
+        there = of_stream.get(row["seq"])
         for name in ("content", "header_hash"):
-            assert row[name] == message.get(name)
+            assert found[row["seq"]][name] == (there and there[name]), row
+        assert there is None or there["id"] == row["id"]
 
 
 def _sent(row: dict[str, Any]) -> OutboundMessage | None:
-    event = claimed_event(**row | {"payload": row["payload"].encode()})
+    given = {"id": str(uuid.UUID(bytes=row["id"])), "payload": row["payload"].encode()}
     try:
-        return outbound_message(event, context="sea", source="/other")
+        return outbound_message(claimed_event(**row | given), context="sea", source="/other")
     except InvalidEventError:
         return None
 
 
-def _of_messages(sent: dict[int, OutboundMessage], chance: random.Random) -> list[dict[str, Any]]:
-    """Fingerprint messages as the broker stores them, with the headers of a broker, in any order."""
-    stored = []
-    for seq, message in sent.items():
-        headers = [*message.headers.items(), ("traceparent", "00-1-1"), ("Nats-Expected-Stream", "S")]
-        chance.shuffle(headers)
-        stored.append(stored_message(seq, message.subject, headers, message.payload))
-    return fingerprints(stored)
+def stored_message(
+    seq: int, subject: str, headers: Sequence[tuple[str, str]], data: bytes
+) -> tuple[Any, ...]:
+    lowered = [(name.lower(), value) for name, value in headers if value]
+    ids = [dict(lowered).get(name) for name in ("nats-msg-id", "ce-id")]
+    return "S", seq, subject, STORED_AT, [*headers], data, next(filter(None, ids), None)
 
 
-def stored_message(seq: int, subject: str, headers: Sequence[tuple[str, str]], data: bytes) -> dict[str, Any]:
-    pairs = [{"key": key, "value": value} for key, value in headers]
-    return {"seq": seq, "time": STORED_AT, "subject": subject, "headers": pairs, "data": data}
+def fingerprints(spark: SparkSession, messages: list[tuple[Any, ...]]) -> DataFrame:
+    return of_messages(spark.createDataFrame(messages, MESSAGES), ["seq"])
 
 
-def fingerprints(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    batch = pa.RecordBatch.from_pylist(messages, schema=SCHEMA)
-    return [row for each in MessageFingerprints("S")(iter([batch])) for row in each.to_pylist()]
-
-
-def test_a_message_has_the_id_and_the_content_under_which_the_inbox_records_it() -> None:
+def test_a_message_has_the_id_and_the_content_under_which_the_inbox_records_it(spark: SparkSession) -> None:
     own, other = "00000000-0000-4000-8000-0000000000AA", "00000000-0000-4000-8000-0000000000bb"
+    structured = json.dumps({"id": other, "source": "/s", "specversion": "1.0", "type": "t"}).encode()
     headers = [
         [("Nats-Msg-Id", own), ("ce-id", other)],
         [("Nats-Msg-Id", ""), ("CE-ID", other)],
         [("ce-id", own), ("ce-id", other)],
-        [("ce-id", "order 1")],
+        [("Nats-Msg-Id", own)],
+        [("ce-id", "order 1"), ("ce-type", "t")],
         [],
         [("Nats-Marker-Reason", "MaxAge")],
         [("Nats-Schedule", "@at 2030-01-01T00:00:00Z"), ("Nats-Msg-Id", own)],
+        [("Nats-Incr", "+1")],
     ]
-    found = fingerprints(
-        [stored_message(seq, "a.b", pairs, b"{}") for seq, pairs in enumerate(headers, start=1)]
-    )
+    messages = [stored_message(seq, "a.b", pairs, b"") for seq, pairs in enumerate(headers, start=1)]
+    messages.append(stored_message(20, "a.b", [("Nats-Msg-Id", own)], structured))
+    found = fingerprints(spark, messages).orderBy("seq").collect()
     unnamed = [
-        storage_id(inbound_message(stream="S", seq=seq, stored_at=STORED_AT, headers={})) for seq in (4, 5)
+        storage_id(inbound_message(stream="S", seq=seq, stored_at=STORED_AT, headers={})) for seq in (5, 6)
     ]
-    assert [row["id"] for row in found] == [own.lower(), other, other, *unnamed]
-    assert {row["content"] for row in found} == {content_hash(inbound_message(subject="a.b", payload=b"{}"))}
+    ids = [str(uuid.UUID(bytes=bytes(row["id"]))) for row in found]
+    assert ids == [own.lower(), other, other, own.lower(), *unnamed, own.lower()]
+    assert {bytes(row["content"]) for row in found[:-1]} == {
+        content_hash(inbound_message(subject="a.b", payload=b""))
+    }

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.sources.jetstream.options import JetStreamOptions
-from sea_mq_worker.pipeline.sources.jetstream.stream import JetStreamStreamReader
+from sea_mq_worker.pipeline.jetstream.source import JetStreamOptions, JetStreamStreamReader
 from tests.pipeline.jetstream_support import Stream, rows_of
 
 ALL = ReadAllAvailable()
@@ -30,7 +29,15 @@ class Driver:
 
     async def batch(self, limit: ReadLimit = ALL) -> list[int]:
         """Run a micro-batch; return the sequences that it read."""
-        end = await asyncio.to_thread(self.reader.latestOffset, self.at, limit)
+        return await self._run(await asyncio.to_thread(self.reader.latestOffset, self.at, limit))
+
+    async def old_batch(self) -> list[int]:
+        """Run a micro-batch as Spark before 4.2, which asks for the begin of a new query last."""
+        end = await asyncio.to_thread(self.reader.latestOffset)
+        self.at = self.at or await asyncio.to_thread(self.reader.initialOffset)
+        return await self._run(end)
+
+    async def _run(self, end: dict[str, Any]) -> list[int]:
         parts = await asyncio.to_thread(self.reader.partitions, self.at, end)
         rows = await rows_of(self.reader, parts)
         self.at = end
@@ -38,7 +45,8 @@ class Driver:
 
 
 @pytest.fixture
-def drive(stream: Stream) -> Any:
+def drive(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("sea_mq_worker.pipeline.jetstream.source._PACE_SECONDS", 0.0)
     return partial(Driver, stream.name)
 
 
@@ -55,6 +63,18 @@ async def test_a_query_begins_at_its_starting_offset(
     assert await driver.batch() == []
 
 
+async def test_a_crash_in_the_first_micro_batch_moves_no_begin(stream: Stream, drive: Any) -> None:
+    await stream.store(4)
+    crashed = drive(startSeq="latest")
+    await crashed.begin()
+    await stream.store(2)
+    restarted = drive(startSeq="latest")
+    newer = await asyncio.to_thread(restarted.reader.initialOffset)
+    assert await asyncio.to_thread(restarted.reader.partitions, newer, crashed.at) == []
+    restarted.at = crashed.at
+    assert await restarted.batch() == [5, 6]
+
+
 async def test_a_query_that_takes_what_is_there_ends_there(stream: Stream, drive: Any) -> None:
     await stream.store(4)
     driver = drive()
@@ -66,6 +86,36 @@ async def test_a_query_that_takes_what_is_there_ends_there(stream: Stream, drive
     before = driver.at
     assert await driver.batch() == []
     assert driver.at == before
+    ending = drive(before, endSeq=6)
+    assert await ending.batch() == [5, 6]
+    assert await ending.batch() == []
+    assert await drive(ending.at, endSeq=2).batch() == []
+
+
+async def test_a_spark_that_tells_no_begin_reads_the_same_and_finds_the_same_losses(
+    stream: Stream, drive: Any
+) -> None:
+    await stream.store(4)
+    driver = drive(endSeq=3)
+    assert await driver.old_batch() == [1, 2, 3]
+    assert await driver.old_batch() == []
+    following = drive(driver.at)
+    assert await following.old_batch() == [4]
+
+    with pytest.raises(PipelineError, match="has read up to 4, and endSeq is smaller"):
+        await drive(following.at, endSeq=3).old_batch()
+    with pytest.raises(PipelineError, match=r"startSeq=latest in a query needs Spark 4\.2"):
+        await drive(startSeq="latest").old_batch()
+    with pytest.raises(PipelineError, match="give each query a checkpoint of its own"):
+        await drive(following.at | {"stream": "OTHER"}).old_batch()
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        await drive(following.at | {"created": "2026-01-01T00:00:00Z"}).old_batch()
+    with pytest.raises(DataLossError, match="ends at sequence 4, before 10: it was restored"):
+        await drive(following.at | {"next": 11}).old_batch()
+    await stream.store(3)
+    await stream.purge(seq=7)
+    with pytest.raises(DataLossError, match="sequences 5 to 6 were removed"):
+        await drive(following.at).old_batch()
 
 
 async def test_messages_that_went_before_they_were_read_are_an_error(stream: Stream, drive: Any) -> None:

@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.nats.message import OutboundMessage
-from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
-from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest, Verdict
+from sea_mq_worker.pipeline import reconcile
+from sea_mq_worker.pipeline.verdicts import Verdict
 from sea_mq_worker.settings import Settings
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world, without_message_id
 from tests.support.jetstream import connected
 
-ROWS = 20_000
+ROWS = 3_000
 FAULTS = 10
 LOG = logging.getLogger(__name__)
 
@@ -44,8 +44,9 @@ async def test_planted_faults_are_named_and_nothing_else(world: World, spark: Sp
     await world.receive(await world.contents(), "own", without=_ids(unhandled))
     await world.stored.delete(*(sequences[message.id] for message in lost))
 
-    wanted = ReconcileRequest(grace_seconds=0, late_seconds=3600)
-    result = await asyncio.to_thread(reconcile, spark, world.settings, wanted, on_progress=LOG.info)
+    result = await asyncio.to_thread(
+        reconcile, spark, world.settings, grace_seconds=0, late_seconds=3600, on_progress=LOG.info
+    )
 
     outbox, inbox = result.hops
     assert {verdict: set(ids) for verdict, ids in outbox.examples.items()} == {

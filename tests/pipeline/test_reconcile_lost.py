@@ -5,8 +5,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,61 +14,47 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
-import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from typer.testing import CliRunner
 
-from sea_mq_worker.cli import app
 from sea_mq_worker.dev.servers import EmbeddedNats
 from sea_mq_worker.operators.changes import recorded
 from sea_mq_worker.operators.prune import prune
 from sea_mq_worker.operators.records import OutboxFilter
 from sea_mq_worker.operators.replay import replay_matching
-from sea_mq_worker.outbox.maintenance import RECONCILE
-from sea_mq_worker.pipeline import session
-from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
-from sea_mq_worker.pipeline.jobs.reconcile.job import reconcile
-from sea_mq_worker.pipeline.jobs.reconcile.lost_events import put_back
-from sea_mq_worker.pipeline.jobs.reconcile.result import (
-    ReconcileRequest,
-    Reconciliation,
-    Requeue,
-    Requeued,
-    Verdict,
-)
-from sea_mq_worker.pipeline.lake.erased_ids import id_hash
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE, BRONZE
-from sea_mq_worker.pipeline.lake.table import Conditions, Files, LakeTable, Watermark
-from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
-from sea_mq_worker.pipeline.sources.jetstream.state import stream_state
+from sea_mq_worker.pipeline import reconcile
+from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
+from sea_mq_worker.pipeline.jetstream.state import stream_state
+from sea_mq_worker.pipeline.jobs.erase import id_hash
+from sea_mq_worker.pipeline.jobs.reconcile import Reconciliation, Requeue, Requeued, _put_back
+from sea_mq_worker.pipeline.lake import ARCHIVE, BRONZE, Lake
+from sea_mq_worker.pipeline.postgres import snapshot
+from sea_mq_worker.pipeline.verdicts import Verdict
 from sea_mq_worker.postgres.pool import OPERATOR_HINTS
 from sea_mq_worker.settings import Settings, config_file
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world
 from tests.support.jetstream import connected, store
-from tests.support.programs import own_programs
 from tests.support.rows import opened
 from tests.support.servers import Database, PostgresAddress, scratch_database
 from tests.support.waiting import eventually
 from tests.support.worker import Deployment, running
 
 NONE_IS_OPEN = "SELECT NOT EXISTS (SELECT FROM outbox_events WHERE is_open)"
+REQUEUE = Requeue(actor="ada", reason="the stream lost them", cap=1000, dry_run=False)
 LOG = logging.getLogger(__name__)
 _PACE_SECONDS = 0.2
+_BRONZE_1_0 = (
+    "seq BIGINT, subject STRING, time TIMESTAMP, headers ARRAY<STRUCT<key: STRING, value: STRING>>, data"
+    " BINARY, incarnation STRING, stream STRING, date DATE"
+)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.crash
-@pytest.mark.timeout(600)
 @pytest.mark.fault("P33")
 async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
-    *,
-    pool: asyncpg.Pool,
-    spark: SparkSession,
-    settings_with: Callable[..., Settings],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pool: asyncpg.Pool, spark: SparkSession, settings_with: Callable[..., Settings], tmp_path: Path
 ) -> None:
     server = EmbeddedNats(tmp_path / "nats")
     async with server, connected(server.url) as connection:
@@ -83,48 +69,27 @@ async def test_what_a_broker_lost_that_was_set_back_is_named_and_put_back(
         world = replace(world, connection=connection)
         await world.publish(20)
 
-        told = await asyncio.to_thread(_requeue, spark, monkeypatch, tmp_path / "out")
+        out = tmp_path / "out"
+        told = await _reconciled(spark, world, requeue=REQUEUE, out=str(out))
         await _relayed(world, tmp_path / "worker.log")
         async with _traffic(world):
             after = await _reconciled(spark, world)
 
-    assert told["hops"][0]["verdicts"] == {"missing-in-stream": 100, "delivered": 220}
-    assert set(told["hops"][0]["examples"]["missing-in-stream"]) <= set(lost)
-    assert "80 lost IDs were acknowledged above its last sequence 220" in told["notes"][0]
-    assert (told["requeued"]["lost"], told["requeued"]["replayed"]) == (100, 100)
-    assert _written(tmp_path / "out") == set(lost)
+    assert told.hops[0].verdicts == {Verdict.MISSING_IN_STREAM: 100, Verdict.DELIVERED: 220}
+    assert set(told.hops[0].examples[Verdict.MISSING_IN_STREAM]) <= set(lost)
+    assert "80 lost IDs were acknowledged above its last sequence 220" in told.notes[0]
+    assert told.requeued
+    assert (told.requeued.lost, told.requeued.replayed) == (100, 100)
+    written = [json.loads(line) for file in out.glob("*.json") for line in file.read_text().splitlines()]
+    assert {(row["id"], row["verdict"]) for row in written} == {(each, "missing-in-stream") for each in lost}
     assert set(after.hops[0].verdicts) <= {Verdict.DELIVERED, Verdict.PENDING}
     assert after.hops[0].verdicts[Verdict.DELIVERED] >= 320
-
-
-def _requeue(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, out: Path) -> dict[str, Any]:
-    """Run the command that doctor and log print, in the session of the tests."""
-
-    @contextmanager
-    def running(*_: object, **__: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(session, "spark_session", running)
-    [(_, printed)] = own_programs(RECONCILE)
-    command = [*printed, "--grace", "0", "--json", "--out", str(out)]
-    runner = CliRunner()
-    assert runner.invoke(app, [*command, "--reason", " "]).exit_code == 2
-    ended = runner.invoke(app, [*command, "--actor", "ada"])
-    assert ended.exit_code == 1
-    assert "100 findings of altered, missing-in-inbox, missing-in-stream" in ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
 
 
 async def _relayed(world: World, log: Path) -> None:
     environment = {"SEA_MQ_CONFIG": os.environ["SEA_MQ_CONFIG"], "SEA_MQ_ADMIN_PORT": "0"}
     async with running(Deployment(context=world.context, upstream="", environment=environment), log):
         await eventually(lambda: world.pool.fetchval(NONE_IS_OPEN), within=60)
-
-
-def _written(folder: Path) -> set[str]:
-    lines = [line for file in folder.glob("*.json") for line in file.read_text().splitlines()]
-    return {json.loads(line)["id"] for line in lines}
 
 
 @asynccontextmanager
@@ -145,8 +110,10 @@ async def _traffic(world: World) -> AsyncIterator[None]:
 
 
 async def _reconciled(spark: SparkSession, world: World, **wanted: Any) -> Reconciliation:
-    request = ReconcileRequest(grace_seconds=0, **wanted)
-    return await asyncio.to_thread(reconcile, spark, world.settings, request, on_progress=LOG.info)
+    found: Reconciliation = await asyncio.to_thread(
+        reconcile, spark, world.settings, **{"grace_seconds": 0, "on_progress": LOG.info} | wanted
+    )
+    return found
 
 
 @pytest.fixture
@@ -157,7 +124,6 @@ async def world(
         yield await make_world(pool, connection, settings_with(**IN_TIME))
 
 
-@pytest.mark.slow
 async def test_lake_prune_replay_and_erasure_are_taken_into_account_by_sender_and_receiver(
     world: World,
     their_database: Database,
@@ -225,70 +191,110 @@ def _to_lake(
     *,
     landed: int,
     days_ago: Sequence[int] = (0,),
-    early: int = 0,
+    incarnations: Sequence[str] = ("{created}",),
 ) -> None:
-    """Archive all rows, and land the first messages, once for each day as if that day had been today.
-
-    ``early``: days by which the clock was behind when the events were published.
-    """
+    """Archive all rows, and land the first messages, once for each day as if that day had been today."""
     options = {"stream": world.stream, "endSeq": str(landed), "config": str(config_file())}
     messages = spark.read.format("jetstream").options(**options).load()
-    archive, bronze = LakeTable(lake, ARCHIVE), LakeTable(lake, BRONZE)
+    here, created = Lake(spark, lake), stream_state(world.settings, world.stream).created
+    here.create(ARCHIVE)
+    here.create(replace(BRONZE, ddl=_BRONZE_1_0))
+    names = [name for name in ARCHIVE.columns if name not in {"batch", "context", "date"}]
     with snapshot(world.settings) as held:
-        rows = read_outbox(spark, held).withColumns({"batch": F.lit(1), "context": F.lit(world.context)})
-        days = [{"created_at": each, "published_at": each + early} for each in days_ago]
-        archive.commit(_files(archive, rows, days), Watermark("archive", 1))
-    created = stream_state(world.settings, world.stream).created
-    rows = messages.withColumnRenamed("created", "incarnation")
-    switched = StreamProgress(stream=world.stream, created=0).recreated(nanoseconds(created), ())
-    bronze.commit(_files(bronze, rows, [{"time": each} for each in days_ago]), *switched)
+        rows = held.read(spark, "outbox_events", names)
+        for days in days_ago:
+            times = {
+                name: F.col(name) - F.lit(timedelta(days=days)) for name in ("created_at", "published_at")
+            }
+            dated = rows.withColumns({**times, "context": F.lit(world.context), "batch": F.lit(1)})
+            here.insert_new("archive", dated.withColumn("date", F.to_date("published_at")), "1 = 0")
+    for days in days_ago:
+        for name in incarnations:
+            moved = messages.withColumn("time", F.col("time") - F.lit(timedelta(days=days)))
+            incarnation = F.lit(name.format(created=created))
+            dated = moved.withColumns({"incarnation": incarnation, "date": F.to_date("time")}).drop("created")
+            here.insert_new("bronze", dated, "1 = 0")
 
 
-def _files(table: LakeTable, rows: DataFrame, earlier: Sequence[Mapping[str, int]]) -> Files:
-    """Write the rows several times, with times some days earlier, the last one the partition's."""
-    written = []
-    for days in earlier:
-        times = {name: F.col(name) - F.lit(timedelta(days=each)) for name, each in days.items()}
-        written.append(table.write(rows.withColumns(times).withColumn("date", F.to_date([*days][-1]))))
-    return Files(
-        tuple(each for files in written for each in files.actions), sum(files.rows for files in written)
-    )
-
-
-async def test_since_reads_only_the_files_of_its_time(
-    world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.long
+async def test_since_reads_only_its_time_and_what_rows_name_whatever_the_broker_s_clock_said(
+    world: World, spark: SparkSession, tmp_path: Path
 ) -> None:
-    lake, read, entries = str(tmp_path / "lake"), [], LakeTable.entries
-
-    def spy(table: LakeTable, skip_unless: Conditions) -> pa.Table:
-        found = entries(table, skip_unless)
-        read.extend(found["path"].to_pylist())
-        return found
-
+    lake, since = str(tmp_path / "lake"), datetime.now(UTC) - timedelta(days=2)
     await world.publish(5)
-    await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80), early=2)
+    await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, days_ago=(0, 40, 80))
     await world.stored.purge()
-    monkeypatch.setattr(LakeTable, "entries", spy)
-    result = await _reconciled(spark, world, lake=lake, since=datetime.now(UTC) - timedelta(days=1))
-
-    dates = {f"date={datetime.now(UTC).date() - timedelta(days=days)}" for days in (0, 2)}
-    assert {path.split("/")[1] for path in read} == dates
+    result = await _reconciled(spark, world, lake=lake, since=since)
     assert (result.rows["archive"], result.rows[f"bronze {world.stream}"]) == (5, 5)
     assert result.hops[0].verdicts == {Verdict.DELIVERED: 5}
+
+    await world.publish(5)
+    future = datetime.now(UTC) + timedelta(days=3)  # as if the broker's clock had been days behind
+    events = await world.pool.fetch("SELECT id FROM outbox_events ORDER BY seq DESC LIMIT 5")
+    await world.pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
+    await world.pool.execute(
+        "UPDATE outbox_events SET created_at = $1, published_at = $1 WHERE id = ANY ($2::uuid[])",
+        future + timedelta(seconds=1), [row["id"] for row in events],
+    )  # fmt: skip
+    late = await _reconciled(spark, world, since=future)
+    assert late.hops[0].verdicts == {Verdict.DELIVERED: 5}
+    assert late.rows[world.stream] == 5
+
+
+@pytest.mark.long
+async def test_a_landed_message_gives_way_to_that_of_a_later_restore(
+    world: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    ids = await world.publish(5)
+    older = ("2020-01-01T00:00:00Z", "2020-01-01T00:00:00Z#1", "{created}", "{created}#1")
+    await asyncio.to_thread(_to_lake, spark, world, lake, landed=5, incarnations=older)
+    await world.stored.purge()
+    result = await _reconciled(spark, world, lake=lake)
+    # The copies of a restore are the same messages; those of a stream deleted in 2020 are others.
+    assert result.rows[f"bronze {world.stream}"] == 20
+    assert result.hops[0].verdicts == {Verdict.DUPLICATED: 5}
+    assert set(result.hops[0].examples[Verdict.DUPLICATED]) == set(ids)
 
 
 async def test_more_lost_than_the_cap_or_a_dry_run_changes_nothing(
     database: Database, spark: SparkSession
 ) -> None:
     settings = Settings.model_validate({"database_url": database.dsn, "nats_url": "nats://127.0.0.1:1"})
-    rows = [(str(uuid4()), True, 1), (str(uuid4()), True, 2), (str(uuid4()), False, 3)]
-    missing = spark.createDataFrame(rows, "id string, in_table boolean, seq bigint")
+    rows = [(uuid4().bytes, True, 1), (uuid4().bytes, True, 2), (uuid4().bytes, False, 3)]
+    missing = spark.createDataFrame(rows, "id BINARY, in_table BOOLEAN, seq BIGINT")
 
     def asked(**given: Any) -> Requeued:
-        how = Requeue(**{"actor": "ada", "reason": "test", "cap": 2, "dry_run": False} | given)
-        return put_back(settings, missing, how, LOG.info)
+        return _put_back(settings, missing, replace(REQUEUE, **{"cap": 2} | given), LOG.info)
 
     dry = asked(dry_run=True)
-    assert (dry.lost, dry.replayed, dry.capped, dry.archived) == (3, 0, False, [rows[2][0]])
+    assert (dry.lost, dry.replayed, dry.capped) == (3, 0, False)
+    assert dry.archived == [str(UUID(bytes=rows[2][0]))]
     capped = asked(cap=1)
     assert (capped.replayed, capped.capped) == (0, True)
+
+
+async def test_what_makes_a_result_wrong_is_an_error(
+    world: World, spark: SparkSession, tmp_path: Path
+) -> None:
+    with pytest.raises(PipelineError, match="already exists: name a new folder"):
+        await _reconciled(spark, world, out=str(tmp_path))
+    with pytest.raises(PipelineError, match="there is no lake"):
+        await _reconciled(spark, world, lake=str(tmp_path / "nowhere"))
+    await world.publish(3)
+    turned = asyncio.Event()
+
+    def purge(line: str) -> None:
+        if "read 3" in line:
+            asyncio.run_coroutine_threadsafe(_recreated(world), loop).result()
+            turned.set()
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(DataLossError, match="recreated or restored during the read"):
+        await _reconciled(spark, world, on_progress=purge)
+    assert turned.is_set()
+
+
+async def _recreated(world: World) -> None:
+    await world.stored.drop()
+    await make_world(world.pool, world.connection, world.settings)

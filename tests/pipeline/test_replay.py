@@ -3,8 +3,9 @@
 import asyncio
 import json
 import signal
+import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,22 +15,19 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as fn
 
 from sea_mq_worker.nats.connection import NatsConnection
 from sea_mq_worker.outbox.event import EventState
 from sea_mq_worker.pipeline.errors import PipelineError
-from sea_mq_worker.pipeline.jobs.replay.job import Matched, ReplayJobResult, replay
-from sea_mq_worker.pipeline.jobs.replay.selection import Selection
-from sea_mq_worker.pipeline.jobs.replay.store import ReplayStore
-from sea_mq_worker.pipeline.lake.erased_ids import record_erased
-from sea_mq_worker.pipeline.lake.schemas import ARCHIVE
-from sea_mq_worker.pipeline.lake.table import LakeTable, Watermark
-from sea_mq_worker.pipeline.snapshot import read_outbox, snapshot
+from sea_mq_worker.pipeline.jobs.archive import KEPT
+from sea_mq_worker.pipeline.jobs.replay import Matched, ReplayJobResult, Selection, replay
+from sea_mq_worker.pipeline.lake import ARCHIVE, ERASED, Lake
+from sea_mq_worker.pipeline.postgres import snapshot
+from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
 from tests.support.jetstream import connected, stored_messages
-from tests.support.partitions import id_of_day
 from tests.support.pipeline_settings import values_of, write_settings
 from tests.support.rows import add_event
 from tests.support.waiting import eventually
@@ -44,6 +42,7 @@ SELECT gen_random_uuid(), 'order', 'o-1', 'order.created', jsonb_build_object('n
   FROM generate_series(1, {EVENTS}) n"""
 HERE = "SELECT o.* FROM outbox_events o ORDER BY seq"
 NONE_IS_OPEN = "SELECT NOT EXISTS (SELECT FROM outbox_events WHERE is_open)"
+REOPEN = "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +63,23 @@ class Site:
     async def add(self, *state: str, **given: Any) -> UUID:
         return await add_event(self.pool, *state, **given)
 
-    def archive(self, condition: str, *, batch: int = 1) -> None:
+    async def archive(self, where: str) -> None:
         """Copy events to the archive, as they are."""
-        columns = [name for name in ARCHIVE.schema.names if name not in {"batch", "context", "date"}]
-        table = LakeTable(self.lake, ARCHIVE)
-        added = {"batch": F.lit(batch).cast("bigint"), "context": F.lit(self.target.context)}
-        with snapshot(self.settings) as held:
-            rows = read_outbox(self.spark, held, columns=columns).where(condition)
-            rows = rows.withColumns(added | {"date": F.to_date("published_at")})
-            table.commit(table.write(rows), Watermark("by hand", batch))
+
+        def copy() -> None:
+            lake = Lake(self.spark, self.lake)
+            lake.create(ARCHIVE)
+            added = {"batch": fn.lit(None).cast("bigint"), "context": fn.lit(self.target.context)}
+            with snapshot(self.settings) as held:
+                rows = held.read(self.spark, "outbox_events", KEPT, where).withColumns(added)
+                lake.insert_new(ARCHIVE.name, rows.withColumn("date", fn.to_date("published_at")), "false")
+
+        await asyncio.to_thread(copy)
 
     async def replay(self, selection: Selection, **given: Any) -> ReplayJobResult:
+        """Replay in a thread, since a job has a loop of its own."""
         rules = {"actor": "ann", "reason": "the stream lost them", "cap": EVENTS, "lake": self.lake} | given
-        stop = asyncio.Event()
-        return await replay(self.spark, self.settings, selection, stop=stop, on_progress=print, **rules)
+        return await asyncio.to_thread(replay, self.spark, self.settings, selection, **rules)
 
     async def pending(self) -> set[UUID]:
         rows = await self.pool.fetch("SELECT id FROM outbox_events WHERE state = 'PENDING'")
@@ -104,37 +106,43 @@ async def site(
         yield Site(outbound, settings, pool, broker, spark, tmp_path)
 
 
-# --- which
-
-
-async def test_events_are_chosen_by_each_part_of_a_selection_and_none_is_replayed_above_the_cap(
+async def test_events_are_chosen_by_each_part_of_a_selection_never_erased_ones_or_more_than_the_cap(
     site: Site,
 ) -> None:
-    paid = await site.add("PUBLISHED", event_type="order.paid", ordering_key="a")
+    paid = await site.add("PUBLISHED", event_type="order's\\paid", ordering_key="a")
     dead = await site.add("DEAD", ordering_key="b")
     await site.add(ordering_key="a")
     old = await site.add("PUBLISHED", ordering_key="a", created_at=datetime.now(UTC) - timedelta(days=3))
     kept = await site.add("PUBLISHED", ordering_key="b")
     again = await site.add("PUBLISHED", ordering_key="b")
-    site.archive(f"id IN ('{old}', '{kept}', '{again}')")
+    erased = await site.add("PUBLISHED", ordering_key="b")
+    await site.archive(f"id IN ('{old}', '{kept}', '{again}', '{erased}')")
     await site.pool.execute("DELETE FROM outbox_events WHERE id = $1", old)
-    open_ = "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1"
-    await site.pool.execute(open_, again)
+    await site.pool.execute(REOPEN, again)
+    lake = Lake(site.spark, site.lake)
+    lake.create(ERASED)
+    lake.insert_new(
+        ERASED.name,
+        site.spark.sql(f"SELECT sha2('{erased}', 256) AS id_sha256, now() AS erased_at"),
+        "t.id_sha256 = s.id_sha256",
+    )
     hour_ago, yesterday = (datetime.now(UTC) - timedelta(hours=n) for n in (1, 24))
 
     async def chosen(**given: Any) -> dict[str, tuple[int, int]]:
         look = await site.replay(Selection(**given), dry_run=True)
+        assert look.dry_run
         assert look.matched == sum(one.table + one.archive for one in look.types)
         return {one.event_type: (one.table, one.archive) for one in look.types}
 
-    assert await chosen(ids=(paid, dead, old, kept, again), since=yesterday) == {
+    assert await chosen(ids=(paid, dead, old, kept, again, erased), since=yesterday) == {
         "order.created": (2, 0),
-        "order.paid": (1, 0),
+        "order's\\paid": (1, 0),
     }
     assert await chosen(states=(EventState.PUBLISHED,), published_since=hour_ago) == {
         "order.created": (1, 1),
-        "order.paid": (1, 0),
+        "order's\\paid": (1, 0),
     }
+    assert await chosen(event_types=("order's\\paid",)) == {"order's\\paid": (1, 0)}
     assert await chosen(states=(EventState.DEAD,), event_types=("order.created",)) == {
         "order.created": (1, 0)
     }
@@ -142,6 +150,8 @@ async def test_events_are_chosen_by_each_part_of_a_selection_and_none_is_replaye
     above = await site.replay(Selection(ids=(paid, dead)), cap=1)
     assert (above.matched, above.replayed, above.action) == (2, 0, None)
     assert await site.actions() == []
+    with pytest.raises(PipelineError, match="there is no lake"):
+        await site.replay(Selection(), lake=str(site.folder / "nowhere"))
 
 
 async def test_an_archived_event_comes_back_as_it_was(site: Site) -> None:
@@ -154,11 +164,11 @@ async def test_an_archived_event_comes_back_as_it_was(site: Site) -> None:
         "correlation_id": "6a1ff2f6-0000-4000-8000-000000000001",
         "causation_id": "6a1ff2f6-0000-4000-8000-000000000002",
         "event_version": 3,
-        "occurred_at": datetime(2024, 3, 31, 0, 59, 59, 123457, tzinfo=UTC),
+        "occurred_at": datetime(1492, 10, 12, 0, 59, 59, 123457, tzinfo=UTC),
     }
     ids = [await site.add("PUBLISHED", **odd), await site.add("PUBLISHED")]
     before = await site.pool.fetch(HERE)
-    site.archive("true")
+    await site.archive("true")
     await site.pool.execute("DELETE FROM outbox_events")
 
     done = await site.replay(Selection(ids=tuple(ids)))
@@ -171,76 +181,48 @@ async def test_an_archived_event_comes_back_as_it_was(site: Site) -> None:
         assert {**was, **{name: now[name] for name in renewed}} == dict(now)
         assert (now["state"], now["publish_attempts"]) == ("PENDING", 0)
         assert now["available_at"] >= was["published_at"]
-    action = (await site.actions())[0]
-    assert (action["action"], action["actor"], action["affected"]) == ("replay", "ann", 2)
+    [action] = await site.actions()
+    assert (action["action"], action["actor"], action["affected"], action["outcome"]) == (
+        *("replay", "ann", 2, "done"),
+    )
     assert json.loads(action["selection"])["ids"] == sorted(map(str, ids))
 
 
-async def test_erased_events_stay_away_from_a_replay_also_after_a_restored_backup(site: Site) -> None:
-    in_archive, in_table, kept = [await site.add("PUBLISHED") for _ in range(3)]
-    site.archive(f"id IN ('{in_archive}', '{kept}')")
-    await site.pool.execute("DELETE FROM outbox_events WHERE id = $1", in_archive)
-    record_erased(site.lake, [str(in_archive), str(in_table)])
+async def test_a_stopped_replay_continues_where_it_was_and_two_runs_exclude_each_other(site: Site) -> None:
+    ids = [await site.add("PUBLISHED") for _ in range(6)]
+    stop, advance = threading.Event(), load_queries("pipeline_replay")["advance"]
 
-    done = await site.replay(Selection(ids=(in_archive, in_table, kept)))
+    def stop_soon(progress: str) -> None:
+        if " 0 of" not in progress:
+            stop.set()
 
-    assert (done.matched, done.replayed) == (1, 1)
-    assert await site.pending() == {kept}
+    def meanwhile(statement: str, *given: Any) -> Callable[[str], None]:
+        async def execute() -> None:
+            other = await asyncpg.connect(site.settings.database_url.get_secret_value())
+            await other.fetch(statement, *given)
+            await other.close()
 
+        return lambda _: asyncio.run(execute())
 
-async def test_a_replay_reads_only_the_archives_files_that_can_hold_its_events(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await site.pool.execute("ALTER TABLE outbox_events DISABLE TRIGGER USER")
-    days = (40, 30, 20, 10)
-    ids = [id_of_day(day) for day in days]
-    for batch, (day, event) in enumerate(zip(days, ids, strict=True), start=1):
-        at = datetime.now(UTC) - timedelta(days=day)
-        await site.add("PUBLISHED", id=event, created_at=at, event_type=f"order.{day}")
-        await site.pool.execute("UPDATE outbox_events SET published_at = $1 WHERE id = $2", at, event)
-        site.archive(f"id = '{event}'", batch=batch)
-    read = LakeTable.read
-    files: list[tuple[str, int]] = []
+    begun = await site.replay(Selection(), lake=None, per_second=1, stop=stop, on_progress=stop_soon)
+    assert begun.stopped
+    assert 0 < begun.replayed < len(ids) - 1
+    assert await site.pending() == set(ids[: begun.replayed])
 
-    def counted(*given: Any, **named: Any) -> DataFrame:
-        rows = read(*given, **named)
-        files.append(("payloads" if "payload" in rows.columns else "keys", len(rows.inputFiles())))
-        return rows
-
-    monkeypatch.setattr(LakeTable, "read", counted)
-    since = datetime.now(UTC) - timedelta(days=25)
-    for selection, keys, payloads in (
-        (Selection(ids=(ids[1],)), 1, 1),
-        (Selection(ids=(ids[0], ids[3])), 2, 4),
-        (Selection(event_types=("order.30",)), 4, 1),
-        (Selection(published_since=since), 2, 2),
-        (Selection(since=since), 2, 2),
-    ):
-        files.clear()
-        await site.pool.execute("DELETE FROM outbox_events")
-        done = await site.replay(selection)
-        assert (done.replayed, files) == (payloads % 4 or 2, [("keys", keys), ("payloads", payloads)])
-
-
-# --- how
-
-
-async def test_events_changed_meanwhile_are_reported_and_two_runs_exclude_each_other(site: Site) -> None:
-    ids = [await site.add("PUBLISHED") for _ in range(3)]
-    seqs = [row["seq"] for row in await site.pool.fetch(HERE)]
-    batch = [Row(id=str(one), seq=seq, archived=False) for one, seq in zip(ids[:2], seqs[:2], strict=True)]
-    await site.pool.execute(
-        "UPDATE outbox_events SET state = 'PENDING', published_at = NULL WHERE id = $1", ids[0]
+    reopen = meanwhile(REOPEN, ids[-1])
+    resumed = await site.replay(Selection(), lake=None, per_second=1, on_progress=reopen)
+    assert resumed.resumed_after is not None
+    assert (resumed.action, resumed.matched) == (begun.action, len(ids) - begun.replayed)
+    assert (resumed.replayed, resumed.skipped, resumed.skipped_ids) == (
+        *(resumed.matched - 1, 1, (str(ids[-1]),)),
     )
+    assert await site.pending() == set(ids)
 
-    store = ReplayStore(site.pool)
-    action = await store.begin("{}", "{}", actor="ann", reason="test")
-    assert await store.put_back(action.id, batch, after=0) == {str(ids[1])}
-    with pytest.raises(PipelineError, match="another run"):
-        await store.put_back(action.id, batch, after=0)
-
-    assert await site.pending() == set(ids[:2])
-    assert [row["affected"] for row in await site.actions()] == [1]
+    more = tuple([await site.add("PUBLISHED") for _ in range(4)])
+    overtake = meanwhile(advance.replace("= $2::bigint", "<> $2::bigint"), begun.action + 1, -1, 10**9)
+    with pytest.raises(PipelineError, match="another run is continuing replay"):
+        await site.replay(Selection(ids=more), lake=None, per_second=1, on_progress=overtake)
+    assert next(row["affected"] for row in await site.actions()) == 5
 
 
 async def second_copies(site: Site) -> dict[str, list[int]]:
@@ -257,6 +239,7 @@ async def second_copies(site: Site) -> dict[str, list[int]]:
 
 @pytest.mark.crash
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_killed_replay_is_resumed_and_publishes_each_key_in_order(site: Site) -> None:
     """A worker publishes beside it; half of the events are in the archive alone."""
     all_published = partial(site.pool.fetchval, NONE_IS_OPEN)
@@ -268,9 +251,9 @@ async def test_a_killed_replay_is_resumed_and_publishes_each_key_in_order(site: 
         await worker.ready()
         await site.pool.execute(FILL)
         await eventually(all_published, within=60)
-        site.archive("hash(id) % 2 = 0")
+        await site.archive("hashtext(id::text) % 2 = 0")
         gone = "id = ANY ($1::text[]::uuid[])"
-        archived = LakeTable(site.lake, ARCHIVE).read(site.spark).select("id").collect()
+        archived = Lake(site.spark, site.lake).read(ARCHIVE.name).select("id").collect()
         await site.pool.execute(f"DELETE FROM outbox_events WHERE {gone}", [row.id for row in archived])
         assert EVENTS / 4 < len(archived) < EVENTS * 3 / 4
 

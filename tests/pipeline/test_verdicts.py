@@ -1,35 +1,44 @@
-"""Verdicts on small frames: the findings on an ID, and why."""
+"""Verdicts on small DataFrames: the findings on an ID, and why."""
 
+import hashlib
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import Mock
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo
-from sea_mq_worker.pipeline.errors import DataLossError, PipelineError
-from sea_mq_worker.pipeline.jobs.land.stream_progress import StreamProgress, nanoseconds
-from sea_mq_worker.pipeline.jobs.reconcile import job, sources
-from sea_mq_worker.pipeline.jobs.reconcile.audit import Audit, AuditedReplay
-from sea_mq_worker.pipeline.jobs.reconcile.exchange import PACKED, pack
-from sea_mq_worker.pipeline.jobs.reconcile.fingerprints import EVENTS, MESSAGES, RECEIVED
-from sea_mq_worker.pipeline.jobs.reconcile.judging import Judge
-from sea_mq_worker.pipeline.jobs.reconcile.order import JudgeOrder, outside_longest_run
-from sea_mq_worker.pipeline.jobs.reconcile.result import ReconcileRequest, findings_of
-from sea_mq_worker.pipeline.lake.erased_ids import id_hash
-from sea_mq_worker.settings import Settings
+from sea_mq_worker.pipeline.jobs.reconcile import _findings, _selected
+from sea_mq_worker.pipeline.verdicts import (
+    ARCHIVED,
+    COPY,
+    INCARNATION,
+    RECEIVED,
+    REPLAYED,
+    TABLE,
+    Judge,
+    Verdict,
+    out_of_order,
+    outside_longest_run,
+)
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-SUBJECT = "sea.event.order.paid.v1"
-OWN = "SEA_EVENTS"
-
-Rows = list[dict[str, Any]]
+OWN, OTHER = "SEA_EVENTS", "OTHER"
+FACTS = (
+    "id BINARY, kind INT, place BIGINT, event STRUCT<state: STRING, occurred_at: TIMESTAMP,"
+    " created_at: TIMESTAMP, published_at: TIMESTAMP, seq: BIGINT, stream: STRING, stream_seq: BIGINT,"
+    " in_table: BOOLEAN, key: BINARY, replays: ARRAY<TIMESTAMP>, content: BINARY, header_hash: BINARY>,"
+    " received STRUCT<processed_at: TIMESTAMP, dead_lettered_at: TIMESTAMP, locked_until: TIMESTAMP,"
+    " content_hash: BINARY, stream_seq: BIGINT>, replayed ARRAY<TIMESTAMP>,"
+    " copy STRUCT<time: TIMESTAMP, content: BINARY, header_hash: BINARY, hops: BIGINT>"
+)
+Fact = dict[str, Any]
 
 
 def ago(seconds: float) -> datetime:
@@ -40,7 +49,8 @@ def stream_info(**given: Any) -> StreamInfo:
     """Make a stream of sequences 100 to 1000, which may drop messages when it is full."""
     state = {"messages": 900, "bytes": 0, "first_seq": 100, "last_seq": 1000}
     state |= {"first_ts": ago(5000).isoformat(), "last_ts": ago(1).isoformat()}
-    answer = {"config": {"max_msgs": 900}, "created": ago(10_000).isoformat(), "state": state}
+    config = given.pop("config", {"max_msgs": 900})
+    answer = {"config": config, "created": ago(10_000).isoformat(), "state": state}
     return replace(StreamInfo.from_json(OWN, answer, local_time=0), **given)
 
 
@@ -51,44 +61,53 @@ def consumer_info(name: str = "own", **config: Any) -> ConsumerInfo:
     return ConsumerInfo.from_json(OWN, answer | {"num_pending": 0, "num_ack_pending": 0})
 
 
-CONSUMER = consumer_info(filter_subject="sea.event.order.>")
-GONE = Audit(
-    outbox_pruned_before=ago(2000),
-    archived_before=ago(2500),
-    inbox_pruned_before=ago(2000),
-    erased=frozenset({id_hash("erased")}),
+def id_of(name: str) -> bytes:
+    return hashlib.md5(name.encode(), usedforsecurity=False).digest()
+
+
+JUDGE = Judge(
+    context="sea",
+    consumers=(),
+    asked_at=NOW,
+    streams={OWN: stream_info(), OTHER: stream_info(name=OTHER)},
+    in_part=False,
+    grace=timedelta(seconds=60),
+    late_seconds=None,
+    outbox_removed_before=ago(2000),
+    inbox_removed_before=ago(2000),
+    erased=[hashlib.sha256(str(uuid.UUID(bytes=id_of("erased"))).encode()).hexdigest()],
 )
 
 
-def event(name: str, seq: int = 1, **given: Any) -> dict[str, Any]:
+def event(name: str, seq: int = 1, *, kind: int = TABLE, place: int = 0, **given: Any) -> Fact:
     """Make a row that was published at 200, without trouble."""
-    return {
-        "id": name,
+    row = {
         "seq": seq,
-        "event_type": "order.paid",
         "occurred_at": ago(1001),
         "created_at": ago(1001),
         "published_at": ago(1000),
-        "stream": "SEA_EVENTS",
+        "stream": OWN,
         "stream_seq": 200,
         "state": "PUBLISHED",
         "content": b"c",
         "header_hash": b"m",
-        "in_table": True,
+        "in_table": kind == TABLE,
+        "replays": [],
     } | given
+    return {"id": name, "kind": kind, "place": place, "event": row}
 
 
-def message(name: str, position: int = 200, **given: Any) -> dict[str, Any]:
-    return {
-        "id": name,
-        "stream": OWN,
-        "position": position,
-        "seq": position,
-        "time": ago(1000),
-        "subject": SUBJECT,
-        "content": b"c",
-        "header_hash": b"m",
-    } | given
+def message(name: str, position: int = 200, *, stream: int = 0, **given: Any) -> Fact:
+    copy = {"time": ago(1000), "content": b"c", "header_hash": b"m", "hops": 1} | given
+    return {"id": name, "kind": COPY + stream, "place": position, "copy": copy}
+
+
+def received(name: str, **row: Any) -> Fact:
+    return {"id": name, "kind": RECEIVED, "place": 0, "received": row}
+
+
+def replayed(name: str, *seconds: float) -> Fact:
+    return {"id": name, "kind": REPLAYED, "place": 0, "replayed": [ago(each) for each in seconds]}
 
 
 class Judged(NamedTuple):
@@ -102,41 +121,29 @@ def judged(findings: Mapping[str, list[str]]) -> Judged:
     return Judged(len(findings), {name: found for name, found in findings.items() if found != ["delivered"]})
 
 
-def judge(
-    events: Rows,
-    messages: Rows,
-    *,
-    state: StreamInfo | None = None,
-    wanted: ReconcileRequest | None = None,
-    audit: Audit = GONE,
-    inbox: Rows | None = None,
-    consumers: Sequence[ConsumerInfo] = (),
-) -> list[Judged]:
+def frame(spark: SparkSession, facts: Sequence[Fact]) -> DataFrame:
+    columns = ("kind", "place", "event", "received", "replayed", "copy")
+    rows = [(id_of(fact["id"]), *(fact.get(name) for name in columns)) for fact in facts]
+    return spark.createDataFrame(rows, FACTS)
+
+
+def judge(spark: SparkSession, facts: Sequence[Fact], how: Judge = JUDGE) -> list[Judged]:
     """Judge the hop from the outbox, then those of the consumers."""
-    judging = Judge(
-        wanted=wanted or ReconcileRequest(),
-        context="sea",
-        consumers=consumers,
-        received_at=NOW,
-        streams={OWN: state or stream_info(), "OTHER": stream_info(name="OTHER")},
-        audit=audit,
-        buckets=3,
-    )
-    rows_of = {"outbox": (EVENTS, events), OWN: (MESSAGES, messages), "inbox": (RECEIVED, inbox or [])}
-    packed = [
-        pack(name, pa.Table.from_pylist(rows, schema), "id", 3) for name, (schema, rows) in rows_of.items()
-    ]
-    found = pa.Table.from_batches(judging(iter(packed))).to_pylist()
-    keyed = [{name: row[name] for name in PACKED.names} for row in found if row["packed"]]
-    ordered = JudgeOrder(audit.replays)(iter([pa.RecordBatch.from_pylist(keyed, PACKED)]))
-    troubled = [row for row in found if row["id"]] + [row for batch in ordered for row in batch.to_pylist()]
-    assert len({(row["hop"], row["id"]) for row in troubled}) == len(troubled)
+    names = {id_of(fact["id"]): fact["id"] for fact in facts}
+    all_judged = how.judge(frame(spark, facts)).cache()
+    found = _findings(all_judged, out_of_order(all_judged)).select("id", "hop", "findings").collect()
+    all_judged.unpersist()
+    assert len({(row["hop"], bytes(row["id"])) for row in found}) == len(found)
     return [
-        Judged(
-            sum(row["rows"] for row in found if row["counted"] == "ids" and row["hop"] == hop),
-            {row["id"]: list(findings_of(row["findings"])) for row in troubled if row["hop"] == hop},
+        judged(
+            {
+                names[bytes(row["id"])]: [each.value for each in Verdict if row["findings"] & each.bit]
+                or ["delivered"]
+                for row in found
+                if row["hop"] == hop
+            }
         )
-        for hop in range(len(judging.hops))
+        for hop in range(len(how.hops))
     ]
 
 
@@ -145,7 +152,7 @@ SLOW = {"occurred_at": ago(1100)}
 CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str]]] = {
     "fine": ({}, {}, ["delivered"]),
     "in-table-too": ({}, {}, ["delivered"]),
-    "archived-twice": ({"in_table": False}, {}, ["delivered"]),
+    "archived-twice": ({"kind": ARCHIVED, "place": -9}, {}, ["delivered"]),
     "lost": ({}, None, ["missing-in-stream"]),
     "above-the-last": ({"stream_seq": 1001}, None, ["missing-in-stream"]),
     "since-then": ({"published_at": NOW, "stream_seq": 1001}, None, ["pending"]),
@@ -155,12 +162,13 @@ CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str
     "dropped-by-a-clock-behind": ({"stream_seq": 99, "published_at": ago(10_030)}, None, ["expired"]),
     "dropped-without-a-sequence": ({"stream_seq": None, "published_at": ago(6000)}, None, ["expired"]),
     "lost-without-a-sequence": ({"stream_seq": None}, None, ["missing-in-stream"]),
-    "elsewhere": ({"stream": "OTHER"}, None, ["expired"]),
+    "elsewhere": ({"stream": OTHER}, None, ["expired"]),
     "open": ({"state": "PENDING", **OPEN}, None, ["pending"]),
     "held": ({"state": "CLAIMED", **OPEN}, None, ["pending"]),
     "given-up": ({"state": "DEAD", **OPEN}, None, ["dead"]),
     "other-body": ({}, {"content": b"x"}, ["altered"]),
     "other-headers": ({}, {"header_hash": b"x"}, ["altered"]),
+    "no-message-of-it": ({"content": None, "header_hash": None}, {}, ["delivered"]),
     "slow": (SLOW, {}, ["late"]),
     "slow-and-altered": (SLOW, {"header_hash": b"x"}, ["altered", "late"]),
     "nobody's": (None, {}, ["unexpected"]),
@@ -171,56 +179,45 @@ CASES: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[str
 """How row and message differ from those without trouble, if there are any, and the findings."""
 
 
-def test_each_row_and_each_message_gets_what_holds_of_it() -> None:
-    events = [event(name, **row) for name, (row, _, _) in CASES.items() if row is not None]
-    copies = [message(name, **sent) for name, (_, sent, _) in CASES.items() if sent is not None]
-    copies.append(message("fine"))  # read from the stream and from the lake
-    events.append(event("in-table-too", content=b"x", in_table=False, published_at=ago(9)))
-    events.append(event("archived-twice", content=b"x", in_table=False, published_at=ago(1500)))
-    copied_events, more_copies, replays, copied = _copied()
-    moved_events, moved_copies, moved = _moved()
-    found = judge(
-        [*events, *copied_events, *moved_events],
-        [*copies, *more_copies, *moved_copies],
-        wanted=ReconcileRequest(late_seconds=60),
-        audit=replace(GONE, replays=replays),
-    )
+def test_each_row_and_each_message_gets_what_holds_of_it(spark: SparkSession) -> None:
+    facts = [event(name, **row) for name, (row, _, _) in CASES.items() if row is not None]
+    facts += [message(name, **sent) for name, (_, sent, _) in CASES.items() if sent is not None]
+    facts.append(message("fine"))  # read from the stream and from the lake
+    facts.append(event("in-table-too", kind=ARCHIVED, content=b"x", published_at=ago(9)))
+    facts.append(event("archived-twice", kind=ARCHIVED, content=b"x", place=-8))
+    copied, of_copied = _copied()
+    moved, of_moved = _moved()
+    found = judge(spark, [*facts, *copied, *moved], replace(JUDGE, late_seconds=60))
     wanted = {name: findings for name, (_, _, findings) in CASES.items()}
-    assert found[0] == judged(wanted | copied | moved)
+    assert found[0] == judged(wanted | of_copied | of_moved)
 
 
-def _copied() -> tuple[Rows, Rows, list[AuditedReplay], dict[str, list[str]]]:
-    """Make events with further copies: a replay explains one that it selects and that comes after it."""
+def _copied() -> tuple[list[Fact], dict[str, list[str]]]:
+    """Make events with further copies: a replay explains one that comes after it."""
     explained = {
-        "by-id": True,
-        "by-key": True,
-        "by-correlation": True,
-        "by-a-clock-behind": True,
-        "unexplained": False,
-        "one-replay-two-copies": False,
-        "replayed-before-the-first": False,
-        "of-another-type": False,
-        "created-later": False,
+        "by-id": [600],
+        "by-a-clock-behind": [983],
+        "of-both-streams-with-that-name": [600],
+        "unexplained": [],
+        "one-replay-two-copies": [600],
+        "replayed-before-the-first": [995],
     }
-    events = [event(name, ordering_key=f"k-{name}", correlation_id=f"c-{name}") for name in explained]
-    two = ((200, ago(980)), (300, ago(500)))
-    copies = [message(name, position, time=at) for name in explained for position, at in two]
-    copies.append(message("one-replay-two-copies", 400, time=ago(100)))
-    given: list[tuple[float, dict[str, Any]]] = [
-        (600, {"ids": ["by-id", "one-replay-two-copies"], "states": ["PUBLISHED"]}),
-        (600, {"ordering_key": "k-by-key", "states": ["PUBLISHED"], "since": ago(1001).isoformat()}),
-        (600, {"correlation_id": "c-by-correlation"}),
-        (983, {"ids": ["by-a-clock-behind"]}),
-        (995, {"ids": ["replayed-before-the-first"]}),
-        (600, {"ordering_keys": ["k-of-another-type"], "event_types": ["order.made"]}),
-        (600, {"ordering_keys": ["k-created-later"], "until": ago(1001).isoformat()}),
-    ]
-    replays = [AuditedReplay(at=ago(seconds), selection=selection) for seconds, selection in given]
-    verdicts = {name: ["delivered" if known else "duplicated"] for name, known in explained.items()}
-    return events, copies, replays, verdicts
+    facts = [replayed(name, *times) for name, times in explained.items() if times]
+    facts += [event(name) for name in (*explained, "by-its-filter")]
+    facts[-1]["event"]["replays"] = [ago(600)]
+    facts += [replayed("pruned-and-replayed", 600)]
+    for name in (*explained, "by-its-filter", "pruned-and-replayed"):
+        first = 200 - INCARNATION if name.startswith("of-both") else 200
+        facts += [message(name, first, time=ago(980)), message(name, 300, time=ago(500))]
+    facts.append(message("one-replay-two-copies", 400, time=ago(100)))
+    wrong = ("unexplained", "one-replay-two-copies", "replayed-before-the-first")
+    verdicts = {
+        name: ["duplicated" if name in wrong else "delivered"] for name in (*explained, "by-its-filter")
+    }
+    return facts, verdicts | {"pruned-and-replayed": ["unexpected"]}
 
 
-def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
+def _moved() -> tuple[list[Fact], dict[str, list[str]]]:
     """Make keys whose events are stored in another order than they were inserted in, the alphabet's."""
     stored = {"order": "abcdefgh", "late": "acdefgbh", "early": "agbcdefh", "swap": "abdcefgh"}
     stored["two"] = "bcdahefg"
@@ -230,58 +227,61 @@ def _moved() -> tuple[Rows, Rows, dict[str, list[str]]]:
         for key, order in stored.items()
         for position, letter in enumerate(order)
     ]
-    events = [event(f"{key}-{letter}", ord(letter), ordering_key=key) for key, letter, _ in letters]
-    copies = [message(f"{key}-{letter}", position) for key, letter, position in letters]
+    facts = [event(f"{key}-{letter}", ord(letter), key=key.encode()) for key, letter, _ in letters]
+    facts += [message(f"{key}-{letter}", position) for key, letter, position in letters]
+    # The first copy of an event has left the stream: the copy of its replay is in order.
+    facts += [
+        event("replay-1", 1, key=b"replay", occurred_at=ago(510)),
+        event("replay-2", 2, key=b"replay", occurred_at=ago(910)),
+        replayed("replay-1", 600),
+    ]
+    facts += [message("replay-1", 300, time=ago(500)), message("replay-2", 200, time=ago(900))]
     names = [f"{key}-{letter}" for key, letter, _ in letters]
-    return events, copies, {name: ["out-of-order" if name in wrong else "delivered"] for name in names}
+    found = {name: ["out-of-order" if name in wrong else "delivered"] for name in names}
+    return facts, found | {"replay-1": ["delivered"], "replay-2": ["delivered"]}
 
 
-def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers() -> None:
+def test_a_full_stream_that_refuses_drops_only_what_is_old_and_a_part_tells_nothing_of_strangers(
+    spark: SparkSession,
+) -> None:
     state = stream_info(first_seq=1001, first_time=None, max_age_seconds=2000, config={}, now=ago(-300))
-    events = [
+    facts = [
         event("purged"),
         event("old", published_at=ago(2001)),
         event("old-at-the-end-of-the-read", published_at=ago(1650)),
-        event("seen-by-its-replay-alone", 1, ordering_key="k"),
-        event("later", 2, ordering_key="k"),
-    ]
-    copies = [
         message("stranger"),
-        message("seen-by-its-replay-alone", 300, time=ago(500)),
-        message("later", 200, time=ago(900)),
     ]
-    replays = [AuditedReplay(at=ago(600), selection={"ids": ["seen-by-its-replay-alone"]})]
-    wanted, audit = ReconcileRequest(since=ago(9000)), Audit(replays=replays)
-    found = judge(events, copies, state=state, wanted=wanted, audit=audit)
-    assert found[0] == judged(
-        {
-            "purged": ["missing-in-stream"],
-            "old": ["expired"],
-            "old-at-the-end-of-the-read": ["expired"],
-            "seen-by-its-replay-alone": ["delivered"],
-            "later": ["delivered"],
-        }
-    )
+    found = judge(spark, facts, replace(JUDGE, streams={OWN: state}, in_part=True, erased=()))
+    old = {name: ["expired"] for name in ("old", "old-at-the-end-of-the-read")}
+    assert found[0] == judged({"purged": ["missing-in-stream"], **old})
 
 
-@pytest.mark.parametrize(
-    ("config", "expired"),
-    [
+def test_only_what_the_stream_s_retention_may_remove_is_expired(spark: SparkSession) -> None:
+    head, middle = {"head"}, {"head", "middle"}
+    cases: list[tuple[dict[str, Any], set[str]]] = [
         ({}, set()),
-        ({"max_msgs": 900, "discard": "old"}, {"head"}),
-        ({"max_msgs_per_subject": 1, "discard": "new"}, {"head", "middle"}),
+        ({"max_msgs": 900, "discard": "old"}, head),
+        ({"max_msgs_per_subject": 1, "discard": "new"}, middle),
         ({"max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True}, set()),
-        ({"retention": "workqueue"}, {"head", "middle"}),
-        ({"allow_msg_ttl": True}, {"head", "middle"}),
-    ],
-)
-def test_only_what_the_stream_s_retention_may_remove_is_expired(
-    config: dict[str, Any], expired: set[str]
-) -> None:
-    events = [event("head", stream_seq=99), event("middle"), event("above-the-last", stream_seq=1001)]
-    found = judge(events, [message("other", 300)], state=stream_info(config=config))
-    names = {name for name, findings in found[0].findings.items() if findings == ["expired"]}
-    assert names == expired
+        ({"retention": "workqueue"}, middle),
+        ({"allow_msg_ttl": True}, middle),
+    ]
+    facts = [event("head", stream_seq=99), event("middle"), event("above-the-last", stream_seq=1001)]
+    rows = frame(spark, facts).select("event")
+    for config, expired in cases:
+        answer = {"name": OWN, "config": config, "created": ago(10_000).isoformat()}
+        answer["state"] = {
+            "messages": 9,
+            "bytes": 0,
+            "first_seq": 100,
+            "last_seq": 1000,
+            "first_ts": ago(5000).isoformat(),
+        }
+        state = StreamInfo.from_json(OWN, answer, local_time=0)
+        is_expired = replace(JUDGE, streams={OWN: state})._is_expired()
+        flags = [row[0] for row in rows.select(F.coalesce(is_expired, F.lit(False))).collect()]
+        names = {fact["id"] for fact, flag in zip(facts, flags, strict=True) if flag}
+        assert names == expired, config
 
 
 @given(st.lists(st.integers(0, 1000), unique=True, max_size=60))
@@ -323,100 +323,72 @@ RECEIVED_CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any] | None, list[s
 """How a message differs from one without trouble, its row in the inbox, if there is one, and the findings."""
 
 
-def test_each_covered_message_is_judged_by_the_inbox() -> None:
-    messages = [message(name, **sent) for name, (sent, _, _) in RECEIVED_CASES.items()]
-    rows = [row | {"id": name} for name, (_, row, _) in RECEIVED_CASES.items() if row]
-    found = judge(
-        [],
-        [
-            *messages,
-            message("not-covered", subject="sea.event.invoice.made.v1"),
-            message("second-copy", 300, time=ago(500)),
-        ],
-        inbox=rows,
-        consumers=[CONSUMER],
-        wanted=ReconcileRequest(late_seconds=60),
-    )
+def test_each_covered_message_is_judged_by_the_inbox(spark: SparkSession) -> None:
+    facts = [message(name, **sent) for name, (sent, _, _) in RECEIVED_CASES.items()]
+    facts += [received(name, **row) for name, (_, row, _) in RECEIVED_CASES.items() if row]
+    facts += [message("not-covered", hops=0), message("second-copy", 300, time=ago(500))]
+    facts += [event("lost-before"), message("of-another-stream", stream=1, hops=2)]
+    consumers = [consumer_info(), replace(consumer_info("other"), stream=OTHER)]
+    found = judge(spark, facts, replace(JUDGE, consumers=consumers, late_seconds=60))
+    assert found[0].findings["lost-before"] == ["missing-in-stream"]
     assert found[1] == judged({name: findings for name, (_, _, findings) in RECEIVED_CASES.items()})
+    assert found[2] == Judged(1, {"of-another-stream": ["missing-in-inbox"]})
+    part = judge(spark, facts, replace(JUDGE, consumers=consumers, in_part=True))
+    assert [hop.ids for hop in part] == [1, 0, 1]
 
 
-def test_an_event_that_never_reached_the_stream_has_its_verdict_at_the_first_hop_alone() -> None:
-    found = judge([event("lost"), event("fine")], [message("fine")], consumers=[CONSUMER])
-    assert found == [Judged(2, {"lost": ["missing-in-stream"]}), Judged(1, {"fine": ["missing-in-inbox"]})]
-
-
-def test_a_consumer_covers_what_its_patterns_match_from_its_start_on() -> None:
+def test_a_consumer_covers_what_its_patterns_match_from_its_start_on(spark: SparkSession) -> None:
     subjects = ("a", "a.b", "axb", "a.b.c", "c", "a.$x+")
-    messages = [message(each, position, subject=each) for position, each in enumerate(subjects)]
     given: list[dict[str, Any]] = [{}]
     given += [{"filter_subject": each} for each in ("a.*", "a.>", "a.$x+")]
     given += [{"filter_subjects": ["a.b", "c"]}, {"deliver_policy": "new"}]
     given += [{"deliver_policy": "by_start_sequence", "opt_start_seq": 4}]
     given += [{"deliver_policy": "by_start_time", "opt_start_time": ago(n).isoformat()} for n in (999, 1000)]
     consumers = [consumer_info(f"consumer-{number}", **config) for number, config in enumerate(given)]
-    found = judge([], messages, consumers=consumers)
-    assert [hop.ids for hop in found[1:]] == [6, 2, 3, 1, 2, 6, 2, 0, 6]
+    consumers.append(replace(consumer_info("other"), stream=OTHER))
+    messages = [(subject, seq, ago(1000)) for seq, subject in enumerate(subjects)]
+    rows = spark.createDataFrame(messages, "subject STRING, seq BIGINT, time TIMESTAMP")
+    hops = [row[0] for row in rows.select(replace(JUDGE, consumers=consumers).covers(OWN)).collect()]
+    counts = [sum(bits >> number & 1 for bits in hops) for number in range(len(consumers))]
+    assert counts == [6, 2, 3, 1, 2, 6, 2, 0, 6, 0]
 
 
-def test_of_another_stream_only_messages_of_the_period_are_judged() -> None:
-    times = {"early": 3000, "in": 2000, "end": 500}
-    messages = [message(name, stream="OTHER", time=ago(seconds)) for name, seconds in times.items()]
-    consumers = [consumer_info(), replace(consumer_info(), stream="OTHER")]
-    wanted = ReconcileRequest(since=ago(2000), until=ago(500))
-    found = judge([], [message("own"), *messages], consumers=consumers, wanted=wanted)
-    assert [hop.ids for hop in found] == [0, 0, 1]
-    for part in (ReconcileRequest(since=ago(2000)), ReconcileRequest(until=ago(500))):
-        assert judge([], [message("own")], wanted=part)[0].ids == 0
-    assert judge([], messages)[0].ids == 0
+def test_a_replay_applies_to_the_events_that_its_record_selects(spark: SparkSession) -> None:
+    selections: Mapping[str, tuple[dict[str, Any], bool]] = {
+        "key": ({"ordering_key": "k", "states": ["PUBLISHED"], "since": ago(1001).isoformat()}, True),
+        "keys": ({"ordering_keys": ["j", "k"], "event_types": ["order.paid"]}, True),
+        "correlation": ({"correlation_id": "c"}, True),
+        "everything": ({}, True),
+        "another type": ({"ordering_keys": ["k"], "event_types": ["order.made"]}, False),
+        "created later": ({"ordering_keys": ["k"], "until": ago(1001).isoformat()}, False),
+    }
+    row = ("order.paid", "k", "c", ago(1001))
+    columns = "event_type STRING, ordering_key STRING, correlation_id STRING, created_at TIMESTAMP"
+    rows = spark.createDataFrame([row], columns)
+    [times] = rows.select(*(_selected(NOW, chosen) for chosen, _ in selections.values())).collect()
+    assert [each is not None for each in times] == [wanted for _, wanted in selections.values()]
 
 
-def test_an_archived_event_is_unexpected_only_if_the_lake_lacks_it_too() -> None:
-    audit = Audit(archived_before=ago(500))
-    wanted = [ReconcileRequest(lake=lake) for lake in (None, "lake")]
-    found = [judge([], [message("m")], audit=audit, wanted=each)[0].findings for each in wanted]
-    assert found == [{"m": ["pruned"]}, {"m": ["unexpected"]}]
-
-
-def test_notes_name_the_limits_of_the_result() -> None:
-    given = {"context": "sea", "consumers": [CONSUMER], "received_at": NOW, "audit": GONE, "buckets": 3}
-    behind, current = ({OWN: stream_info(last_seq=last)} for last in (499, 500))
-    found = job._notes(Judge(wanted=ReconcileRequest(), streams=behind, **given))
-    assert [note.split(" ")[0] for note in found] == ["own", "rows"]
-    assert "has settled sequence 500, but SEA_EVENTS ends at 499" in found[0]
-    assert f"published before {ago(2500).isoformat()} were archived" in found[1]
-    assert job._notes(Judge(wanted=ReconcileRequest(lake="lake"), streams=current, **given)) == []
-
-
-@pytest.mark.parametrize("change", [{"created": ago(9).isoformat()}, {"last_seq": 999}])
-def test_a_stream_that_is_another_after_the_read_is_an_error(
-    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, settings = stream_info(), Settings()
-    later = stream_info(last_seq=1001, first_seq=500, now=NOW)
-    monkeypatch.setattr(sources, "stream_state", lambda *_: later)
-    assert sources._after(settings, before) == replace(before, first_seq=500, now=NOW)
-    monkeypatch.setattr(sources, "stream_state", lambda *_: replace(later, **change))
-    with pytest.raises(DataLossError, match="recreated or restored during the read"):
-        sources._after(settings, before)
-
-
-def test_results_are_not_added_to_a_folder_that_exists(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="already exists"):
-        job.reconcile(Mock(), Settings(), ReconcileRequest(out=str(tmp_path)), on_progress=print)
-
-
-def test_landed_messages_precede_the_stream_s_and_give_way_to_a_later_incarnation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    created, bronze = nanoseconds(stream_info().created), Mock()
-    found = [
-        StreamProgress(stream=OWN, created=at, restores=n) for at, n in ((1, 0), (created, 0), (created, 1))
-    ]
-    monkeypatch.setattr(sources, "incarnations", lambda *_: found)
-    bronze.entries.return_value = pa.table({"path": ["file"], "rows": [1]})
-    bronze.peek.return_value = pa.table({"seq": [50]})
-    parts: Any = [*sources._landed(stream_info(), bronze, None)]
-    assert [part.represent.base >> 48 for part in parts] == [0, -1, -2]
-    left = [("seq", "<", 100) in call.args[0] for call in bronze.entries.call_args_list]
-    assert left == [True, True, False]
-    assert ["is_in" in str(part.read.args[-1]) for part in parts] == [False, True, False]
+@pytest.mark.long
+def test_a_key_and_an_id_with_very_many_facts_are_judged(spark: SparkSession) -> None:
+    """Events of one key, of which one is late, and as many copies of one ID."""
+    count = 300_000
+    rows = frame(spark, [event("any"), message("any")]).collect()
+    schema = frame(spark, []).schema
+    numbers = spark.range(count).withColumnRenamed("id", "n")
+    own_id = F.unhex(F.md5(F.col("n").cast("string")))
+    row, copy = (spark.createDataFrame([each], schema) for each in rows)
+    keyed = F.col("event").withField("seq", F.col("n")).withField("key", F.lit(b"k"))
+    place = F.when(F.col("n") == 7, count + 1).otherwise(F.col("n")).cast("bigint")
+    facts = (
+        numbers.crossJoin(row)
+        .withColumns({"id": own_id, "event": keyed})
+        .unionByName(numbers.crossJoin(copy).withColumns({"id": own_id, "place": place}))
+    )
+    facts = facts.unionByName(numbers.crossJoin(copy).withColumn("place", F.col("n")))
+    all_judged = replace(JUDGE, erased=()).judge(facts.drop("n")).cache()
+    found = _findings(all_judged, out_of_order(all_judged))
+    counts = {row["findings"]: row["count"] for row in found.groupBy("findings").count().collect()}
+    all_judged.unpersist()
+    duplicated = Verdict.UNEXPECTED.bit | Verdict.DUPLICATED.bit
+    assert counts == {0: count - 1, Verdict.OUT_OF_ORDER.bit: 1, duplicated: 1}

@@ -22,9 +22,9 @@ from sea_mq_worker.operators.dead_letters import open_dead_letters
 from sea_mq_worker.operators.definitions import AWAITED, Applied, apply_topology, check_topology
 from sea_mq_worker.operators.streams import deliveries, locate
 from sea_mq_worker.outbox.jetstream import NatsJetStreamPublisher
-from sea_mq_worker.pipeline.jobs.land.job import land
 from sea_mq_worker.producer import enqueue
 from sea_mq_worker.settings import Settings
+from tests.pipeline.jetstream_support import read_seqs
 from tests.support.builders import enqueueable
 from tests.support.configured_nats import ConfiguredNats
 from tests.support.handlers import Call, answer, handler_server
@@ -223,16 +223,15 @@ async def test_operators_see_where_an_event_is(server: ConfiguredNats) -> None:
         assert await deliveries(connection, found) == ()
 
 
-async def test_the_pipeline_lands_its_own_contexts_stream(
-    server: ConfiguredNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_pipeline_reads_its_own_contexts_stream_without_a_consumer(
+    server: ConfiguredNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with user_of(server, "sea_worker") as connection:
         seq = await store(connection, "sea.event.made.v1", b"{}", headers={"Nats-Msg-Id": str(uuid.uuid4())})
     own = settings(server, "sea_pipeline")
     monkeypatch.setenv("SEA_MQ_NATS_URL", own.nats_url.get_secret_value())
     monkeypatch.setenv("SEA_MQ_NATS_INBOX_PREFIX", own.nats_inbox_prefix)
-    landed = await asyncio.to_thread(land, None, own, lake=str(tmp_path), streams=["SEA_EVENTS"])
-    assert [(each.stream, each.rows) for each in landed.streams] == [("SEA_EVENTS", seq)]
+    assert await read_seqs("SEA_EVENTS") == list(range(1, seq + 1))
 
 
 async def test_applying_the_definitions_again_changes_nothing(server: ConfiguredNats) -> None:

@@ -1,52 +1,27 @@
 """Figures of a report, full of text that is meant to break a page."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from sea_mq_worker.pipeline.jobs.report.model import (
-    Attempts,
-    BacklogCount,
-    Bin,
-    Dead,
-    DeadLetterBin,
-    DeadLetters,
-    LatencyFigures,
-    Report,
-    Share,
-    Shares,
-    StreamBin,
-    Totals,
-)
+from sea_mq_worker.pipeline.jobs.report import Bin, Group, LatencyFigures, Report, Totals
 
 SINCE = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOSTILE = (
     "</script><script>alert(1)</script><b onclick=alert(2)>&amp;<a href='http://evil.example/'>%{y}</a>\u202e"
 )
-_NOTHING = Shares(largest=[], distinct=0)
 
 
 def empty_report() -> Report:
     """Return the result for empty tables and streams."""
+    until = SINCE + timedelta(minutes=3)
     return Report(
         context="sea",
-        at=SINCE + timedelta(minutes=3),
+        at=until,
         since=SINCE,
-        until=SINCE + timedelta(minutes=3),
+        until=until,
         bin_seconds=60,
-        lake=False,
-        dead_letter_source=None,
-        totals=Totals(**dict.fromkeys((field.name for field in fields(Totals)), 0)),
+        totals=Totals(),
         bins=[Bin(at=SINCE + timedelta(minutes=n)) for n in range(3)],
-        latencies=[],
-        attempts=[],
-        dead=[],
-        dead_letters=[],
-        dead_letter_count=0,
-        dead_letter_bins=[],
-        keys=_NOTHING,
-        types=_NOTHING,
-        backlog=[],
-        stream_bins=[],
     )
 
 
@@ -62,8 +37,8 @@ def hostile_report() -> Report:
         nothing,
         dead_letter_source="SEA_DLQ",
         totals=Totals(
-            written=27, written_bytes=2700, published=21, outbox_retried=6, dead=3,
-            received=15, processed=12, inbox_retried=3, dead_lettered=2, archived=0,
+            written=27, written_bytes=2700, published=21, outbox_retried=6, dead=3, received=15,
+            processed=12, inbox_retried=3, dead_lettered=2, dead_letters=2, keys=1, types=1,
         ),
         bins=bins,
         latencies=[
@@ -71,16 +46,13 @@ def hostile_report() -> Report:
             for way in ("outbox", "inbox")
             for at in times
         ],
-        attempts=[Attempts(way="outbox", attempts=n, count=27 - n) for n in (1, 2, 20)],
-        dead=[Dead(reason=HOSTILE, event_type=HOSTILE, count=3)],
-        dead_letters=[DeadLetters(reason=HOSTILE, subject=HOSTILE, count=2, latest=SINCE)],
-        dead_letter_count=2,
-        dead_letter_bins=[DeadLetterBin(at=SINCE, reason=HOSTILE, count=2)],
-        keys=Shares(largest=[Share(name=HOSTILE, count=20, size=2000)], distinct=1),
-        types=Shares(largest=[Share(name=HOSTILE, count=27, size=2700)], distinct=1),
-        backlog=[
-            BacklogCount(way="outbox", state="PENDING", age="over 1 day", count=3, oldest_seconds=90_000.0)
-        ],
+        attempts=[Group("outbox", str(n), 27 - n) for n in (1, 2, 20)],
+        dead=[Group(HOSTILE, HOSTILE, 3)],
+        dead_letters=[Group(HOSTILE, HOSTILE, 2, latest=SINCE)],
+        dead_letter_bins=[Group(HOSTILE, "", 2, at=SINCE)],
+        keys=[Group(HOSTILE, "", 20, 2000)],
+        types=[Group(HOSTILE, "", 27, 2700)],
+        backlog=[Group("outbox PENDING", "over 1 day", 3, oldest_seconds=90_000.0)],
     )  # fmt: skip
 
 
@@ -96,6 +68,6 @@ def busy_report() -> Report:
         latencies=[
             replace(each, at=at) for each in report.latencies if each.at is None for at in (None, *times)
         ],
-        dead_letter_bins=[DeadLetterBin(at=at, reason="REJECTED", count=n) for n, at in enumerate(times, 1)],
-        stream_bins=[StreamBin(at=at, context="sea", count=n) for n, at in enumerate(times, 1)],
+        dead_letter_bins=[Group("REJECTED", "", n, at=at) for n, at in enumerate(times, 1)],
+        stream_bins=[Group("sea", "", n, at=at) for n, at in enumerate(times, 1)],
     )

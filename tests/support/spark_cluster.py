@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pyspark
 
-from sea_mq_worker.pipeline.java import java_home
+from sea_mq_worker.pipeline.session import packages
+from tests.support.documents import ROOT
 
 SPARK_HOME = Path(pyspark.__path__[0])
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What a session of somebody else needs for the lake."""
 
 _ADDRESS = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Registering worker")
@@ -36,28 +42,26 @@ def standalone_cluster(folder: Path, *, workers: int, environment: dict[str, str
     """
     with ExitStack() as stack:
         told = folder / "master.log"
-        java = {"JAVA_HOME": str(java_home(folder / "java"))}
-        stack.enter_context(_daemon(told, _MASTER, "--port", "0", "--webui-port", "0", environment=java))
+        stack.enter_context(_daemon(told, _MASTER, "--port", "0", "--webui-port", "0", environment={}))
         address = _wait_for(told, _ADDRESS)[0]
         for number in range(workers):
             arguments = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{number}"))
             log = folder / f"worker-{number}.log"
-            stack.enter_context(_daemon(log, _WORKER, *arguments, address, environment=java | environment))
+            stack.enter_context(_daemon(log, _WORKER, *arguments, address, environment=environment))
         _wait_for(told, _REGISTERED, times=workers)
         yield address
 
 
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
-    """Run a Spark Connect server of two cores, whose tasks have this process' environment."""
+    """Run a Spark Connect server of two cores with Delta Lake; its tasks have this process' environment."""
     properties = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
     properties |= {"spark.ui.enabled": "false", "spark.pyspark.python": sys.executable}
-    properties |= {"spark.sql.shuffle.partitions": "2"}
+    properties |= {"spark.sql.shuffle.partitions": "2", "spark.jars.packages": ",".join(packages())} | DELTA
     options = (part for pair in properties.items() for part in ("--conf", "=".join(pair)))
-    java = {"JAVA_HOME": str(java_home(folder / "java")), "SPARK_DAEMON_MEMORY": "1g"}
     log = folder / "connect.log"
     command = ("spark-submit", "--master", "local[2]", *options, "--class", _CONNECT, "spark-internal")
-    with _program(log, *command, environment=java):
+    with _program(log, *command, environment={"SPARK_DAEMON_MEMORY": "1g", "PYTHONPATH": str(ROOT)}):
         yield f"sc://127.0.0.1:{_wait_for(log, _CONNECT_ADDRESS)[0]}"
 
 

@@ -1,15 +1,18 @@
 """deploy/kubernetes is valid, grants no more than is needed, and agrees with the worker's settings."""
 
+import gzip
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -23,8 +26,13 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", "1.37")
 KUSTOMIZE = "kustomization.yaml"
 ROLES = "sql/roles.sql"
+ENTRYPOINT = ROOT / "deploy" / "spark-entrypoint.sh"
+SPARK_LOCK = ROOT / "requirements" / "spark.lock"
 SHARED = {"SEA_MQ_CONTEXT", "SEA_MQ_CONSUMERS"}
-NOT_KUBERNETES_OWN = {"PrometheusRule", "ServiceMonitor"}
+NOT_KUBERNETES_OWN = {"PrometheusRule", "ServiceMonitor", "SparkApplication"}
+OPERATORS_SCHEMA = ROOT / "tests" / "support" / "sparkapplication-v1beta2.json.gz"
+"""Of Kubeflow's Spark operator, without its descriptions."""
+
 needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl is here")
 
 FILES: Mapping[str, dict[str, Any]] = {
@@ -255,6 +263,51 @@ def test_the_pipeline_gets_a_lake_and_runs_a_job() -> None:
     assert Settings.model_validate(ours).pipeline_lake.startswith("s3://")
     [container] = containers(PODS["pipeline"])
     assert refused(WORKER, ["pipeline", *container["args"]]) == ""
+
+
+def test_the_operator_of_spark_takes_the_application_which_has_the_settings_and_secrets_of_the_job() -> None:
+    application, folder = FILES["pipeline/cluster/sparkapplication.yaml"], FOLDER / "pipeline" / "cluster"
+    schema = json.loads(gzip.decompress(OPERATORS_SCHEMA.read_bytes()))
+    assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(application)] == []
+    spec = application["spec"]
+    assert refused(WORKER, spec["arguments"]) == ""
+    assert spec["sparkVersion"] == re.findall(r"^pyspark==(\S+)", SPARK_LOCK.read_text(), re.MULTILINE)[0]
+    assert literals(folder) == literals(FOLDER / "pipeline")
+    [container] = containers(PODS["pipeline"])
+    for pod in (spec["driver"], spec["executor"]):
+        assert str(pod["env"]).replace("pipeline-cluster", "pipeline") == str(container["env"])
+        assert [each["configMapRef"]["name"] for each in pod["envFrom"]] == ["sea-mq-pipeline-cluster"]
+        assert pod["securityContext"]["runAsUser"] == PODS["pipeline"]["securityContext"]["runAsUser"]
+
+
+def test_the_image_starts_what_spark_asks_for(tmp_path: Path) -> None:
+    """A stub in place of Java and spark-submit prints its words."""
+    for name in ("java", "spark-submit"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    given = {f"SPARK_{name}": name for name in re.findall(r"\$SPARK_(\w+)", ENTRYPOINT.read_text())}
+    own = {
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SPARK_JAVA_OPT_0": "-Da=b",
+    }
+
+    def started(*words: str) -> str:
+        return subprocess.check_output([ENTRYPOINT, *words], env=os.environ | given | own, text=True)
+
+    assert started("driver", "--master", "m", "a.py").split() == [
+        *(
+            "spark-submit",
+            "--conf",
+            "spark.driver.bindAddress=DRIVER_BIND_ADDRESS",
+            "--deploy-mode",
+            "client",
+        ),
+        *("--master", "m", "a.py"),
+    ]
+    executor = started("executor")
+    assert executor.startswith("java -Da=b -XmsEXECUTOR_MEMORY -XmxEXECUTOR_MEMORY -cp ")
+    assert "KubernetesExecutorBackend --driver-url DRIVER_URL --executor-id EXECUTOR_ID" in executor
+    assert "pipeline report" in started("report", "--help")
 
 
 @pytest.mark.parametrize("secret", ["sea-mq-worker", "sea-mq-worker-maintenance", "sea-mq-worker-migrate"])

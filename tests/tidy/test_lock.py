@@ -50,8 +50,8 @@ def test_the_bill_of_materials_is_that_of_the_lock() -> None:
         ("build", ["build"]),
         ("run", ["worker", "otel"]),
         ("embedded", ["worker", "embedded"]),
-        ("spark", ["worker", "openlineage", "spark", "spark-connect", "spark-java"]),
-        ("dev", ["worker", "embedded", "openlineage", "otel", "spark", "spark-connect", "spark-java", "dev"]),
+        ("spark", ["worker", "spark", "spark-connect", "spark-java"]),
+        ("dev", ["worker", "embedded", "otel", "spark", "spark-connect", "spark-java", "dev"]),
     ],
 )
 def test_a_lock_satisfies_every_requirement_of_its_install(lock: str, keys: list[str]) -> None:

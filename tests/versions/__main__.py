@@ -135,7 +135,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--spark",
         type=lambda text: text.split(","),
-        help="versions of PySpark, comma-separated: run the pipeline's tests on each (4.0,4.3)",
+        help="versions of PySpark, comma-separated: run the pipeline's tests on each (4.0.1,4.1.2)",
     )
     parser.add_argument(
         "--lowest",
@@ -155,7 +155,7 @@ def _options() -> argparse.Namespace:
 
 PROJECT = Path(__file__).parents[2]
 NATS = {"2.10": "2.10.27", "2.11": "2.11.17", "2.12": "2.12.15", "2.14": "2.14.9", "2.15": "2.15.2"}
-_EXTRAS = ("embedded", "otel", "schemas", "openlineage")
+_EXTRAS = ("embedded", "otel", "schemas")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 POSTGRES = {
     "14": "14.23.0-beta.17",

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 
 from sea_mq_worker.cli import app
 from sea_mq_worker.cli.outputs import OUTPUTS
-from sea_mq_worker.cli.pipeline.outputs import PIPELINE_OUTPUTS
+from sea_mq_worker.cli.pipeline import outputs as pipeline_outputs
 from tools.docs.markdown import entries
 
-PRINTED: dict[str, Any] = {**OUTPUTS, **PIPELINE_OUTPUTS}
+PRINTED: dict[str, Any] = {**OUTPUTS, **pipeline_outputs()}
 """By command, the type that it prints with ``--json``."""
 
 

@@ -1,1 +1,1 @@
-"""The jobs, each a function of a Spark session, the worker's settings and the options of a command."""
+"""The jobs: each one function, which takes a Spark session and the settings."""

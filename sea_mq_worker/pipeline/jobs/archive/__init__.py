@@ -1,1 +1,0 @@
-"""The job ``archive``: move published events from the outbox table to the lake."""

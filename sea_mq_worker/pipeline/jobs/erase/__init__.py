@@ -1,1 +1,0 @@
-"""The job ``erase``: delete chosen events everywhere, for good."""

@@ -1,1 +1,0 @@
-"""The job ``land``: copy streams into the lake."""

@@ -1,1 +1,0 @@
-"""Reconcile: what became of every event."""

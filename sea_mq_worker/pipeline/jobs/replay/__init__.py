@@ -1,1 +1,0 @@
-"""Replay: events of the table and of the archive, published again."""

@@ -1,1 +1,0 @@
-"""Report: one page of plots."""

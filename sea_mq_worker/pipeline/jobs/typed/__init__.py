@@ -1,1 +1,0 @@
-"""Typed tables: the payloads of silver as columns, by JSON Schemas of the events."""

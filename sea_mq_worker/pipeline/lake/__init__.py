@@ -1,1 +1,0 @@
-"""The lake: Delta tables that Spark's tasks write and the driver commits, without a Java library."""

@@ -1,0 +1,121 @@
+"""The jobs run on a cluster and on a Spark Connect server, which have environments of their own."""
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.pipeline.jetstream_support import Stream
+from tests.pipeline.landing import events_of
+from tests.support.documents import ROOT, commands, shell
+from tests.support.servers import Database
+from tests.support.spark_cluster import SPARK_HOME, connect_server, standalone_cluster
+
+DOCUMENT = "docs/how-to/pipeline.md"
+MESSAGES = 3000
+FOREIGN = {
+    "spark.app.name": "of an operator",
+    "spark.sql.session.timeZone": "Asia/Tokyo",
+    "spark.sql.shuffle.partitions": "3",
+}
+FOR_TESTS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.enabled": "true",
+    "spark.executor.memory": "600m",
+    "spark.log.level": "ERROR",
+}
+pytestmark = pytest.mark.long
+
+
+async def test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_standalone_master(
+    stream: Stream, nats_url: str, tmp_path: Path
+) -> None:
+    """Each executor finds the packages in the archive and the settings in its own environment."""
+    environment = {"SEA_MQ_NATS_URL": nats_url, "SEA_MQ_STREAM": stream.name, "SEA_MQ_CONSUMERS": ""}
+    await stream.publish(events_of(stream.name, MESSAGES))
+
+    landed = await asyncio.to_thread(land_on_cluster, tmp_path, environment)
+
+    assert landed["rows"] == MESSAGES
+    bronze = DeltaTable(tmp_path / "lake" / "bronze").to_pyarrow_table(columns=["seq"])
+    assert sorted(bronze["seq"].to_pylist()) == list(range(1, MESSAGES + 1))
+    assert FOREIGN.items() <= properties(tmp_path / "log").items()
+
+
+async def test_a_spark_connect_server_lands_and_reports(
+    stream: Stream, database: Database, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
+    monkeypatch.setenv("SEA_MQ_DATABASE_URL", database.dsn)
+    monkeypatch.setenv("SEA_MQ_STREAM", stream.name)
+    monkeypatch.setenv("SEA_MQ_DLQ_STREAM", stream.name)
+    monkeypatch.setenv("SEA_MQ_CONSUMERS", "")
+    await stream.publish(events_of(stream.name, 300))
+
+    def jobs() -> tuple[str, str]:
+        with connect_server(tmp_path) as address:
+            program = (
+                f"python -m sea_mq_worker pipeline {{}} --lake {tmp_path / 'lake'} --master {address} --json"
+            )
+            report = program.format(f"report --out {tmp_path / 'report.html'}")
+            return shell(program.format("land")), shell(report)
+
+    landed, reported = await asyncio.to_thread(jobs)
+
+    assert json.loads(landed[landed.index("{") :])["rows"] == 300
+    figures = json.loads(reported[reported.index("{") :])
+    assert figures["totals"]["dead_letters"] == 300
+    assert sum(each["count"] for each in figures["stream_bins"]) == 300
+
+
+def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Return the result of the job, for which both workers had an executor."""
+    run(folder, f"{sys.executable} -m hatchling build -t wheel -d {folder}", {}, at=ROOT)
+    (folder / "requirements").symlink_to(ROOT / "requirements")
+    (folder / "log").mkdir()
+    lines = [command.text for command in commands(DOCUMENT, "On a cluster")]
+    *_, submit = [line for line in lines if "spark://" in line]
+    for command in [line for line in lines if "spark://" not in line]:
+        run(folder, command, {})
+    given = {**FOR_TESTS, **FOREIGN, "spark.eventLog.dir": (folder / "log").as_uri()}
+    options = " ".join(f"--conf {shlex.quote('='.join(pair))}" for pair in given.items())
+    with standalone_cluster(folder, workers=2, environment=environment) as master:
+        line = submit.replace("spark://host:7077", f"{master} {options}")
+        ran = run(folder, f"{line} --lake {folder / 'lake'} --json", environment)
+    assert len(list(folder.glob("worker-*/app-*/*/stderr"))) == 2
+    # spark-submit sends stderr, and so the progress, to stdout as well.
+    landed: dict[str, Any] = json.loads(ran[ran.index("{\n") :])
+    return landed
+
+
+def run(folder: Path, command: str, environment: dict[str, str], *, at: Path | None = None) -> str:
+    """Run a command of a shell, with a Python that has none of the packages for Spark."""
+    programs = [SPARK_HOME / "bin", Path(sys.executable).parent, os.environ["PATH"]]
+    ran = subprocess.run(
+        command,
+        shell=True,
+        env={
+            **os.environ, **environment, "PATH": os.pathsep.join(map(str, programs)),
+            "PYSPARK_PYTHON": sys._base_executable,
+        },
+        cwd=at or folder, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def properties(log: Path) -> dict[str, str]:
+    """Return the properties that Spark used, as its log of events has them."""
+    [file] = log.rglob("events_1_*")
+    events = map(json.loads, file.read_text().splitlines())
+    [found] = (one["Spark Properties"] for one in events if one["Event"] == "SparkListenerEnvironmentUpdate")
+    return dict(found)
