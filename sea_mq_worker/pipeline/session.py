@@ -124,7 +124,9 @@ def spark_session(
         builder = SparkSession.builder.remote(master)
         properties = dict(conf or {})
     else:
-        builder = SparkSession.builder.appName(name)
+        builder = SparkSession.builder
+        if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has chosen a name
+            builder = builder.appName(name)
         properties = _properties(master, conf or {}, lake)
     for key, value in properties.items():
         builder = builder.config(key, value)

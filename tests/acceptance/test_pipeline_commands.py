@@ -21,16 +21,6 @@ NOT_IN_THE_DOCUMENT = (
     "pipeline replay --lake lake --state PUBLISHED --reason test --dry-run",
     "pipeline erase --lake lake --key nobody --reason test --dry-run",
 )
-EVENTS = 3_000
-OF_ONE_KEY = EVENTS // 25
-EVERY_JOB = (
-    "pipeline land --lake lake --remote SERVER",
-    "pipeline reconcile --lake lake --out verdicts --remote SERVER",
-    "pipeline archive --lake lake --before 1s --reason test --remote SERVER",
-    "pipeline report --lake lake --remote SERVER",
-    "pipeline erase --lake lake --key customer-3 --reason test --yes --remote SERVER",
-    "pipeline replay --lake lake --state PUBLISHED --reason test --yes --cap 3000 --remote SERVER",
-)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,23 +35,6 @@ def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) 
     assert "<title>" in (tmp_path / "report.html").read_text()
     assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {300}
     assert verdicts(printed) == [{"delivered": 300}, {"delivered": 294, "dead": 6}]
-
-
-@pytest.mark.long
-def test_every_job_runs_on_a_spark_connect_server(tmp_path: Path) -> None:
-    printed = printed_in_one_session("connect", EVENTS, [], EVERY_JOB, tmp_path)
-
-    assert {each["rows"] for each in printed["pipeline land"]["streams"]} == {EVENTS}
-    dead = EVENTS // 50
-    assert verdicts(printed) == [
-        {"delivered": EVENTS},
-        {"delivered": EVENTS - dead, "dead": dead},
-    ]
-    assert list((tmp_path / "verdicts").glob("part-*"))
-    archived = printed["pipeline archive"]
-    assert (archived["archived"], archived["deleted"]) == (EVENTS, EVENTS)
-    assert printed["pipeline erase"]["rows"]["archive"] == OF_ONE_KEY
-    assert printed["pipeline replay"]["replayed"] == EVENTS - OF_ONE_KEY
 
 
 def verdicts(printed: dict[str, Any]) -> list[dict[str, int]]:

@@ -1,4 +1,4 @@
-"""The jobs run on a cluster and on a Spark Connect server, which have environments of their own."""
+"""The jobs run on a cluster, whose executors have environments of their own."""
 
 import asyncio
 import json
@@ -14,9 +14,8 @@ from deltalake import DeltaTable
 
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.landing import events_of
-from tests.support.documents import ROOT, commands, shell
-from tests.support.servers import Database
-from tests.support.spark_cluster import SPARK_HOME, connect_server, standalone_cluster
+from tests.support.documents import ROOT, commands
+from tests.support.spark_cluster import SPARK_HOME, standalone_cluster
 
 DOCUMENT = "docs/how-to/pipeline.md"
 MESSAGES = 3000
@@ -49,32 +48,6 @@ async def test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_
     bronze = DeltaTable(tmp_path / "lake" / "bronze").to_pyarrow_table(columns=["seq"])
     assert sorted(bronze["seq"].to_pylist()) == list(range(1, MESSAGES + 1))
     assert FOREIGN.items() <= properties(tmp_path / "log").items()
-
-
-async def test_a_spark_connect_server_lands_and_reports(
-    stream: Stream, database: Database, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEA_MQ_NATS_URL", nats_url)
-    monkeypatch.setenv("SEA_MQ_DATABASE_URL", database.dsn)
-    monkeypatch.setenv("SEA_MQ_STREAM", stream.name)
-    monkeypatch.setenv("SEA_MQ_DLQ_STREAM", stream.name)
-    monkeypatch.setenv("SEA_MQ_CONSUMERS", "")
-    await stream.publish(events_of(stream.name, 300))
-
-    def jobs() -> tuple[str, str]:
-        with connect_server(tmp_path) as address:
-            program = (
-                f"python -m sea_mq_worker pipeline {{}} --lake {tmp_path / 'lake'} --master {address} --json"
-            )
-            report = program.format(f"report --out {tmp_path / 'report.html'}")
-            return shell(program.format("land")), shell(report)
-
-    landed, reported = await asyncio.to_thread(jobs)
-
-    assert json.loads(landed[landed.index("{") :])["rows"] == 300
-    figures = json.loads(reported[reported.index("{") :])
-    assert figures["totals"]["dead_letters"] == 300
-    assert sum(each["count"] for each in figures["stream_bins"]) == 300
 
 
 def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]:
