@@ -6,8 +6,8 @@ events of an aggregate or a key is deleted last: a run that was killed is comple
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -29,7 +29,7 @@ from sea_mq_worker.pipeline.jetstream.state import connected
 from sea_mq_worker.pipeline.jobs.archive import exclusive
 from sea_mq_worker.pipeline.jobs.typed import QUARANTINE
 from sea_mq_worker.pipeline.lake import ARCHIVE, BRONZE, ERASED, SILVER, Lake
-from sea_mq_worker.pipeline.session import configured
+from sea_mq_worker.pipeline.session import configured, properties_set
 from sea_mq_worker.postgres.pool import fetch, fetch_with_long_timeout
 from sea_mq_worker.postgres.queries import load_queries
 from sea_mq_worker.settings import Settings
@@ -353,20 +353,8 @@ def _delete(lake: Lake, table: str, gone: DataFrame, same: str) -> dict[str, int
 def _vacuum(lake: Lake, table: str) -> None:
     """Delete all files but those of the current version."""
     if lake.exists(table):
-        with _set(lake.spark, _VACUUM):
+        with properties_set(lake.spark, _VACUUM):
             lake.spark.sql(f"VACUUM {lake.table(table)} RETAIN 0 HOURS")
-
-
-@contextmanager
-def _set(spark: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
-    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in properties}
-    for name, value in properties.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, given in before.items():
-            spark.conf.unset(name) if given is None else spark.conf.set(name, given)
 
 
 # --- The record of erased IDs.
