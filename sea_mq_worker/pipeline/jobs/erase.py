@@ -189,7 +189,7 @@ async def _erase(
     return EraseResult(events=len(found.ids), rows=rows, stream_messages=deleted)
 
 
-# --- What is to be erased.
+# --- Find the events.
 
 
 async def _find(pool: asyncpg.Pool, lake: Lake, choice: _Choice) -> _Found:

@@ -32,7 +32,7 @@ _PERCENTILES = (50, 95, 99)
 
 @dataclass(slots=True)
 class Counts:
-    """What was done with rows of bronze.
+    """Numbers of rows that a run added, skipped or refused.
 
     Attributes:
         events: rows added to silver.
