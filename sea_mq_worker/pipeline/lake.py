@@ -4,7 +4,10 @@ Times are UTC in microseconds; ``date`` is the day of a table's main time. A lak
 tables with fewer columns, and is continued: ``create`` adds what is missing.
 """
 
+import hashlib
+import random
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +37,12 @@ _MISSING = {
     "TABLE_OR_VIEW_NOT_FOUND",
     "SCHEMA_NOT_FOUND",
 }
-_CONFLICT = re.compile(r"DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED)|Concurrent\w+Exception")
-_ATTEMPTS = 5
+_BEING_CREATED = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+_CONFLICT = re.compile(
+    rf"DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED)|Concurrent\w+Exception|{_BEING_CREATED}"
+)
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.05
 _T = TypeVar("_T")
 
 
@@ -122,7 +129,11 @@ class Lake:
     def table(self, name: str) -> str:
         """Return the SQL identifier of a table; a slash in its name is part of a path."""
         if self.address.startswith(CATALOG):
-            parts = [*self.address.removeprefix(CATALOG).split("."), name.replace("/", "_").replace(".", "_")]
+            # Catalogs allow no other characters, and do not distinguish case.
+            plain = re.sub("[^a-z0-9]", "_", name)
+            if re.search("[^a-z0-9./]", name):  # which another name may have become, too
+                plain += f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+            parts = [*self.address.removeprefix(CATALOG).split("."), plain]
             return ".".join(f"`{part}`" for part in parts)
         return "delta.`{}/{}`".format(self.address.replace("`", "``"), name.replace("`", "``"))
 
@@ -157,7 +168,10 @@ class Lake:
         return reader.format("delta").load(f"{self.address}/{name}")
 
     def create(self, table: Table) -> None:
-        """Create a table, or add what a table of an earlier release lacks."""
+        """Create a table, or add what a table of an earlier release lacks; other runs may do the same."""
+        repeated(lambda: self._create(table))
+
+    def _create(self, table: Table) -> None:
         name = self.table(table.name)
         properties = {
             "delta.dataSkippingStatsColumns": ",".join(table.ranged),
@@ -227,16 +241,24 @@ class Lake:
             )
 
 
+class ConflictError(PipelineError):
+    """Another run has changed a table meanwhile."""
+
+
 def repeated(action: Callable[[], _T]) -> _T:
     """Run an action that commits to a table, again while other runs commit at the same time.
 
     Raises:
-        PipelineError: others were faster each time.
+        ConflictError: others were faster each time.
     """
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         try:
             return action()
-        except (PySparkException, Py4JJavaError) as error:
-            if not _CONFLICT.search(str(error)):
+        except (PySparkException, Py4JJavaError, ConflictError) as error:
+            text = str(error)
+            is_last = attempt + 1 == _ATTEMPTS
+            is_conflict = isinstance(error, ConflictError) or _CONFLICT.search(text)
+            if not is_conflict or (is_last and _BEING_CREATED in text):
                 raise
-    raise PipelineError("other runs write to the lake all the time: let one job at a time land a stream")
+        time.sleep(random.uniform(0, _PAUSE_SECONDS * 2**attempt))  # noqa: S311 - no secret
+    raise ConflictError("other runs write to the lake all the time: let one job at a time land a stream")

@@ -62,6 +62,9 @@ async def test_an_event_is_in_the_outbox_or_once_in_the_lake_after_each_of_ten_k
         files = sum(1 for _ in desk.folder.rglob("*.parquet"))
         return files, int(await pool.fetchval("SELECT count(*) FROM outbox_events"))
 
+    seed = random.randrange(10_000)
+    moments = random.Random(seed)
+    print(f"seed {seed}")  # noqa: T201 - shown if the test fails
     for _ in range(KILLS):
         await pool.execute(INSERT, EVENTS)
         inserted |= dict(await pool.fetch(FINGERPRINT))
@@ -69,7 +72,7 @@ async def test_an_event_is_in_the_outbox_or_once_in_the_lake_after_each_of_ten_k
         with running(desk.folder) as process:
             while await work() == before:
                 assert process.poll() is None
-            await asyncio.to_thread(wait, process, random.uniform(0, KILLED_WITHIN_SECONDS))
+            await asyncio.to_thread(wait, process, moments.uniform(0, KILLED_WITHIN_SECONDS))
 
         kept = dict(await pool.fetch(FINGERPRINT))
         archived = fingerprint(desk)

@@ -30,12 +30,12 @@ _NATS_SINCE = {
     "test_the_nats_cli_takes_exported_files_on_a_small_single_server": ((2, 14), _NO_BATCHES),
 }
 
-_STREAMING = ("test_jetstream_offsets.py", "test_jetstream_stream.py")
-"""Tests of streaming queries, which need PySpark 4.2."""
+_LIMITS = ("test_jetstream_offsets.py",)
+"""Tests of limits of batches, which need PySpark 4.2."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    return True if collection_path.name in _STREAMING and release("pyspark") < (4, 2) else None
+    return True if collection_path.name in _LIMITS and release("pyspark") < (4, 2) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,7 +54,7 @@ class JetStreamOptions(BaseModel):
         rows_per_partition: number of sequences that one task reads.
         fail_on_data_loss: raise an error if messages were deleted before they could be read.
         max_msgs_per_trigger: maximum number of sequences in a micro-batch; None: no limit. Spark before 4.2
-            asks for no limit: there ``end_seq`` bounds what a run reads.
+            ignores it: there ``end_seq`` bounds what a run reads.
         config: path of the settings file on every node; None: settings from each node's environment.
     """
 

@@ -5,6 +5,7 @@ query of a stream begins there each time, and its checkpoint is temporary. The c
 only saves time: silver and gold get what they lack, whatever is read again.
 """
 
+import hashlib
 import re
 import threading
 import time
@@ -25,7 +26,7 @@ from sea_mq_worker.pipeline.jobs.erase import without_erased
 from sea_mq_worker.pipeline.jobs.incarnations import Place, find_place, last_landed
 from sea_mq_worker.pipeline.jobs.silver import Counts, add_events, to_silver
 from sea_mq_worker.pipeline.jobs.typed import EventSchema, catch_up
-from sea_mq_worker.pipeline.lake import BRONZE, ERASED, GOLD, SILVER, Lake, repeated
+from sea_mq_worker.pipeline.lake import BRONZE, ERASED, GOLD, SILVER, Lake, Table, repeated
 from sea_mq_worker.pipeline.metrics import serving
 from sea_mq_worker.pipeline.session import configured
 from sea_mq_worker.settings import Settings, config_file
@@ -39,6 +40,10 @@ _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60.0
 _UPKEEP_SECONDS = 86_400.0
 
+_RESTORED = "sea_mq.restored"
+"""Property of a table: the version of its last RESTORE, which its history may have lost."""
+
+_HISTORY = 100
 _SAME_MESSAGE = """
 t.stream = {stream} AND t.incarnation = {incarnation} AND t.seq > {landed}
 AND t.stream = s.stream AND t.incarnation = s.incarnation AND t.seq = s.seq
@@ -247,6 +252,8 @@ class _Query(Protocol):
     """A query that can be started again."""
 
     name: str
+    is_part: bool
+    """Whether the query ends early, and its next start continues."""
 
     def start(self) -> StreamingQuery:
         """Start the query where its target's tables end."""
@@ -268,27 +275,34 @@ class _ToBronze:
     ) -> None:
         self.name = f"land {stream}"
         self.place: Place | None = None
+        self.is_part = False
         self._lake, self._settings, self._stream = lake, settings, stream
         self._batch_rows, self._trigger = batch_rows, trigger
         self._on_loss, self._on_progress = on_loss, on_progress
-        self._rows = 0
+        self._rows, self._sizes = 0, 1
 
     def start(self) -> StreamingQuery:
         place = find_place(self._lake, self._settings, self._stream, on_loss=self._on_loss)
-        self.place = place
+        is_gap = self.is_part and self.place is not None and self.place.landed == place.landed
+        self.place, self._sizes = place, self._sizes * 2 if is_gap else 1
         size = min(self._batch_rows, max(1, int(_BATCH_BYTES / max(place.row_bytes, 1))))
         source = self._lake.spark.readStream.format("jetstream").options(
             stream=place.stream, created=place.created, maxMsgsPerTrigger=str(size)
         )
         if file := config_file():
             source = source.option("config", file)
+        first, trigger = max(place.landed + 1, place.first), self._trigger
         if place.landed:
-            source = source.option("startSeq", str(max(place.landed + 1, place.first)))
+            source = source.option("startSeq", str(first))
+        # Spark before 4.2 knows no limit of a batch; there a query is a batch until it has almost caught up.
+        end = first + size * self._sizes - 1
+        is_old = tuple(map(int, self._lake.spark.version.split(".")[:2])) < (4, 2)
+        self.is_part = is_old and end < place.last
+        if self.is_part:
+            source, trigger = source.option("endSeq", str(end)), {"availableNow": True}
         add = partial(self._add, _Landed(place.landed))
         # Without the option checkpointLocation, Spark deletes the checkpoint at the end.
-        return (
-            source.load().writeStream.queryName(self.name).foreachBatch(add).trigger(**self._trigger).start()
-        )
+        return source.load().writeStream.queryName(self.name).foreachBatch(add).trigger(**trigger).start()
 
     def result(self) -> LandedStream:
         assert self.place  # noqa: S101 - it was started
@@ -341,6 +355,7 @@ class _ToSilver:
     """The query from bronze to silver and gold."""
 
     name = "silver"
+    is_part = False
 
     def __init__(
         self,
@@ -353,15 +368,13 @@ class _ToSilver:
         self._checkpoints = checkpoints or lake.folder("_checkpoints")
 
     def start(self) -> StreamingQuery:
-        # Of other tables, as after one was made anew, a checkpoint would tell nothing.
-        ids = [
-            self._lake.spark.sql(f"DESCRIBE DETAIL {self._lake.table(table.name)}").collect()[0]["id"]
-            for table in (BRONZE, SILVER)
-        ]
+        # Of other tables, as after one was made anew or restored, a checkpoint would tell nothing.
+        states = " ".join(_identity(self._lake, table) for table in (BRONZE, SILVER, GOLD))
+        name = f"silver-{hashlib.sha256(states.encode()).hexdigest()[:32]}"
         messages = self._lake.follow(BRONZE.name, skipChangeCommits="true", maxBytesPerTrigger="1g")
         return (
             messages.writeStream.queryName(self.name)
-            .option("checkpointLocation", f"{self._checkpoints}/silver-{ids[0]}-{ids[1]}")
+            .option("checkpointLocation", f"{self._checkpoints}/{name}")
             .foreachBatch(self._add_batch)
             .trigger(**self._trigger)
             .start()
@@ -370,6 +383,18 @@ class _ToSilver:
     def _add_batch(self, batch: DataFrame, _number: int) -> None:
         lake = Lake(batch.sparkSession, self._lake.address)
         self._add(lake, to_silver(without_erased(lake, batch)))
+
+
+def _identity(lake: Lake, table: Table) -> str:
+    """Return a table's ID, and the version of its last RESTORE, if no run went on meanwhile."""
+    name = lake.table(table.name)
+    [detail] = lake.spark.sql(f"DESCRIBE DETAIL {name}").select("id", "properties").collect()
+    history = lake.spark.sql(f"DESCRIBE HISTORY {name} LIMIT {_HISTORY}")
+    [[newest]] = history.where("operation = 'RESTORE'").agg(fn.max("version")).collect()
+    known = int(detail["properties"].get(_RESTORED, 0))
+    if (newest or 0) > known:
+        repeated(lambda: lake.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{_RESTORED}' = '{newest}')"))
+    return f"{detail['id']} {max(newest or 0, known)}"
 
 
 # --- Following the queries.
@@ -401,9 +426,9 @@ class _Followed:
                 elif not self._running.isActive:
                     if failure := self._running.exception():
                         raise failure
-                    if self._forever:
+                    if self._forever and not self._wanted.is_part:
                         raise PipelineError(f"{_ENDED}: does another run land in this lake?")
-                    self.ended = True
+                    self._running, self.ended = None, not self._wanted.is_part
         except WorkerError as error:
             begun, self._running = self._running, None
             self._failed(error, was_running=begun is not None)

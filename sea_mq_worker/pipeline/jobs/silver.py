@@ -2,7 +2,8 @@
 
 An event's first copy counts: of those in one batch the one stored first. An ID that is not a UUID identifies
 an event only within its stream. Each step may be repeated: silver gets what it lacks, and gold counts each
-touched minute again from all of silver.
+touched minute again from all of silver, until silver has stood still meanwhile: of two runs at once, the one
+that counted less may be the later one to write.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as fn
 
 from sea_mq_worker.pipeline.jobs import typed as typed_tables
-from sea_mq_worker.pipeline.lake import SILVER, Lake, repeated
+from sea_mq_worker.pipeline.lake import GOLD, SILVER, ConflictError, Lake, repeated
 
 _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _PLACE = ("published_at", "seq", "stream", "incarnation")
@@ -174,7 +175,12 @@ def _of_minutes(lake: Lake, bounds: Row) -> DataFrame:
 
 
 def _refresh_gold(lake: Lake, bounds: Row, late_seconds: float) -> None:
-    """Count the minutes of the batch again."""
+    """Count the minutes of the batch again.
+
+    Raises:
+        ConflictError: another run has changed silver meanwhile, so gold may have an older count now.
+    """
+    before = _state(lake)
     minute = fn.date_trunc("minute", fn.col("published_at"))
     seconds = (fn.unix_micros("published_at") - fn.unix_micros("occurred_at")) / 1e6
     counted = (
@@ -199,7 +205,7 @@ def _refresh_gold(lake: Lake, bounds: Row, late_seconds: float) -> None:
     )
     names = counted.columns
     merge = _UPDATE_GOLD.format(
-        gold=lake.table("gold"),
+        gold=lake.table(GOLD.name),
         same=_SAME_MINUTE,
         dates=", ".join(f"DATE'{date}'" for date in bounds["dates"]),
         columns=", ".join(f"{name} = s.{name}" for name in names),
@@ -207,3 +213,12 @@ def _refresh_gold(lake: Lake, bounds: Row, late_seconds: float) -> None:
         values=", ".join(f"s.{name}" for name in names),
     )
     lake.spark.sql(merge, counted=counted)
+    if _state(lake) != before:
+        raise ConflictError("silver was changed while its events were counted")
+
+
+def _state(lake: Lake) -> Row:
+    """Return what each commit to silver changes."""
+    detail = lake.spark.sql(f"DESCRIBE DETAIL {lake.table(SILVER.name)}")
+    [state] = detail.select("id", "lastModified", "numFiles", "sizeInBytes").collect()
+    return state

@@ -145,7 +145,7 @@ def catch_up(lake: Lake, schemas: Sequence[EventSchema]) -> tuple[int, int]:
         return 0, 0
     lake.create(QUARANTINE)
     for schema in schemas:
-        _alter(lake, schema)
+        repeated(partial(_alter, lake, schema))
     if not lake.exists(SILVER.name):
         return 0, 0
     silver = lake.read(SILVER.name).where(_event().isin([schema.name for schema in schemas]))
