@@ -1,10 +1,13 @@
 """Fingerprints that stand for messages in a comparison, so that no payload is shuffled.
 
-``content`` equals the inbox's content_hash: SHA-256 of subject and body. ``header_hash`` is MD5 of the
-headers that the row determines, as sorted lines. It excludes the broker's headers (``nats-*``), trace
-headers, which differ between attempts, and the source, which is a setting. What Spark's functions cannot
-express goes through the worker's own code: events with own headers or encoded text, and messages without a
-plain ID.
+``sent`` is 16 bytes that stand for subject, body and those headers that the row determines: MD5 of the
+SHA-256 of subject and body, and of sorted lines of headers. It excludes the broker's headers (``nats-*``),
+trace headers, which differ between attempts, and the source, which is a setting. ``content`` is the first 16
+bytes of the inbox's content_hash, SHA-256 of subject and body.
+
+What Spark's functions cannot express goes through the worker's own code: events with own headers or encoded
+text, and messages without a plain ID. Only these odd rows leave the JVM, so rows are kept before they are
+taken apart.
 """
 
 import hashlib
@@ -15,7 +18,6 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -39,7 +41,7 @@ _COMPARED = sorted(
 )
 """In the order of the lines that begin with their names."""
 _BROKER = "nats-"
-_SPECIAL = "\n(content-type|{})\n".format("|".join(map(str.lower, (MARKER, SCHEDULE, COUNTER))))
+_SPECIAL = "\n(content-type|{}):".format("|".join(map(str.lower, (MARKER, SCHEDULE, COUNTER))))
 """Names of headers of messages that may carry no event, or an event in another form."""
 _IGNORED_LINES = rf"\n({_BROKER}[^:\n]*|{'|'.join(sorted(_IGNORED))}):[^\n]*"
 
@@ -60,7 +62,7 @@ _UUID = r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 
 def uuid_bytes(text: Column) -> Column:
     """Return the 16 bytes of a UUID's text."""
-    return F.unhex(F.translate(text, "-", ""))
+    return F.unhex(F.replace(text, F.lit("-"), F.lit("")))
 
 
 def uuid_text(data: Column) -> Column:
@@ -69,39 +71,43 @@ def uuid_text(data: Column) -> Column:
     return F.concat_ws("-", *(digits.substr(*part) for part in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))))
 
 
-def digest(text: Column) -> Column:
-    """Return 16 bytes that stand for a text."""
-    return F.unhex(F.md5(text))
-
-
-def of_events(events: DataFrame, kept: Sequence[str], *, context: str, source: str) -> DataFrame:
-    """Return kept columns and the fingerprints of the messages that the worker sends; null: it sends none.
+def of_events(
+    events: DataFrame,
+    kept: Sequence[str],
+    keep: Callable[[DataFrame], DataFrame],
+    *,
+    context: str,
+    source: str,
+) -> DataFrame:
+    """Return kept columns and ``sent`` of the messages that the worker sends; null: it sends none.
 
     Args:
         events: rows with the columns ``OF_EVENT``.
         kept: names of other columns.
+        keep: persists rows, which are read twice.
         context: first token of the subjects.
         source: CloudEvents source.
     """
     names_subject = F.col("event_type").rlike(_PLAIN_TYPE) & (F.col("event_version") > 0)
     is_plain = names_subject & F.col("headers").isNull() & F.col("occurred_at").isNotNull()
-    for name in _TEXTS:
-        is_plain &= F.coalesce(F.col(name).rlike(_PLAIN), F.lit(True))
+    is_plain &= F.concat_ws("", *_TEXTS).rlike(_PLAIN)
     version = F.col("event_version").cast("string")
     subject = F.concat(F.lit(f"{context}.event."), "event_type", F.lit(".v"), version)
+    content = _content(subject, F.encode("payload", "UTF-8"))
     lines = (F.concat(F.lit(f"\n{header.name}:"), _value(header)) for header in _COMPARED)
     odd = {name: F.col(name) for name in OF_EVENT} | {"payload": F.when(~names_subject, F.col("payload"))}
+    odd["content"] = F.when(names_subject, content)
     rows = events.select(
         *kept,
-        F.when(names_subject, _content(subject, F.encode("payload", "UTF-8"))).alias("content"),
-        F.when(is_plain, digest(F.concat_ws("", *lines))).alias("header_hash"),
+        F.when(is_plain, _sent(content, F.concat_ws("", *lines))).alias("sent"),
         F.when(~is_plain, F.struct(*(column.alias(name) for name, column in odd.items()))).alias("odd"),
     )
-    encode = partial(_encoded, context=context, source=source)
-    return rows.mapInArrow(partial(_each_odd, encode), rows.drop("odd").schema)
+    return _completed(keep(rows), partial(_encoded, context=context, source=source))
 
 
-def of_messages(messages: DataFrame, kept: Sequence[str]) -> DataFrame:
+def of_messages(
+    messages: DataFrame, kept: Sequence[str], keep: Callable[[DataFrame], DataFrame]
+) -> DataFrame:
     """Return kept columns, fingerprints, and ``id``, under which the inbox records each message, as 16 bytes.
 
     Messages that carry no event are left out.
@@ -109,27 +115,28 @@ def of_messages(messages: DataFrame, kept: Sequence[str]) -> DataFrame:
     Args:
         messages: rows of the source ``jetstream`` or of bronze.
         kept: names of other columns.
+        keep: persists rows, which are read twice.
     """
-    names = F.lower(F.concat(F.lit("\n"), F.array_join("headers.key", "\n"), F.lit("\n")))
+    # Arrays of texts: a lambda takes a field of a struct so slowly that it would cost more than all the rest.
+    lines = F.zip_with("headers.key", "headers.value", lambda key, text: F.concat_ws(":", F.lower(key), text))
+    joined = F.coalesce(F.array_join(F.sort_array(lines), "\n"), F.lit(""))
+    messages = messages.withColumn("lines", F.concat(F.lit("\n"), joined))
+    text = F.col("lines")
     own_id = F.lower("message_id")
-    is_special = names.rlike(_SPECIAL)
-    may_be_structured = ~names.contains("\nce-") & F.contains("data", F.lit(b'"specversion"'))
-    is_plain = own_id.rlike(_UUID) & ~is_special & ~may_be_structured
+    is_special = text.rlike(_SPECIAL)
+    may_be_structured = ~text.contains("\nce-") & F.contains("data", F.lit(b'"specversion"'))
+    is_plain = F.coalesce(own_id.rlike(_UUID) & ~is_special & ~may_be_structured, F.lit(False))
     odd = {name: F.col(name) for name in _OF_MESSAGE}
     odd |= {"data": F.when(is_special | may_be_structured, F.col("data"))}
-    lines = F.transform("headers", lambda h: F.concat(F.lit("\n"), F.lower(h["key"]), F.lit(":"), h["value"]))
-    text = F.regexp_replace(F.array_join(F.sort_array(lines), ""), _IGNORED_LINES, "")
+    content = _content(F.col("subject"), F.col("data"))
     rows = messages.select(
         *kept,
         F.when(is_plain, uuid_bytes(own_id)).alias("id"),
-        _content(F.col("subject"), F.col("data")).alias("content"),
-        digest(text).alias("header_hash"),
-        F.when(
-            ~F.coalesce(is_plain, F.lit(False)),
-            F.struct(*(column.alias(name) for name, column in odd.items())),
-        ).alias("odd"),
+        F.unhex(content.substr(1, 32)).alias("content"),
+        _sent(content, F.regexp_replace(text, _IGNORED_LINES, "")).alias("sent"),
+        F.when(~is_plain, F.struct(*(column.alias(name) for name, column in odd.items()))).alias("odd"),
     )
-    return rows.mapInArrow(partial(_each_odd, _identified), rows.drop("odd").schema)
+    return _completed(keep(rows), _identified)
 
 
 def _value(header: EventHeader) -> Column:
@@ -149,41 +156,45 @@ def _value(header: EventHeader) -> Column:
 
 def _content(subject: Column, body: Column) -> Column:
     parts = F.encode(subject, "UTF-8"), F.lit(b"\0"), F.coalesce(body, F.lit(b""))
-    return F.unhex(F.sha2(F.concat(*parts), 256))
+    return F.sha2(F.concat(*parts), 256)
+
+
+def _sent(content: Column, lines: Column) -> Column:
+    return F.unhex(F.md5(F.concat(content, lines)))
+
+
+def _completed(rows: DataFrame, make: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> DataFrame:
+    """Give the rows with ``odd`` the columns that ``make`` returns of it, or leave them out."""
+    plain = rows.where("odd IS NULL").drop("odd")
+    made = rows.where("odd IS NOT NULL").mapInArrow(partial(_each_odd, make), plain.schema)
+    return plain.unionByName(made)
 
 
 def _each_odd(
     make: Callable[[dict[str, Any]], Mapping[str, Any] | None], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Pass rows on; those with ``odd`` get the columns that ``make`` returns of it, or are left out."""
     for batch in batches:
-        odd = batch.column("odd")
         rows = batch.select([name for name in batch.schema.names if name != "odd"])
-        if odd.null_count == len(odd):
-            yield rows
-            continue
-        yield rows.filter(odd.is_null())
-        given = zip(rows.filter(odd.is_valid()).to_pylist(), pc.drop_null(odd).to_pylist(), strict=True)
-        made = [row | columns for row, each in given if (columns := make(each)) is not None]
+        given = zip(rows.to_pylist(), batch.column("odd").to_pylist(), strict=True)
+        made = [row | columns for row, odd in given if (columns := make(odd)) is not None]
         yield pa.RecordBatch.from_pylist(made, schema=rows.schema)
 
 
 def _encoded(row: dict[str, Any], *, context: str, source: str) -> Mapping[str, Any]:
+    content = row.pop("content")
     given = row | {"id": str(UUID(bytes=bytes(row["id"]))), "payload": (row["payload"] or "").encode()}
     event = OutboxEvent(**given, attempts=0, failures=0, age_seconds=0.0, attempted_seconds_ago=0.0)
     try:
-        sent = outbound_message(event, context=context, source=source)
+        message = outbound_message(event, context=context, source=source)
     except InvalidEventError:
-        return {"content": None, "header_hash": None}
+        return {"sent": None}
     lines = sorted(
         f"\n{name.lower()}:{value}"
-        for name, value in sent.headers.items()
+        for name, value in message.headers.items()
         if not name.lower().startswith(_BROKER) and name.lower() not in _IGNORED
     )
-    made = {"header_hash": hashlib.md5("".join(lines).encode(), usedforsecurity=False).digest()}
-    if row["payload"] is not None:
-        made["content"] = hashlib.sha256(sent.subject.encode() + b"\0" + sent.payload).digest()
-    return made
+    content = content or hashlib.sha256(message.subject.encode() + b"\0" + message.payload).hexdigest()
+    return {"sent": hashlib.md5("".join([content, *lines]).encode(), usedforsecurity=False).digest()}
 
 
 def _identified(row: dict[str, Any]) -> Mapping[str, Any] | None:

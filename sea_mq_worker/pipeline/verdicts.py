@@ -9,8 +9,8 @@
 
 ``place`` orders facts of a kind: copies by their positions in the stream. A position is a sequence; those of
 earlier streams with the same name are negative. One shuffle by ID brings all facts of an ID together. A
-window in the order of kind and place adds the event to its copies, and each copy's predecessor. An ID can
-have any number of copies and a key any number of events: windows spill.
+window in the order of kind and place gives each copy its predecessor, and what the inbox and the audit say of
+the ID. An ID can have any number of copies and a key any number of events: windows spill.
 """
 
 import re
@@ -29,6 +29,12 @@ from sea_mq_worker.nats.info import ConsumerInfo, StreamInfo
 from sea_mq_worker.pipeline.fingerprints import uuid_text
 
 TABLE, ARCHIVED, RECEIVED, REPLAYED, COPY = range(5)
+_KNOWN = ("event.replays", "received", "replayed")
+_OF_EVENT = (
+    *("key", "seq", "created_at", "replays"),
+    *("published_at", "stream", "stream_seq", "in_table"),
+)
+"""What of an event its order, and the report on lost events, need."""
 INCARNATION = 1 << 48
 """Offset of positions between streams with the same name."""
 
@@ -116,8 +122,8 @@ class Judge:
         by_id = Window.partitionBy("id").orderBy("kind", "place")
         so_far = by_id.rowsBetween(Window.unboundedPreceding, Window.currentRow)
         known = facts.select(
-            *("id", "kind", "place", "copy"),
-            *(_any(name).over(so_far).alias(name) for name in ("event", "received", "replayed")),
+            *("id", "kind", "place", "event", "copy"),
+            *(_any(name).over(so_far).alias(name.rpartition(".")[2]) for name in _KNOWN),
             *(F.lag(name).over(by_id).alias(f"{name}_before") for name in ("kind", "place")),
             F.lag("copy.time").over(by_id).alias("time_before"),
         )
@@ -133,7 +139,9 @@ class Judge:
         hops = (self._outbox_hop(), *(self._inbox_hop(*each) for each in enumerate(self.consumers)))
         judged = F.array_compact(F.array(*hops)).alias("hops")
         is_received = F.col("received").isNotNull().alias("is_received")
-        return gathered.select("id", "event", "replayed", "own", is_received, judged)
+        event = F.struct(*(f"event.{name}" for name in _OF_EVENT))
+        event = F.when(F.col("event").isNotNull(), event).alias("event")
+        return gathered.select("id", event, "replayed", "own", is_received, judged)
 
     def covers(self, stream: str) -> Column:
         """Return in which hops a message of a stream takes part, as bits by the consumers' numbers."""
@@ -146,19 +154,20 @@ class Judge:
 
     def _gathered(self) -> Iterator[Column]:
         is_own, time, first = F.col("kind") == COPY, F.col("copy.time"), F.struct("place", "copy.time")
-        for name in ("event", "received", "replayed"):
+        event = F.when(F.col("event").isNotNull(), F.struct("kind", "place", "event"))
+        yield F.min(event)["event"].alias("event")
+        for name in ("received", "replayed"):
             yield _any(name).alias(name)
-        differs = F.lit(False)
-        for part in ("content", "header_hash"):  # not if nothing is expected
-            differs |= _true(F.col(f"copy.{part}") != F.col(f"event.{part}"))
         yield F.min(F.when(is_own, first)).alias("own")
-        yield F.bool_or(is_own & differs).alias("is_altered")
+        for name, extreme in (("least_sent", F.min), ("greatest_sent", F.max)):
+            yield extreme(F.when(is_own, F.col("copy.sent"))).alias(name)
         is_further = is_own & (F.col("kind_before") == COPY)
-        yield F.bool_or(_true(is_further & ~_explained(F.col("time_before"), time))).alias("is_duplicated")
+        is_explained = _explained(F.col("time_before"), time, "replays")
+        yield F.bool_or(_true(is_further & ~is_explained)).alias("is_duplicated")
         for number in range(len(self.consumers)):
             covered = _true(F.col("copy.hops").bitwiseAND(1 << number) != 0)
             is_taken = F.pmod("place", F.lit(INCARNATION)) == F.col("received.stream_seq")
-            is_other = _true(F.col("copy.content") != F.col("received.content_hash"))
+            is_other = _true(F.col("copy.content") != F.col("received.content"))
             yield F.min(F.when(covered, first)).alias(f"copy{number}")
             yield F.min(F.when(covered & is_taken, time)).alias(f"taken{number}")
             is_altered = F.bool_or(covered & is_other) & ~F.bool_or(covered & ~is_other)
@@ -182,7 +191,10 @@ class Judge:
         is_duplicated = F.when(F.col("is_duplicated"), Verdict.DUPLICATED.bit).otherwise(0)
         is_judged = is_known | (F.lit(not self.in_part) & first.isNotNull())
         seconds = _seconds(F.col("event.occurred_at"), first["time"])
-        return self._hop(0, is_judged, verdict.bitwiseOR(is_duplicated), F.col("is_altered"), seconds)
+        is_altered = F.lit(False)  # also if nothing is expected
+        for name in ("least_sent", "greatest_sent"):
+            is_altered |= _true(F.col(name) != F.col("event.sent"))
+        return self._hop(0, is_judged, verdict.bitwiseOR(is_duplicated), is_altered, seconds)
 
     def _is_expired(self) -> Column:
         """Whether retention may have removed an event's message.
@@ -257,8 +269,8 @@ def out_of_order(judged: DataFrame) -> DataFrame:
     first one, is in order.
     """
     keyed = judged.where("event.key IS NOT NULL AND own IS NOT NULL").select(
-        "id", "event.key", "event.seq", "own.place", _explained(F.col("event.created_at"), F.col("own.time"))
-        .alias("is_explained"),
+        "id", "event.key", "event.seq", "own.place",
+        _explained(F.col("event.created_at"), F.col("own.time"), "event.replays").alias("is_explained"),
     )  # fmt: skip
     ascending = Window.partitionBy("key").orderBy("seq", "place")
     descending = Window.partitionBy("key").orderBy(F.desc("seq"), F.desc("place"))
@@ -314,11 +326,14 @@ def _true(condition: Column) -> Column:
     return F.coalesce(condition, F.lit(False))
 
 
-def _explained(earlier: Column, later: Column) -> Column:
+def _explained(earlier: Column, later: Column, selected: str) -> Column:
     """Whether a replay of the ID was recorded between two times."""
     none = F.array().cast("array<timestamp>")
-    replays = F.concat(*(F.coalesce(F.col(name), none) for name in ("event.replays", "replayed")))
-    return F.exists(replays, lambda at: (at > earlier - F.lit(_SKEW)) & (at < later + F.lit(_SKEW)))
+    replays = F.concat(*(F.coalesce(F.col(name), none) for name in (selected, "replayed")))
+    is_near = F.exists(replays, lambda at: (at > earlier - F.lit(_SKEW)) & (at < later + F.lit(_SKEW)))
+    # The lambda is slow, and few events were replayed.
+    is_replayed = _true(F.size(selected) > 0) | F.col("replayed").isNotNull()
+    return F.when(is_replayed, is_near).otherwise(F.lit(False))
 
 
 def _before(time: Column, limit: datetime | None, *, within: timedelta = _CLOCK) -> Column:

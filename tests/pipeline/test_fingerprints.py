@@ -30,6 +30,10 @@ MESSAGES = (
 )
 
 
+def keep(rows: DataFrame) -> DataFrame:
+    return rows
+
+
 def rows_of_events() -> list[dict[str, Any]]:
     """Each column with odd text, and columns at random."""
     chance = random.Random(7)
@@ -65,15 +69,14 @@ def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(spark: 
             chance.shuffle(headers)
             stored.append(stored_message(row["seq"], sent.subject, headers, sent.payload))
     given = [tuple(row[name] for name in OF_EVENT) for row in rows]
-    frame = of_events(spark.createDataFrame(given, EVENTS), ["seq"], context="sea", source="/sea")
+    frame = of_events(spark.createDataFrame(given, EVENTS), ["seq"], keep, context="sea", source="/sea")
     found = {row["seq"]: row for row in frame.collect()}
     of_stream = {row["seq"]: row for row in fingerprints(spark, stored).collect()}
 
     assert 30 < len(of_stream) < len(found) == len(rows)
     for row in rows:
         there = of_stream.get(row["seq"])
-        for name in ("content", "header_hash"):
-            assert found[row["seq"]][name] == (there and there[name]), row
+        assert found[row["seq"]]["sent"] == (there and there["sent"]), row
         assert there is None or there["id"] == row["id"]
 
 
@@ -94,7 +97,7 @@ def stored_message(
 
 
 def fingerprints(spark: SparkSession, messages: list[tuple[Any, ...]]) -> DataFrame:
-    return of_messages(spark.createDataFrame(messages, MESSAGES), ["seq"])
+    return of_messages(spark.createDataFrame(messages, MESSAGES), ["seq"], keep)
 
 
 def test_a_message_has_the_id_and_the_content_under_which_the_inbox_records_it(spark: SparkSession) -> None:
@@ -120,5 +123,5 @@ def test_a_message_has_the_id_and_the_content_under_which_the_inbox_records_it(s
     ids = [str(uuid.UUID(bytes=bytes(row["id"]))) for row in found]
     assert ids == [own.lower(), other, other, own.lower(), *unnamed, own.lower()]
     assert {bytes(row["content"]) for row in found[:-1]} == {
-        content_hash(inbound_message(subject="a.b", payload=b""))
+        content_hash(inbound_message(subject="a.b", payload=b""))[:16]
     }
