@@ -38,6 +38,8 @@ _JOB_PROPERTIES = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Delta would move every row to one task per partition before it writes a merge.
     "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+    # Only the files of small batches are compacted; Delta would write half of all rows twice.
+    "spark.databricks.delta.autoCompact.minFileSize": str(8 * 2**20),
 }
 """The properties that results and plans of the jobs depend on."""
 

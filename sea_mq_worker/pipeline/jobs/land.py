@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -32,6 +33,8 @@ from sea_mq_worker.pipeline.session import configured
 from sea_mq_worker.settings import Settings, config_file
 
 _BATCH_BYTES = 2 * 2**30
+_TASK_BYTES = 64 * 2**20
+_TASK_ROWS_MAX = 250_000
 _RESTARTS = 5
 _PAUSE_SECONDS = 1.0
 _PAUSE_SECONDS_MAX = 60.0
@@ -285,9 +288,15 @@ class _ToBronze:
         place = find_place(self._lake, self._settings, self._stream, on_loss=self._on_loss)
         is_gap = self.is_part and self.place is not None and self.place.landed == place.landed
         self.place, self._sizes = place, self._sizes * 2 if is_gap else 1
-        size = min(self._batch_rows, max(1, int(_BATCH_BYTES / max(place.row_bytes, 1))))
+        size, part = (
+            max(1, min(most, int(most_bytes / max(place.row_bytes, 1))))
+            for most, most_bytes in ((self._batch_rows, _BATCH_BYTES), (_TASK_ROWS_MAX, _TASK_BYTES))
+        )
         source = self._lake.spark.readStream.format("jetstream").options(
-            stream=place.stream, created=place.created, maxMsgsPerTrigger=str(size)
+            stream=place.stream,
+            created=place.created,
+            maxMsgsPerTrigger=str(size),
+            rowsPerPartition=str(part),
         )
         if file := config_file():
             source = source.option("config", file)
@@ -373,7 +382,8 @@ class _ToSilver:
         name = f"silver-{hashlib.sha256(states.encode()).hexdigest()[:32]}"
         messages = self._lake.follow(BRONZE.name, skipChangeCommits="true", maxBytesPerTrigger="1g")
         return (
-            messages.writeStream.queryName(self.name)
+            messages.select("stream", "incarnation", "seq", "date")
+            .writeStream.queryName(self.name)
             .option("checkpointLocation", f"{self._checkpoints}/{name}")
             .foreachBatch(self._add_batch)
             .trigger(**self._trigger)
@@ -381,8 +391,22 @@ class _ToSilver:
         )
 
     def _add_batch(self, batch: DataFrame, _number: int) -> None:
-        lake = Lake(batch.sparkSession, self._lake.address)
-        self._add(lake, to_silver(without_erased(lake, batch)))
+        """Add the events of a batch, which only tells their places.
+
+        Each use of a batch reads all its columns. Read from bronze, each step has only those that it needs.
+        """
+        lake, by = Lake(batch.sparkSession, self._lake.address), ("stream", "incarnation")
+        ends = fn.min("seq").alias("first"), fn.max("seq").alias("last"), fn.collect_set("date").alias("dates")
+        parts = [
+            (fn.col("stream") == row["stream"])
+            & (fn.col("incarnation") == row["incarnation"])
+            & fn.col("seq").between(row["first"], row["last"])
+            & fn.col("date").isin(row["dates"])
+            for row in batch.groupBy(*by).agg(*ends).collect()
+        ]
+        if parts:
+            rows = lake.read(BRONZE.name).where(reduce(or_, parts))
+            self._add(lake, to_silver(without_erased(lake, rows)))
 
 
 def _identity(lake: Lake, table: Table) -> str:
@@ -390,11 +414,12 @@ def _identity(lake: Lake, table: Table) -> str:
     name = lake.table(table.name)
     [detail] = lake.spark.sql(f"DESCRIBE DETAIL {name}").select("id", "properties").collect()
     history = lake.spark.sql(f"DESCRIBE HISTORY {name} LIMIT {_HISTORY}")
-    [[newest]] = history.where("operation = 'RESTORE'").agg(fn.max("version")).collect()
+    restored = history.where("operation = 'RESTORE'").select("version").collect()
     known = int(detail["properties"].get(_RESTORED, 0))
-    if (newest or 0) > known:
+    newest = max([known, *(row["version"] for row in restored)])
+    if newest > known:
         repeated(lambda: lake.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{_RESTORED}' = '{newest}')"))
-    return f"{detail['id']} {max(newest or 0, known)}"
+    return f"{detail['id']} {newest}"
 
 
 # --- Following the queries.

@@ -81,30 +81,27 @@ def add_events(
         late_seconds: an event is late if it was stored more than this after it occurred.
         schemas: of the events that have typed tables.
     """
-    rows = batch.withColumn("within", _within()).persist()
-    try:
-        bounds = _bounds(rows)
-        if bounds is None:
-            return
-        firsts = _without_repeats(rows)
-        on = f"{_SAME_ID} AND t.message_id BETWEEN {{low}} AND {{high}}"
-        if dedupe_days is not None:
-            first = min(bounds["dates"])
-            on += f" AND t.date >= DATE'{first - min(timedelta(days=dedupe_days), first - date.min)}'"
-        low, high = bounds["low"], bounds["high"]
-        events = repeated(lambda: lake.insert_new(SILVER.name, firsts, on, low=low, high=high))
-        counts.events += events
-        if events < bounds["rows"]:
-            _count_repeats(lake, rows, bounds, counts)
-        repeated(lambda: _refresh_gold(lake, bounds, late_seconds))
-        if schemas:
-            places = rows.select("stream", "incarnation", "seq")
-            added = _of_minutes(lake, bounds).join(places, places.columns, "left_semi")
-            typed, violations = repeated(lambda: typed_tables.refresh(lake, added, schemas))
-            counts.typed += typed
-            counts.violations += violations
-    finally:
-        rows.unpersist()
+    rows = batch.withColumn("within", _within())
+    bounds = _bounds(rows)
+    if bounds is None:
+        return
+    firsts = _without_repeats(rows)
+    on = f"{_SAME_ID} AND t.message_id BETWEEN {{low}} AND {{high}}"
+    if dedupe_days is not None:
+        first = min(bounds["dates"])
+        on += f" AND t.date >= DATE'{first - min(timedelta(days=dedupe_days), first - date.min)}'"
+    low, high = bounds["low"], bounds["high"]
+    events = repeated(lambda: lake.insert_new(SILVER.name, firsts, on, low=low, high=high))
+    counts.events += events
+    if events < bounds["rows"]:
+        _count_repeats(lake, rows, bounds, counts)
+    repeated(lambda: _refresh_gold(lake, bounds, late_seconds))
+    if schemas:
+        places = rows.select("stream", "incarnation", "seq")
+        added = _of_minutes(lake, bounds).join(places, places.columns, "left_semi")
+        typed, violations = repeated(lambda: typed_tables.refresh(lake, added, schemas))
+        counts.typed += typed
+        counts.violations += violations
 
 
 def _within() -> Column:
