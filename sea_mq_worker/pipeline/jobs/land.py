@@ -396,7 +396,11 @@ class _ToSilver:
         Each use of a batch reads all its columns. Read from bronze, each step has only those that it needs.
         """
         lake, by = Lake(batch.sparkSession, self._lake.address), ("stream", "incarnation")
-        ends = fn.min("seq").alias("first"), fn.max("seq").alias("last"), fn.collect_set("date").alias("dates")
+        ends = (
+            fn.min("seq").alias("first"),
+            fn.max("seq").alias("last"),
+            fn.collect_set("date").alias("dates"),
+        )
         parts = [
             (fn.col("stream") == row["stream"])
             & (fn.col("incarnation") == row["incarnation"])
