@@ -395,18 +395,14 @@ class _ToSilver:
 
         Each use of a batch reads all its columns. Read from bronze, each step has only those that it needs.
         """
-        lake, by = Lake(batch.sparkSession, self._lake.address), ("stream", "incarnation")
-        ends = (
-            fn.min("seq").alias("first"),
-            fn.max("seq").alias("last"),
-            fn.collect_set("date").alias("dates"),
-        )
+        lake, states = Lake(batch.sparkSession, self._lake.address), batch.groupBy("stream", "incarnation")
+        first, last = fn.min("seq").alias("first"), fn.max("seq").alias("last")
         parts = [
             (fn.col("stream") == row["stream"])
             & (fn.col("incarnation") == row["incarnation"])
             & fn.col("seq").between(row["first"], row["last"])
             & fn.col("date").isin(row["dates"])
-            for row in batch.groupBy(*by).agg(*ends).collect()
+            for row in states.agg(first, last, fn.collect_set("date").alias("dates")).collect()
         ]
         if parts:
             rows = lake.read(BRONZE.name).where(reduce(or_, parts))
