@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from sea_mq_worker.dev.servers import EmbeddedNats, free_port
 from sea_mq_worker.pipeline.errors import DataLossError
+from sea_mq_worker.pipeline.jobs.land import LandResult
 from sea_mq_worker.pipeline.lake import BRONZE, Lake, Table
 from tests.pipeline.jetstream_support import Stream
 from tests.pipeline.landing import LandedLake, event, events_of, lake_at
@@ -106,51 +106,70 @@ async def test_a_stream_that_was_restored_to_an_older_state_is_landed_as_another
     lake.assert_counted()
 
 
+async def landed_more(lake: LandedLake, stream: Stream, first: int) -> LandResult:
+    """Land ten further events; each event is in every table once."""
+    await stream.publish(events_of(stream.name, first, first + 10))
+    result = await lake.land(stream.name)
+    assert lake.seqs("bronze", stream.name) == [*range(1, first + 11)]
+    assert lake.seqs("silver", stream.name) == [*range(1, first + 11)]
+    lake.assert_counted()
+    return result
+
+
 @pytest.mark.long
-async def test_checkpoints_and_foreign_changes_of_the_tables_lose_and_double_nothing(
+async def test_a_checkpoint_that_is_deleted_copied_or_older_loses_and_doubles_nothing(
     lake: LandedLake, stream: Stream, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints, landed = lake.folder / "_checkpoints", 0
-
-    async def land(count: int = 10) -> Any:
-        nonlocal landed
-        await stream.publish(events_of(stream.name, landed, landed + count))
-        landed += count
-        result = await lake.land(stream.name)
-        assert lake.seqs("bronze", stream.name) == lake.seqs("silver", stream.name) == [*range(1, landed + 1)]
-        lake.assert_counted()
-        return result
-
-    await land()
+    checkpoints = lake.folder / "_checkpoints"
+    await landed_more(lake, stream, 0)
     shutil.copytree(checkpoints, lake.folder / "copy")
-    await land()
+    await landed_more(lake, stream, 10)
     shutil.rmtree(checkpoints)
     shutil.move(lake.folder / "copy", checkpoints)
-    assert (await land()).repeats == 0, "a checkpoint that was rolled back"
+    assert (await landed_more(lake, stream, 20)).repeats == 0, "a checkpoint that was rolled back"
 
     shutil.rmtree(checkpoints)
-    assert (await land()).events == 10, "a checkpoint that was deleted"
+    assert (await landed_more(lake, stream, 30)).events == 10, "a checkpoint that was deleted"
 
     foreign = lake_at(lake.spark, lake.folder.with_name("other"), nats_url, monkeypatch)
     await foreign.land(stream.name)
     shutil.copytree(foreign.folder / "_checkpoints", checkpoints, dirs_exist_ok=True)
-    assert (await land()).repeats == 0, "the checkpoint of another lake"
+    assert (await landed_more(lake, stream, 40)).repeats == 0, "the checkpoint of another lake"
 
+
+@pytest.mark.long
+async def test_a_table_that_was_set_back_or_made_anew_gets_what_it_lacks(
+    lake: LandedLake, stream: Stream
+) -> None:
+    await landed_more(lake, stream, 0)
+    await landed_more(lake, stream, 10)
     before = {table: lake.rows(table) for table in ("bronze", "silver", "gold")}
-    for table, version in (("bronze", 1), ("silver", 2), ("gold", 1)):
-        await asyncio.to_thread(lake.sql, f"RESTORE TABLE {{{table}}} TO VERSION AS OF {version}")
+
+    async def assert_healed(table: str) -> None:
         assert lake.rows(table) != before[table]
         await lake.land(stream.name)
         for name, rows in before.items():
-            assert sorted(map(repr, lake.rows(name))) == sorted(map(repr, rows)), f"{name} after {table}"
+            assert sorted(map(repr, lake.rows(name))) == sorted(map(repr, rows)), f"{name}, of {table}"
+
+    for table in before:
+        await asyncio.to_thread(lake.sql, f"RESTORE TABLE {{{table}}} TO VERSION AS OF 1")
+        await assert_healed(table)
     versions = lake.versions()
     await lake.land(stream.name)
-    assert lake.versions() == versions, "a restore is noticed once"
-    await land()
-    shutil.rmtree(lake.folder / "gold")
-    await lake.land(stream.name)
-    lake.assert_counted()
+    assert lake.versions() == versions, "each was noticed once"
+    await landed_more(lake, stream, 20)
 
+    before = {table: lake.rows(table) for table in before}
+    for table in ("silver", "gold"):
+        shutil.rmtree(lake.folder / table)
+        await assert_healed(table)
+
+
+@pytest.mark.long
+async def test_foreign_changes_of_the_tables_stay_and_hinder_nothing(
+    lake: LandedLake, stream: Stream
+) -> None:
+    await landed_more(lake, stream, 0)
     for statement in (
         "OPTIMIZE {bronze}",
         "OPTIMIZE {silver}",
@@ -161,17 +180,12 @@ async def test_checkpoints_and_foreign_changes_of_the_tables_lose_and_double_not
         "UPDATE {silver} SET note = 'seen' WHERE seq < 5",
     ):
         await asyncio.to_thread(lake.sql, statement)
-    await land()
+    await landed_more(lake, stream, 10)
     await asyncio.to_thread(lake.sql, "DELETE FROM {bronze} WHERE seq = 7")
     await asyncio.to_thread(lake.sql, "DELETE FROM {silver} WHERE seq = 7")
-    await stream.publish([event(stream.name, landed)])
+    await stream.publish([event(stream.name, 20)])
     assert (await lake.land(stream.name)).rows == 1
     assert 7 not in lake.seqs("bronze", stream.name) + lake.seqs("silver", stream.name)
-
-    shutil.rmtree(lake.folder / "silver")
-    rebuilt = await lake.land(stream.name)
-    assert (rebuilt.rows, rebuilt.events) == (0, landed), "a table that was made anew"
-    lake.assert_counted()
 
 
 async def test_a_lake_of_release_1_0_is_continued_also_after_a_kill(
