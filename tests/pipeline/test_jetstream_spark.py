@@ -16,6 +16,9 @@ from tests.pipeline.jetstream_support import PASSWORD, Stream, settings_file
 
 Read: TypeAlias = Callable[..., DataFrame]
 
+IS_OLD = tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2)
+"""A run is one batch, which may be the one that was not committed, and ``latest`` is refused."""
+
 
 @pytest.fixture
 def read(spark: SparkSession, nats_url: str, names: str, tmp_path: Path) -> Read:
@@ -75,12 +78,16 @@ class Query:
     async def run(self, **options: Any) -> list[int]:
         """Return the sequences that this run has read, in order within each batch."""
         self.batches = []
+        for _ in range(2 if IS_OLD else 1):
+            await self._run(options)
+        return [seq for batch in self.batches for seq in batch]
+
+    async def _run(self, options: dict[str, Any]) -> None:
         source = self._spark.readStream.format("jetstream").options(**{**self._options, **options}).load()
         writer = source.writeStream.option("checkpointLocation", str(self.checkpoint))
         query = writer.foreachBatch(self._take).trigger(availableNow=True).start()
         await asyncio.to_thread(query.awaitTermination)
         self.progress = query.recentProgress
-        return [seq for batch in self.batches for seq in batch]
 
     def _take(self, frame: DataFrame, _number: int) -> None:
         rows = frame.select("seq").collect()
@@ -101,7 +108,7 @@ async def test_each_message_comes_once_over_crashes_and_a_loss_ends_the_query(
 ) -> None:
     await stream.store(3)
     begin = "latest"
-    if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+    if IS_OLD:
         with pytest.raises(StreamingQueryException, match="startSeq=latest in a query needs"):
             await query.run(startSeq=begin)
         begin = "4"
@@ -111,7 +118,7 @@ async def test_each_message_comes_once_over_crashes_and_a_loss_ends_the_query(
 
     await stream.store(25)
     assert await query.run(startSeq=begin, maxMsgsPerTrigger=10) == list(range(4, 29))
-    if begin == "latest":
+    if not IS_OLD:
         assert [len(batch) for batch in query.batches] == [10, 10, 5]
     assert json.loads(query.progress[-1]["sources"][0]["endOffset"])["next"] == 29
 

@@ -199,7 +199,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     that remain. A stream that was created again always ends the query.
 
     The first micro-batch of a query is empty, so a query with Trigger.Once, which Spark has deprecated, reads
-    nothing the first time; Trigger.AvailableNow reads everything.
+    nothing the first time; Trigger.AvailableNow reads everything, before Spark 4.2 in one batch.
     """
 
     read = JetStreamReader.read
