@@ -25,10 +25,10 @@ from tests.support.jetstream import connected
 from tests.support.waiting import eventually
 
 RELEASE_1 = Path(__file__).with_name("lake-1.0")
-EVENTS, BATCH = 15_000, 4_000
+EVENTS, BATCH = 6_000, 1_500
 KILLS = 10
 KILLED_WITHIN_SECONDS = 5.0
-START_SECONDS = 240
+START_SECONDS = 600
 
 
 @pytest.mark.long
