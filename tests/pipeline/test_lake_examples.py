@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 from pyspark.sql import SparkSession
@@ -19,7 +20,7 @@ from tests.pipeline.jetstream_support import Published, Stream
 from tests.pipeline.landing import event, lake_at
 from tests.support.documents import ROOT, commands, shell
 from tests.support.programs import own_programs, refused
-from tests.support.spark_cluster import DELTA
+from tests.support.spark_cluster import DELTA, connect_server
 
 DOCUMENT = "docs/how-to/lake.md"
 EXAMPLES = ROOT / "examples" / "lake"
@@ -85,6 +86,18 @@ def test_openlineage_names_the_tables_that_land_reads_and_writes(landed: Path, t
     tables = {table: str(tmp_path / "fresh" / table) for table in ("bronze", "silver", "gold")}
     assert set(tables.values()) <= written
     assert {tables["bronze"], tables["silver"]} <= read
+
+
+@pytest.mark.long
+def test_a_declarative_pipeline_follows_the_lake_by_spark_connect(landed: Path, tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "declarative", tmp_path / "examples" / "lake" / "declarative")
+    spec = tmp_path / "examples" / "lake" / "declarative" / "spark-pipeline.yml"
+    spec.write_text(spec.read_text().replace("/srv/lake", str(landed)))
+    with connect_server(tmp_path) as server:
+        for _ in range(2):  # the second adds nothing
+            shell(command("spark-pipelines").replace("sc://host:15002", server), tmp_path)
+    days = pq.read_table(tmp_path / "tables" / "daily").to_pydict()
+    assert (sum(days["orders"]), sum(days["total"])) == (ORDERS, TOTAL)
 
 
 @pytest.mark.long

@@ -1,14 +1,18 @@
-"""Spark servers on loopback, from the pip package: a standalone master with workers."""
+"""Spark servers on loopback, from the pip package: a standalone master with workers, and Spark Connect."""
 
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
+
+from sea_mq_worker.pipeline.session import packages
+from tests.support.documents import ROOT
 
 SPARK_HOME = Path(pyspark.__path__[0])
 DELTA = {
@@ -20,8 +24,10 @@ DELTA = {
 _ADDRESS = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile(r"Registering worker")
 _MASTER = "org.apache.spark.deploy.master.Master"
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 _POLL_SECONDS = 0.1
+_CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_CONNECT_ADDRESS = re.compile(r"Spark Connect server started at: \S+:(\d+)")
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
@@ -44,6 +50,27 @@ def standalone_cluster(folder: Path, *, workers: int, environment: dict[str, str
             stack.enter_context(_daemon(log, _WORKER, *arguments, address, environment=environment))
         _wait_for(told, _REGISTERED, times=workers)
         yield address
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """Run a Spark Connect server of two cores with Delta Lake; its tasks have this process' environment."""
+    properties = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.jars.packages": ",".join(packages()),
+        "spark.pyspark.python": sys.executable,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "tables"),
+        "spark.ui.enabled": "false",
+        **DELTA,
+    }
+    options = (part for pair in properties.items() for part in ("--conf", "=".join(pair)))
+    log = folder / "connect.log"
+    command = ("spark-submit", "--master", "local[2]", *options, "--class", _CONNECT, "spark-internal")
+    with _program(log, *command, environment={"SPARK_DAEMON_MEMORY": "1g", "PYTHONPATH": str(ROOT)}):
+        yield f"sc://127.0.0.1:{_wait_for(log, _CONNECT_ADDRESS)[0]}"
 
 
 @contextmanager

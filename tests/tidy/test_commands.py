@@ -54,6 +54,10 @@ PROOFS = (
         "docs/how-to/lake.md", "", "python3 -m venv|cd ",
         "test_dbt_and_airflow_run_in_an_environment_of_their_own",
     ),
+    Proof(
+        "docs/how-to/lake.md", "", "spark-pipelines",
+        "test_a_declarative_pipeline_follows_the_lake_by_spark_connect",
+    ),
     Proof("docs/reference/cli.md", "", "", "test_what_to_ask_at_three_in_the_morning"),
     Proof(
         "docs/how-to/partitions.md", "", "",
