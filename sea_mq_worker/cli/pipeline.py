@@ -41,7 +41,8 @@ MasterOption = Annotated[
     str | None,
     typer.Option(
         "--master",
-        help="Spark master in the form of spark-submit (default: the configured master, or local[*]).",
+        help="Spark master in the form of spark-submit, or a Spark Connect server as sc://host:15002"
+        " (default: the configured master, or local[*]).",
     ),
 ]
 ConfOption = Annotated[

@@ -1,24 +1,33 @@
-"""The jobs run on a cluster, whose executors have environments of their own."""
+"""The jobs run on a cluster, whose executors have environments of their own, and by Spark Connect."""
 
 import asyncio
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
+from sea_mq_worker.settings import Settings
 from tests.pipeline.jetstream_support import Stream
-from tests.pipeline.landing import events_of
-from tests.support.documents import ROOT, commands
-from tests.support.spark_cluster import SPARK_HOME, standalone_cluster
+from tests.pipeline.landing import LandedLake, events_of
+from tests.pipeline.reconcile_world import IN_TIME, make_world
+from tests.support.documents import ROOT, commands, shell
+from tests.support.jetstream import connected, create_stream
+from tests.support.spark_cluster import SPARK_HOME, connect_server, standalone_cluster
 
 DOCUMENT = "docs/how-to/pipeline.md"
 MESSAGES = 3000
+EVENTS = 60
+BY = "--actor ada --reason test"
 FOREIGN = {
     "spark.app.name": "of an operator",
     "spark.sql.session.timeZone": "Asia/Tokyo",
@@ -48,6 +57,50 @@ async def test_the_commands_of_the_document_submit_a_job_with_its_packages_to_a_
     bronze = DeltaTable(tmp_path / "lake" / "bronze").to_pyarrow_table(columns=["seq"])
     assert sorted(bronze["seq"].to_pylist()) == list(range(1, MESSAGES + 1))
     assert FOREIGN.items() <= properties(tmp_path / "log").items()
+
+
+@pytest.mark.timeout(1200)
+async def test_all_jobs_but_land_run_on_a_spark_connect_server(
+    spark: SparkSession,
+    pool: asyncpg.Pool,
+    nats_url: str,
+    settings_with: Callable[..., Settings],
+    tmp_path: Path,
+) -> None:
+    settings = settings_with(**IN_TIME)
+    lake = LandedLake(spark, tmp_path / "lake", settings)
+    async with connected(nats_url) as connection:
+        world = await make_world(pool, connection, settings)
+        await create_stream(connection, settings.dlq_stream, f"{settings.context}.dlq.>")
+        ids = await world.publish(EVENTS)
+        await lake.land(world.stream)
+        with connect_server(tmp_path) as server:
+            printed = await asyncio.to_thread(printed_over_connect, server, lake.folder, ids[0])
+        for name in (world.stream, settings.dlq_stream):
+            await Stream(connection, name).drop()
+
+    landed, reported, judged, archived, erased, replayed = printed
+    assert "needs a Spark session of its own process" in landed
+    assert f"{EVENTS} events written, {EVENTS} published" in reported
+    assert re.search(rf"delivered +{EVENTS} ", judged)
+    assert f"archived {EVENTS} events, deleted {EVENTS}" in archived
+    assert "1 events erased" in erased
+    assert f"replayed {EVENTS - 1} of {EVENTS - 1} events" in replayed
+    assert lake.count("archive") == await pool.fetchval("SELECT count(*) FROM outbox_events") == EVENTS - 1
+
+
+def printed_over_connect(server: str, lake: Path, one: str) -> list[str]:
+    """Run each job, and return what it printed; `land` is refused."""
+    where = f"--lake {lake} --master {server}"
+    jobs = (
+        f"report {where} --out {lake.parent / 'report.html'}",
+        f"reconcile {where}",
+        f"archive {where} --before 1s {BY}",
+        f"erase {where} --id {one} {BY} --yes",
+        f"replay {where} --state PUBLISHED {BY} --yes",
+    )
+    refused = shell(f"! python -m sea_mq_worker pipeline land {where}")
+    return [refused, *(shell(f"python -m sea_mq_worker pipeline {job}") for job in jobs)]
 
 
 def land_on_cluster(folder: Path, environment: dict[str, str]) -> dict[str, Any]:

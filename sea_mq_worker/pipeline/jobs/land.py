@@ -16,7 +16,7 @@ from operator import or_
 from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -147,8 +147,13 @@ def land(
     Raises:
         DataLossError: a stream lost messages before they were landed; the other streams were landed.
         BrokerUnavailableError: the broker did not come back in time.
-        PipelineError: the lake cannot be read or written.
+        PipelineError: the lake cannot be read or written, or the session is Spark Connect's.
     """
+    if is_remote():
+        raise PipelineError(
+            "`land` needs a Spark session of its own process, since its queries count in the driver what they"
+            " add; a Spark Connect server runs all other jobs"
+        )
     started = time.monotonic()
     missing: dict[str, None] = {}
 
