@@ -12,7 +12,7 @@ taken apart.
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -40,6 +40,10 @@ _COMPARED = sorted(
     key=lambda header: f"{header.name}:",
 )
 """In the order of the lines that begin with their names."""
+_SENT = sorted(
+    (header.name for header in EVENT_HEADERS if header.name not in {*_IGNORED, MSG_ID}),
+    key=lambda name: f"{name}:",
+)
 _BROKER = "nats-"
 _SPECIAL = "\n(content-type|{}):".format("|".join(map(str.lower, (MARKER, SCHEDULE, COUNTER))))
 """Names of headers of messages that may carry no event, or an event in another form."""
@@ -117,13 +121,22 @@ def of_messages(
         kept: names of other columns.
         keep: persists rows, which are read twice.
     """
-    # Arrays of texts: a lambda takes a field of a struct so slowly that it would cost more than all the rest.
-    lines = F.zip_with("headers.key", "headers.value", lambda key, text: F.concat_ws(":", F.lower(key), text))
-    joined = F.coalesce(F.array_join(F.sort_array(lines), "\n"), F.lit(""))
-    messages = messages.withColumn("lines", F.concat(F.lit("\n"), joined))
-    text = F.col("lines")
+    # Lambdas and regular expressions cost more than all the rest, so usual headers go without them.
+    keys, values = F.col("headers.key"), F.col("headers.value")
+    places = {header.name: F.array_position(keys, header.name) for header in EVENT_HEADERS}
+    is_usual = F.size("headers") == reduce(Column.__add__, ((at > 0).cast("int") for at in places.values()))
+    lines = (F.concat(F.lit(f"\n{name}:"), F.get(values, places[name] - 1)) for name in _SENT)
+    each = F.zip_with(keys, values, lambda key, text: F.concat_ws(":", F.lower(key), text))
+    unusual = F.concat(F.lit("\n"), F.coalesce(F.array_join(F.sort_array(each), "\n"), F.lit("")))
+    messages = messages.withColumns(
+        {
+            "usual": F.when(is_usual, F.concat_ws("", *lines)),
+            "unusual": F.when(~F.coalesce(is_usual, F.lit(False)), unusual),
+        }
+    )
+    text = F.coalesce("usual", F.regexp_replace("unusual", _IGNORED_LINES, ""))
     own_id = F.lower("message_id")
-    is_special = text.rlike(_SPECIAL)
+    is_special = F.coalesce(F.col("unusual").rlike(_SPECIAL), F.lit(False))
     may_be_structured = ~text.contains("\nce-") & F.contains("data", F.lit(b'"specversion"'))
     is_plain = F.coalesce(own_id.rlike(_UUID) & ~is_special & ~may_be_structured, F.lit(False))
     odd = {name: F.col(name) for name in _OF_MESSAGE}
@@ -133,7 +146,7 @@ def of_messages(
         *kept,
         F.when(is_plain, uuid_bytes(own_id)).alias("id"),
         F.unhex(content.substr(1, 32)).alias("content"),
-        _sent(content, F.regexp_replace(text, _IGNORED_LINES, "")).alias("sent"),
+        _sent(content, text).alias("sent"),
         F.when(~is_plain, F.struct(*(column.alias(name) for name, column in odd.items()))).alias("odd"),
     )
     return _completed(keep(rows), _identified)

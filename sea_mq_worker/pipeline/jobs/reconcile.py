@@ -434,7 +434,7 @@ class _Sources:
         added = {
             "kind": F.when(F.col("in_table"), TABLE).otherwise(ARCHIVED),
             "place": -F.coalesce(F.unix_micros("published_at"), F.lit(0)),
-            # Of 100 million keys, two have the same number with a probability of 1 in 3,700.
+            # Of 100 million keys two have one number, and count as one key, with a probability of 1 in 3,700.
             "key": F.when(F.col("ordering_key").isNotNull(), F.xxhash64("ordering_key")),
             "replays": F.array_compact(F.array(*selected).cast("array<timestamp>")),
         }
