@@ -193,8 +193,8 @@ class Lake:
             f"`{each.name}` {each.dataType.simpleString()}" for each in wanted if each.name not in present
         ]:
             self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(missing)})")
-        [detail] = self.spark.sql(f"DESCRIBE DETAIL {name}").collect()
-        wrong = {key: value for key, value in properties.items() if detail["properties"].get(key) != value}
+        given = dict(self.spark.sql(f"SHOW TBLPROPERTIES {name}").collect())
+        wrong = {key: value for key, value in properties.items() if given.get(key) != value}
         if wrong:
             listed = ", ".join(f"'{key}' = '{value}'" for key, value in wrong.items())
             self.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({listed})")

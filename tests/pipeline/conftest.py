@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     conf = {"spark.sql.shuffle.partitions": "2", "spark.executor.memory": "1g"}
+    conf |= {"spark.ui.enabled": "true", "spark.ui.port": "0"}  # its REST API tells what jobs cost
     with spark_session("tests", master=MASTER, conf=conf) as session:
         session.dataSource.register(JetStreamSource)
         yield session
