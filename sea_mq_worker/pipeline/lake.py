@@ -193,7 +193,7 @@ class Lake:
             f"`{each.name}` {each.dataType.simpleString()}" for each in wanted if each.name not in present
         ]:
             self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(missing)})")
-        given = dict(self.spark.sql(f"SHOW TBLPROPERTIES {name}").collect())
+        given: dict[str, str] = dict(self.spark.sql(f"SHOW TBLPROPERTIES {name}").collect())
         wrong = {key: value for key, value in properties.items() if given.get(key) != value}
         if wrong:
             listed = ", ".join(f"'{key}' = '{value}'" for key, value in wrong.items())
