@@ -44,6 +44,11 @@ _SENT = sorted(
     (header.name for header in EVENT_HEADERS if header.name not in {*_IGNORED, MSG_ID}),
     key=lambda name: f"{name}:",
 )
+_USUAL = (
+    *(header.name for header in EVENT_HEADERS),
+    *("Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"),
+)
+"""The names that the worker sends, of rows without own headers."""
 _BROKER = "nats-"
 _SPECIAL = "\n(content-type|{}):".format("|".join(map(str.lower, (MARKER, SCHEDULE, COUNTER))))
 """Names of headers of messages that may carry no event, or an event in another form."""
@@ -123,7 +128,7 @@ def of_messages(
     """
     # Lambdas and regular expressions cost more than all the rest, so usual headers go without them.
     keys, values = F.col("headers.key"), F.col("headers.value")
-    places = {header.name: F.array_position(keys, header.name) for header in EVENT_HEADERS}
+    places = {name: F.array_position(keys, name) for name in _USUAL}
     is_usual = F.size("headers") == reduce(Column.__add__, ((at > 0).cast("int") for at in places.values()))
     lines = (F.concat(F.lit(f"\n{name}:"), F.get(values, places[name] - 1)) for name in _SENT)
     each = F.zip_with(keys, values, lambda key, text: F.concat_ws(":", F.lower(key), text))

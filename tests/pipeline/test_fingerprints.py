@@ -65,7 +65,7 @@ def test_a_row_has_the_fingerprints_of_the_message_that_the_worker_sends(spark: 
     chance, rows, stored = random.Random(7), rows_of_events(), []
     for row in rows:
         if sent := _sent(row):
-            headers = [*sent.headers.items(), ("traceparent", "00-1-1")]
+            headers = [*sent.headers.items(), ("traceparent", "00-1-1"), ("Nats-Batch-Id", "b")]
             headers += [("Nats-Expected-Stream", "S")] * chance.randrange(2)
             chance.shuffle(headers)
             stored.append(stored_message(row["seq"], sent.subject, headers, sent.payload))

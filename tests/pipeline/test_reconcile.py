@@ -14,10 +14,14 @@ from sea_mq_worker.pipeline import reconcile
 from sea_mq_worker.pipeline.verdicts import Verdict
 from sea_mq_worker.settings import Settings
 from tests.pipeline.reconcile_world import IN_TIME, World, make_world, without_message_id
+from tests.pipeline.spark_stages import watched
 from tests.support.jetstream import connected
 
 ROWS = 3_000
 FAULTS = 10
+SHUFFLED_BYTES_A_ROW = 300
+"""Of row, message, inbox row and order of an event, and what does not grow with the events."""
+JOBS = 27
 LOG = logging.getLogger(__name__)
 
 
@@ -44,9 +48,9 @@ async def test_planted_faults_are_named_and_nothing_else(world: World, spark: Sp
     await world.receive(await world.contents(), "own", without=_ids(unhandled))
     await world.stored.delete(*(sequences[message.id] for message in lost))
 
-    result = await asyncio.to_thread(
-        reconcile, spark, world.settings, grace_seconds=0, late_seconds=3600, on_progress=LOG.info
-    )
+    options = {"grace_seconds": 0, "late_seconds": 3600, "on_progress": LOG.info}
+    with watched(spark) as work:
+        result = await asyncio.to_thread(reconcile, spark, world.settings, **options)
 
     outbox, inbox = result.hops
     assert {verdict: set(ids) for verdict, ids in outbox.examples.items()} == {
@@ -65,6 +69,8 @@ async def test_planted_faults_are_named_and_nothing_else(world: World, spark: Sp
         Verdict.ALTERED: set(_ids(altered[::2])),
     }
     assert result.rows == {world.stream: ROWS, "inbox": ROWS - FAULTS, "outbox": ROWS}
+    assert work.shuffled / ROWS < SHUFFLED_BYTES_A_ROW
+    assert len(work.jobs) <= JOBS, work.jobs
 
 
 async def _insert_late(world: World) -> set[str]:
