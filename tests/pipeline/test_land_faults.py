@@ -117,6 +117,7 @@ async def landed_more(lake: LandedLake, stream: Stream, first: int) -> LandResul
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 async def test_a_checkpoint_that_is_deleted_copied_or_older_loses_and_doubles_nothing(
     lake: LandedLake, stream: Stream, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ async def test_a_checkpoint_that_is_deleted_copied_or_older_loses_and_doubles_no
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 async def test_a_table_that_was_set_back_or_made_anew_gets_what_it_lacks(
     lake: LandedLake, stream: Stream
 ) -> None:
@@ -166,6 +168,7 @@ async def test_a_table_that_was_set_back_or_made_anew_gets_what_it_lacks(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 async def test_foreign_changes_of_the_tables_stay_and_hinder_nothing(
     lake: LandedLake, stream: Stream
 ) -> None:
