@@ -269,6 +269,7 @@ async def test_a_stream_that_forbids_deletion_leaves_rows_and_a_failed_record(wo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 async def test_a_run_that_is_killed_or_fails_between_commits_is_completed_by_the_same_command(
     world: World,
 ) -> None:

@@ -221,7 +221,10 @@ async def test_a_stopped_replay_continues_where_it_was_and_two_runs_exclude_each
     more = tuple([await site.add("PUBLISHED") for _ in range(4)])
     overtake = meanwhile(advance.replace("= $2::bigint", "<> $2::bigint"), begun.action + 1, -1, 10**9)
     with pytest.raises(PipelineError, match="another run is continuing replay"):
-        await site.replay(Selection(ids=more), lake=None, per_second=1, on_progress=overtake)
+        await site.replay(
+            Selection(ids=more), lake=None, per_second=1,
+            on_progress=lambda progress: " 0 of" in progress or overtake(progress),
+        )  # fmt: skip
     assert next(row["affected"] for row in await site.actions()) == 5
 
 
