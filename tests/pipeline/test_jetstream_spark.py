@@ -120,7 +120,7 @@ async def test_each_message_comes_once_over_crashes_and_a_loss_ends_the_query(
     assert await query.run(startSeq=begin, maxMsgsPerTrigger=10) == list(range(4, 29))
     if not IS_OLD:
         assert [len(batch) for batch in query.batches] == [10, 10, 5]
-    assert json.loads(query.progress[-1]["sources"][0]["endOffset"])["next"] == 29
+        assert json.loads(query.progress[-1]["sources"][0]["endOffset"])["next"] == 29
 
     await stream.store(5)
     query.fails = True

@@ -40,7 +40,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # an older one leaves the sockets of results to the garbage collector
-    if find_spec("pyspark") and release("pyspark") < (4, 1):
+    if find_spec("pyspark") and release("pyspark") < (4, 2):
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
