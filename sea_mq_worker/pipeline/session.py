@@ -91,7 +91,7 @@ _NO_PACKAGES = (
     " copy the jars of {}, with those that they need, into {}. If ~/.m2 has one of them without its jar,"
     " delete it there"
 )
-_LAUNCHER = """#!/bin/sh
+LAUNCHER = """#!/bin/sh
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -258,6 +258,6 @@ def _find_java() -> None:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()
     launcher = home / "bin" / "java"
-    launcher.write_text(_LAUNCHER.format(java=JAVA_HOME / "bin" / "java"))
+    launcher.write_text(LAUNCHER.format(java=JAVA_HOME / "bin" / "java"))
     launcher.chmod(0o755)
     os.environ["JAVA_HOME"] = str(home)
