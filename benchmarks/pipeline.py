@@ -29,7 +29,7 @@ _PACKAGES = ("pyspark", "delta-spark", "pyarrow")
 _PER_KEY = 10
 _WARM = 20_000
 _NEW = 100
-_NEW_ROUNDS = 3
+_NEW_ROUNDS = 9
 _LOOK_SECONDS = 0.05
 _JOBS = ("reconcile", "report")
 
