@@ -144,7 +144,9 @@ class Lake:
             PipelineError: the lake is a catalog's, which has no folder.
         """
         if self.address.startswith(CATALOG):
-            raise PipelineError(f"{self.address}: tables of a catalog need a folder for checkpoints")
+            raise PipelineError(
+                f"{self.address}: a catalog has no place for checkpoints: name a folder by --checkpoints"
+            )
         return f"{self.address}/{name}"
 
     def exists(self, name: str) -> bool:

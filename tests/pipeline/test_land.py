@@ -4,6 +4,7 @@ import asyncio
 import threading
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,22 @@ async def test_an_id_counts_once_in_all_streams_if_it_is_a_uuid_and_otherwise_on
     later = await lake.land(stream.name, second.name, dedupe_days=1)
     assert (later.rows, later.events, later.repeats) == (11, 0, 11)
     assert await lake.left(stream.name) == 2, "erased messages at the end are read again"
+
+
+async def test_a_lake_may_be_a_schema_of_a_catalog(lake: LandedLake, stream: Stream, tmp_path: Path) -> None:
+    in_catalog = replace(lake, folder=Path(f"catalog:spark_catalog.{stream.name}"))
+    await asyncio.to_thread(lake.sql, f"CREATE SCHEMA {stream.name} LOCATION '{tmp_path / 'tables'}'")
+    await stream.publish(events_of(stream.name, 20))
+    with pytest.raises(PipelineError, match="name a folder by --checkpoints"):
+        await in_catalog.land(stream.name)
+    checkpoints = str(tmp_path / "checkpoints")
+
+    landed = await in_catalog.land(stream.name, checkpoints=checkpoints)
+    again = await in_catalog.land(stream.name, checkpoints=checkpoints)
+
+    assert (landed.rows, landed.events, again.rows, again.events) == (20, 20, 0, 0)
+    tables = await asyncio.to_thread(lake.sql, f"SHOW TABLES IN {stream.name}")
+    assert {row["tableName"] for row in tables} == {"bronze", "silver", "gold"}
 
 
 @pytest.mark.long
