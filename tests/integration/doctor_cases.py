@@ -89,7 +89,7 @@ def by_setting(slug: str, **given: object) -> None:
 
 # --- PostgreSQL
 
-MADE = "SELECT count(*) > 8 FROM outbox_partitions()"
+MADE = "SELECT max(until_at) > now() + interval '7 days' FROM outbox_partitions()"
 DROP_LATER_DAYS = """
 DO $$ DECLARE leaf text; BEGIN
     FOR leaf IN SELECT relname FROM pg_class WHERE relname ~ '^outbox_events_[0-9]{8}$' AND relkind = 'r'
