@@ -205,6 +205,8 @@ def _properties(master: str | None, given: Mapping[str, str], lake: str) -> dict
     master = master or given.get("spark.master")
     # A bar of progress is for people; in a log it is a thousand lines.
     defaults = _DELTA | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    # A batch of land has more generated classes than the usual 100, and would compile all of them again.
+    defaults["spark.sql.codegen.cache.maxEntries"] = "1000"
     if master is None or master.startswith("local"):
         defaults |= _LOCAL | {"spark.sql.warehouse.dir": tempfile.gettempdir()}
     jars = Path(pyspark.__path__[0], "jars")

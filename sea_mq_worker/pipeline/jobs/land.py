@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from sea_mq_worker.pipeline.errors import DataLossError, PipelineError, translat
 from sea_mq_worker.pipeline.jetstream.columns import event_columns
 from sea_mq_worker.pipeline.jobs.erase import without_erased
 from sea_mq_worker.pipeline.jobs.incarnations import Place, find_place, last_landed
-from sea_mq_worker.pipeline.jobs.silver import Counts, add_events, to_silver
+from sea_mq_worker.pipeline.jobs.silver import OF_BATCH, Counts, add_events, to_silver
 from sea_mq_worker.pipeline.jobs.typed import EventSchema, catch_up
 from sea_mq_worker.pipeline.lake import BRONZE, ERASED, GOLD, SILVER, Lake, Table, repeated
 from sea_mq_worker.pipeline.metrics import serving
@@ -229,7 +228,7 @@ def _result(place: Place, *, rows: int, last: int) -> LandedStream:
 # --- The tables.
 
 
-def _create_tables(lake: Lake, add: Callable[[Lake, DataFrame], None]) -> None:
+def _create_tables(lake: Lake, add: Callable[[Lake, DataFrame, DataFrame], None]) -> None:
     """Create the tables, or continue those of release 1.0.
 
     Its silver lacks events of several streams with equal IDs, and its bronze has no columns that describe
@@ -241,7 +240,7 @@ def _create_tables(lake: Lake, add: Callable[[Lake, DataFrame], None]) -> None:
         old = lake.read(BRONZE.name)
         for [day] in old.select("date").distinct().orderBy("date").collect():
             described = old.where(fn.col("date") == day).mapInArrow(_describe, BRONZE.ddl)
-            add(lake, to_silver(without_erased(lake, described)))
+            add(lake, described, to_silver(without_erased(lake, described)))
     lake.create(BRONZE)
 
 
@@ -374,7 +373,7 @@ class _ToSilver:
     def __init__(
         self,
         lake: Lake,
-        add: Callable[[Lake, DataFrame], None],
+        add: Callable[[Lake, DataFrame, DataFrame], None],
         trigger: Mapping[str, Any],
         checkpoints: str | None,
     ) -> None:
@@ -387,7 +386,7 @@ class _ToSilver:
         name = f"silver-{hashlib.sha256(states.encode()).hexdigest()[:32]}"
         messages = self._lake.follow(BRONZE.name, skipChangeCommits="true", maxBytesPerTrigger="1g")
         return (
-            messages.select("stream", "incarnation", "seq", "date")
+            messages.select(*OF_BATCH)
             .writeStream.queryName(self.name)
             .option("checkpointLocation", f"{self._checkpoints}/{name}")
             .foreachBatch(self._add_batch)
@@ -396,22 +395,8 @@ class _ToSilver:
         )
 
     def _add_batch(self, batch: DataFrame, _number: int) -> None:
-        """Add the events of a batch, which only tells their places.
-
-        Each use of a batch reads all its columns. Read from bronze, each step has only those that it needs.
-        """
-        lake, states = Lake(batch.sparkSession, self._lake.address), batch.groupBy("stream", "incarnation")
-        first, last = fn.min("seq").alias("first"), fn.max("seq").alias("last")
-        parts = [
-            (fn.col("stream") == row["stream"])
-            & (fn.col("incarnation") == row["incarnation"])
-            & fn.col("seq").between(row["first"], row["last"])
-            & fn.col("date").isin(row["dates"])
-            for row in states.agg(first, last, fn.collect_set("date").alias("dates")).collect()
-        ]
-        if parts:
-            rows = lake.read(BRONZE.name).where(reduce(or_, parts))
-            self._add(lake, to_silver(without_erased(lake, rows)))
+        lake = Lake(batch.sparkSession, self._lake.address)
+        self._add(lake, batch, to_silver(without_erased(lake, lake.read(BRONZE.name))))
 
 
 def _identity(lake: Lake, table: Table) -> str:

@@ -9,6 +9,8 @@ that counted less may be the later one to write.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row
@@ -29,6 +31,8 @@ WHEN MATCHED THEN UPDATE SET {columns}
 WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})
 """
 _PERCENTILES = (50, 95, 99)
+OF_BATCH = ("stream", "incarnation", "seq", "time", "date", "message_id")
+"""What is read of a batch."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,18 @@ class Counts:
     violations: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """The literals by which a batch's files of silver and gold are found; minutes are texts."""
+
+    rows: int
+    low: str
+    high: str
+    since: str
+    until: str
+    dates: Sequence[date]
+
+
 def to_silver(bronze: DataFrame) -> DataFrame:
     """Return the rows of bronze that are events, with the columns of silver."""
     payload = fn.try_validate_utf8(fn.col("data").cast("string"))
@@ -65,6 +81,7 @@ def to_silver(bronze: DataFrame) -> DataFrame:
 def add_events(
     lake: Lake,
     batch: DataFrame,
+    events: DataFrame,
     counts: Counts,
     *,
     dedupe_days: int | None,
@@ -75,51 +92,75 @@ def add_events(
 
     Args:
         lake: the lake, with all tables.
-        batch: rows with the columns of silver, one per message.
+        batch: new rows of bronze; of their columns ``OF_BATCH`` are read, once.
+        events: what ``to_silver`` makes of bronze. Each step reads the batch's rows of it, and only the
+            columns that it needs, whereas each use of a streaming query's batch reads all its columns.
         counts: counts what was done.
         dedupe_days: search so many days before the batch for copies of an ID; None: all of silver.
         late_seconds: an event is late if it was stored more than this after it occurred.
         schemas: of the events that have typed tables.
     """
-    rows = batch.withColumn("within", _within())
-    bounds = _bounds(rows)
-    if bounds is None:
+    parts = _parts(batch)
+    if not parts:
         return
+    bounds = _united(parts)
+    rows = events.where(reduce(or_, map(_is_in, parts))).withColumn("within", _within())
     firsts = _without_repeats(rows)
     on = f"{_SAME_ID} AND t.message_id BETWEEN {{low}} AND {{high}}"
     if dedupe_days is not None:
-        first = min(bounds["dates"])
+        first = min(bounds.dates)
         on += f" AND t.date >= DATE'{first - min(timedelta(days=dedupe_days), first - date.min)}'"
-    low, high = bounds["low"], bounds["high"]
-    events = repeated(lambda: lake.insert_new(SILVER.name, firsts, on, low=low, high=high))
-    counts.events += events
-    if events < bounds["rows"]:
+    low, high = bounds.low, bounds.high
+    added = repeated(lambda: lake.insert_new(SILVER.name, firsts, on, low=low, high=high))
+    counts.events += added
+    if added < bounds.rows:
         _count_repeats(lake, rows, bounds, counts)
     repeated(lambda: _refresh_gold(lake, bounds, late_seconds))
     if schemas:
         places = rows.select("stream", "incarnation", "seq")
-        added = _of_minutes(lake, bounds).join(places, places.columns, "left_semi")
-        typed, violations = repeated(lambda: typed_tables.refresh(lake, added, schemas))
+        known = _of_minutes(lake, bounds).join(places, places.columns, "left_semi")
+        typed, violations = repeated(lambda: typed_tables.refresh(lake, known, schemas))
         counts.typed += typed
         counts.violations += violations
+
+
+def _parts(batch: DataFrame) -> list[Row]:
+    """Return what the batch has of each incarnation of a stream."""
+    bounds = (
+        fn.count("*").alias("rows"),
+        fn.min("seq").alias("first"),
+        fn.max("seq").alias("last"),
+        fn.min("message_id").alias("low"),
+        fn.max("message_id").alias("high"),
+        fn.date_trunc("minute", fn.min("time")).cast("string").alias("since"),
+        fn.date_trunc("minute", fn.max("time")).cast("string").alias("until"),
+        fn.collect_set("date").alias("dates"),
+    )
+    return batch.where("message_id IS NOT NULL").groupBy("stream", "incarnation").agg(*bounds).collect()
+
+
+def _is_in(part: Row) -> Column:
+    """Whether a row is one of a part of a batch, by literals that files' statistics answer."""
+    same = [fn.col(name) == part[name] for name in ("stream", "incarnation")]
+    return reduce(and_, same, fn.col("seq").between(part["first"], part["last"])) & fn.col("date").isin(
+        part["dates"]
+    )
+
+
+def _united(parts: Sequence[Row]) -> _Bounds:
+    return _Bounds(
+        rows=sum(part["rows"] for part in parts),
+        low=min(part["low"] for part in parts),
+        high=max(part["high"] for part in parts),
+        since=min(part["since"] for part in parts),
+        until=max(part["until"] for part in parts),
+        dates=sorted({day for part in parts for day in part["dates"]}),
+    )
 
 
 def _within() -> Column:
     """Return the stream within which a message's ID counts; empty: it counts everywhere."""
     return fn.when(fn.col("message_id").rlike(_UUID), "").otherwise(fn.col("stream"))
-
-
-def _bounds(rows: DataFrame) -> Row | None:
-    """Return the literals by which the batch's files of silver and gold are found; None: it has no rows."""
-    [bounds] = rows.agg(
-        fn.count("*").alias("rows"),
-        fn.min("message_id").alias("low"),
-        fn.max("message_id").alias("high"),
-        fn.date_trunc("minute", fn.min("published_at")).cast("string").alias("since"),
-        fn.date_trunc("minute", fn.max("published_at")).cast("string").alias("until"),
-        fn.collect_set("date").alias("dates"),
-    ).collect()
-    return bounds if bounds["rows"] else None
 
 
 def _without_repeats(rows: DataFrame) -> DataFrame:
@@ -135,9 +176,9 @@ def _without_repeats(rows: DataFrame) -> DataFrame:
     )
 
 
-def _count_repeats(lake: Lake, rows: DataFrame, bounds: Row, counts: Counts) -> None:
+def _count_repeats(lake: Lake, rows: DataFrame, bounds: _Bounds, counts: Counts) -> None:
     """Count the rows that silver has from another place, and those that differ from there."""
-    near = fn.col("message_id").between(bounds["low"], bounds["high"])
+    near = fn.col("message_id").between(bounds.low, bounds.high)
     narrow = [fn.col(name).alias(f"first_{name}") for name in (*_PLACE, "date")]
     kept = lake.read(SILVER.name).where(near).withColumn("within", _within())
     found = (
@@ -163,15 +204,15 @@ def _same(one: Any, other: Any) -> Column:
     return fn.struct(*map(one, _PLACE)) == fn.struct(*map(other, _PLACE))
 
 
-def _of_minutes(lake: Lake, bounds: Row) -> DataFrame:
+def _of_minutes(lake: Lake, bounds: _Bounds) -> DataFrame:
     """Return silver's rows from the batch's first minute to its last, on the dates that it has rows of."""
-    since, until = (fn.lit(bounds[name]).cast("timestamp") for name in ("since", "until"))
+    since, until = (fn.lit(text).cast("timestamp") for text in (bounds.since, bounds.until))
     published = fn.col("published_at")
     within = (published >= since) & (published < until + fn.expr("INTERVAL 1 MINUTE"))
-    return lake.read(SILVER.name).where(fn.col("date").isin(bounds["dates"]) & within)
+    return lake.read(SILVER.name).where(fn.col("date").isin(bounds.dates) & within)
 
 
-def _refresh_gold(lake: Lake, bounds: Row, late_seconds: float) -> None:
+def _refresh_gold(lake: Lake, bounds: _Bounds, late_seconds: float) -> None:
     """Count the minutes of the batch again.
 
     Raises:
@@ -204,7 +245,7 @@ def _refresh_gold(lake: Lake, bounds: Row, late_seconds: float) -> None:
     merge = _UPDATE_GOLD.format(
         gold=lake.table(GOLD.name),
         same=_SAME_MINUTE,
-        dates=", ".join(f"DATE'{date}'" for date in bounds["dates"]),
+        dates=", ".join(f"DATE'{date}'" for date in bounds.dates),
         columns=", ".join(f"{name} = s.{name}" for name in names),
         names=", ".join(names),
         values=", ".join(f"s.{name}" for name in names),
