@@ -32,7 +32,7 @@ WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})
 """
 _PERCENTILES = (50, 95, 99)
 OF_BATCH = ("stream", "incarnation", "seq", "time", "date", "message_id")
-"""What is read of a batch."""
+"""The columns of a batch that tell which rows of bronze it has, and which files of silver to compare."""
 
 
 @dataclass(slots=True)
