@@ -187,6 +187,8 @@ class Lake:
             self.spark.sql(
                 f"CREATE TABLE IF NOT EXISTS {name} ({table.ddl}) USING delta {by} TBLPROPERTIES ({listed})"
             )
+            if not self.exists(table.name):  # though another run's CREATE was seen
+                raise ConflictError(f"{name} is being created")
             return
         present = self.read(table.name).columns
         wanted = StructType.fromDDL(table.ddl)
