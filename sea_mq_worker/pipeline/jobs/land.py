@@ -46,6 +46,8 @@ _RESTORED = "sea_mq.restored"
 """Property of a table: the version of its last RESTORE, which its history may have lost."""
 
 _HISTORY = 100
+"""Commits of a table that are searched for a RESTORE."""
+
 _SAME_MESSAGE = """
 t.stream = {stream} AND t.incarnation = {incarnation} AND t.seq > {landed}
 AND t.stream = s.stream AND t.incarnation = s.incarnation AND t.seq = s.seq
