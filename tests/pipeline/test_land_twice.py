@@ -34,10 +34,10 @@ with spark_session("other", master="local[2]") as spark:
     register(spark)
     print("ready", flush=True)
     sys.stdin.readline()
-    stop = threading.Event()
+    stop, progress = threading.Event(), []
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    result = land(spark, load_settings(), stop=stop, schemas=schemas, **options)
-print(json.dumps([result.rows, result.events, result.typed, result.violations]), flush=True)
+    result = land(spark, load_settings(), stop=stop, schemas=schemas, on_progress=progress.append, **options)
+print(json.dumps([result.rows, result.events, sum("begins again" in text for text in progress)]), flush=True)
 """
 """Land as the command does, but begin at a line on stdin, and end at stdin's end."""
 
@@ -95,7 +95,7 @@ async def test_two_runs_at_once_land_each_message_once_in_every_table(
         stop.set()
         other.stdin.close()
         result = await run
-        theirs = json.loads(await other.stdout.readline())
+        rows, events, given_way = json.loads(await other.stdout.readline())
         assert await other.wait() == 0
 
     again = await lake.land(stream.name, schemas=load_event_schemas(tmp_path))
@@ -107,9 +107,9 @@ async def test_two_runs_at_once_land_each_message_once_in_every_table(
     of_typed, of_quarantine = (sorted(row["_seq"] for row in lake.rows(name)) for name in TYPED)
     assert len(of_typed) == len(set(of_typed)) == sum(number % 5 == 0 for number in numbers)
     assert len(of_typed + of_quarantine) == len({*of_typed, *of_quarantine}) == len(numbers)
-    added = zip((result.rows, result.events, result.typed, result.violations), theirs, strict=True)
-    assert [sum(pair) for pair in added][:2] == [end + ROUNDS * 5, end]
-    assert min(result.rows, theirs[0]) > 0
+    assert (result.rows + rows, result.events + events) == (end + ROUNDS * 5, end)
+    given_way += sum("begins again" in text for text in progress)
+    assert min(result.rows, rows) > 0 or given_way, "the runs never met"
 
 
 def test_tables_are_created_by_several_runs_at_once(spark: SparkSession, tmp_path: Path) -> None:
