@@ -10,30 +10,39 @@ _ORDERED_AT_ONCE = 10
 _BACKLOG = """
 INSERT INTO outbox_events
        (id, aggregate_type, aggregate_id, event_type, payload, correlation_id, ordering_key)
-SELECT CASE WHEN $5::bool THEN gen_random_uuid() ELSE uuidv7() END, 'order', n::text, 'order.created',
+SELECT CASE WHEN $3::bool THEN gen_random_uuid() ELSE uuidv7() END, 'order', n::text, 'order.created',
        jsonb_build_object('order', n, 'customer', 'customer-' || n % 997, 'currency', 'EUR',
                           'total', n * 1.25, 'lines',
                           jsonb_build_array(jsonb_build_object('article', n % 89, 'quantity', 2)))
-         || CASE WHEN $4::int > 0 THEN jsonb_build_object('note', repeat('n', $4::int)) ELSE '{}' END,
+         || CASE WHEN $2::int > 0 THEN jsonb_build_object('note', repeat('n', $2::int)) ELSE '{}' END,
        uuidv7(),
-       CASE WHEN $2::int > 0 THEN format('order-%s', n / ($2 * $3::int) * $3 + n % $3) END
+       'order-' || {key}
   FROM generate_series(0, $1::int - 1) n
 """
 
 
 async def write_backlog(
-    database: asyncpg.Connection, *, count: int, per_key: int, padding: int = 0, random_ids: bool = False
+    database: asyncpg.Connection,
+    *,
+    count: int,
+    per_key: int,
+    key: str = "",
+    padding: int = 0,
+    random_ids: bool = False,
 ) -> None:
     """Insert orders into the outbox.
 
     Args:
         database: where the outbox is.
         count: number of orders.
-        per_key: number of events with the same ordering key; 0: no keys.
+        per_key: number of events with the same ordering key, of ten keys in turns; 0: no keys.
+        key: another ordering key, as SQL of the event's number ``n``.
         padding: bytes added to each payload.
         random_ids: UUIDs of version 4 instead of 7.
     """
-    await database.execute(_BACKLOG, count, per_key, _ORDERED_AT_ONCE, padding, random_ids)
+    at_once = _ORDERED_AT_ONCE
+    usual = f"(n / {per_key * at_once} * {at_once} + n % {at_once})" if per_key else "NULL"
+    await database.execute(_BACKLOG.replace("{key}", key or usual), count, padding, random_ids)
 
 
 async def outbound_messages(database: asyncpg.Connection) -> list[OutboundMessage]:

@@ -51,7 +51,7 @@ async def drain(stage: Stage, *, count: int, per_key: int) -> dict[str, Figure]:
 
 
 async def drain_with(
-    worker: Worker, *, count: int, per_key: int, padding: int = 0, checkpoint: bool = False
+    worker: Worker, *, count: int, per_key: int, key: str = "", padding: int = 0, checkpoint: bool = False
 ) -> Figure:
     """Show an idle worker a backlog, by one commit, and wait until all of it is published.
 
@@ -61,7 +61,7 @@ async def drain_with(
     last_seq: int = await run.database.fetchval(_LAST_SEQ)
 
     async with run.database.transaction():
-        await write_backlog(run.database, count=count, per_key=per_key, padding=padding)
+        await write_backlog(run.database, count=count, per_key=per_key, key=key, padding=padding)
         if checkpoint:
             await run.server.execute("CHECKPOINT")
         before = await worker.read()

@@ -13,6 +13,7 @@ from benchmarks.drain import drain
 from benchmarks.history import history
 from benchmarks.inbox import inbox
 from benchmarks.inbox_peer import inbox_peer
+from benchmarks.keys import keys
 from benchmarks.looks import looks
 from benchmarks.memory import memory
 from benchmarks.stage import Stage
@@ -44,6 +45,7 @@ def long_workloads(options: Namespace) -> Mapping[str, Workload]:
         "steady rate sweep": partial(sweep, rates=o.rates, seconds=o.seconds, idle_seconds=0.0),
         "drain, history": partial(history, count=o.events, published=o.history),
         "drain, conditions": partial(conditions, count=o.events),
+        "drain, keys": partial(keys, count=o.events),
         "backlogs, no keys": partial(backlogs, counts=o.backlogs, per_key=0),
         "backlogs, 10 to a key": partial(backlogs, counts=o.backlogs, per_key=10),
         "looks": partial(looks, published=o.history, times=o.looks),

@@ -53,12 +53,17 @@ class OutboxRepository(Protocol):
     Each write is one statement, all or none.
     """
 
+    @property
+    def has_freed(self) -> bool:
+        """Whether a settlement may have freed events that no commit announces."""
+
     async def find_unpublished(
         self,
         *,
         batch_max: int = BATCH_DEFAULT,
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
+        following: Sequence[Claim] = (),
     ) -> Claim:
         """Lease up to ``batch_max`` due events, oldest first, and count the attempt before it is made.
 
@@ -66,7 +71,8 @@ class OutboxRepository(Protocol):
         than ``event_bytes_max`` is never read: the claim has its size in place of its content.
 
         No other worker gets them before the lease ends. An event with an ordering key comes only with every
-        earlier unfinished event of its key in the same claim, in order. Never waits; an empty claim means
+        earlier unfinished event of its key, in the same claim in order, or in those of ``following``, which
+        the caller publishes before. It follows none that has failed before. Never waits; an empty claim means
         that no event is due.
 
         Raises:

@@ -70,7 +70,12 @@ class _Lane:
     async def _claim_ordered(self) -> Sequence[Any]:
         hints, self._keys = list(self._keys), set()
         claim = self._sql["claim_ordered"].bind(
-            **self._given(), run_max=_RUN_MAX, hints=hints, take_turns=False, hold_dead_keys=False
+            **self._given(),
+            run_max=_RUN_MAX,
+            hints=hints,
+            following=[],
+            take_turns=False,
+            hold_dead_keys=False,
         )
         return await self._pool.fetch(*claim)
 

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -124,6 +124,8 @@ _TAKE_OVER_ROWS = 20_000
 """Rows of each index that a takeover reads; more than all claims of some workers."""
 _OWNERS_MAX = 100
 """Claims that ``mark_published`` and ``increment_attempts`` remember."""
+_BEHIND_MAX = 100_000
+"""Keys with later events that are remembered; a sweep finds the events of others."""
 _YEAR_SECONDS = 31_536_000.0
 _EVENT = slice(-len(OutboxEvent._fields), None)
 """Position of the event in a row of a claim."""
@@ -143,7 +145,7 @@ class PostgresOutboxAdapter:
         failures_max: number of failures, expired leases included, after which an event is DEAD.
         delay_max_seconds: returns the longest delay of a retry; a retry due later was written while the clock
             was ahead.
-        run_max: maximum number of events of one key in a claim.
+        run_max: maximum number of events of one key in a claim of many keys.
         look_max: maximum number of index rows that one search for expired leases reads.
         take_turns: claims of several workers in the ordered lane take turns.
         lane: executes the claims of the ordered lane; None: the pool does.
@@ -175,7 +177,12 @@ class PostgresOutboxAdapter:
         self._retries_first = False
         self._rolled: dict[str, Sequence[Position | None]] = {}
         self._hints: set[str] = set()
+        self._behind: set[str] = set()
         self._passed_over: dict[str, float] = {}
+
+    @property
+    def has_freed(self) -> bool:
+        return bool(self._hints)
 
     async def find_unpublished(
         self,
@@ -183,12 +190,14 @@ class PostgresOutboxAdapter:
         batch_max: int = BATCH_DEFAULT,
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
+        following: Sequence[Claim] = (),
     ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
         self._retries_first = not self._retries_first
         now = self.clock()
         self._passed_over = {id_: until for id_, until in self._passed_over.items() if until > now}
-        limits = batch_max, bytes_max, event_bytes_max
+        owners = [_owner_and_time(claim)[0] for claim in following]
+        limits = batch_max, bytes_max, event_bytes_max, owners
         try:
             return await self._claim(*limits)
         except RowsRefusedError:
@@ -332,17 +341,22 @@ class PostgresOutboxAdapter:
                 return row["at"], _end(row, "fresh"), _end(row, "retry")
             limit = min(2 * limit, _REAP_MAX)
 
-    async def _claim(self, batch_max: int, *bytes_max: int) -> Claim:
+    async def _claim(
+        self, batch_max: int, bytes_max: int, event_bytes_max: int, following: Sequence[str]
+    ) -> Claim:
         """Claim, and move the cursors behind what was read."""
         owner = f"{self._owner_prefix}{secrets.token_hex(4)}"
         began = self.clock()
-        head, events = await self._take(owner, batch_max, *bytes_max)
+        head, events = await self._take(owner, batch_max, bytes_max, event_bytes_max, following)
         seconds, at = self.clock() - began, head["claimed_at"]
         retry_places = self._retry_places(batch_max)
         full = len(events) == batch_max or bool(head["cut"] and events)
         fresh_full = retries_full = False
         if self.ordered:
             self._hints.update(head["leftover"])
+            self._behind.update(head["behind"])
+            while len(self._behind) > _BEHIND_MAX:
+                self._behind.pop()  # a sweep finds its events
             fresh_full = head["fresh_count"] == batch_max
             retries_full = head["retry_count"] == (retry_places if fresh_full else batch_max)
         for cursor, name, has_more in (
@@ -372,11 +386,17 @@ class PostgresOutboxAdapter:
         return batch_max // 4 or int(self._retries_first)
 
     async def _take(
-        self, owner: str, batch_max: int, *bytes_max: int, names_only: bool = False
+        self,
+        owner: str,
+        batch_max: int,
+        bytes_max: int,
+        event_bytes_max: int,
+        following: Sequence[str],
+        *,
+        names_only: bool = False,
     ) -> tuple[Any, list[OutboxEvent]]:
         """Run the lane's claim; ``names_only``: lease nothing, and name what it would lease."""
         (fresh_at, fresh_seq), (retry_at, retry_seq) = self._fresh.next(), self._retries.next()
-        batch_bytes_max, event_bytes_max = bytes_max
         given = {
             "limit": batch_max,
             "claimed_by": owner,
@@ -385,7 +405,7 @@ class PostgresOutboxAdapter:
             "retry_at": retry_at,
             "retry_seq": retry_seq,
             "retry_places": self._retry_places(batch_max),
-            "batch_bytes_max": batch_bytes_max,
+            "batch_bytes_max": bytes_max,
             "event_bytes_max": event_bytes_max,
             "passed_over": list(self._passed_over),
             "names_only": names_only,
@@ -395,7 +415,7 @@ class PostgresOutboxAdapter:
             return _split(await fetch(self.pool, *statement))
         hints, self._hints = self._hints, set()
         try:
-            taken = await self._take_turn({**given, "hints": list(hints)})
+            taken = await self._take_turn({**given, "hints": list(hints), "following": following})
         except BaseException:
             self._hints |= hints
             raise
@@ -432,9 +452,15 @@ class PostgresOutboxAdapter:
         ids = [verdict.event.id for verdict in verdicts]
         [row] = await fetch(self.pool, self._sql[statement].sql, owner, time, ids, *columns)
         kept = frozenset(ids if row["kept"] is None else row["kept"])
-        if self.ordered:
-            self._hints.update(v.event.ordering_key or "" for v in verdicts if v.event.id in kept)
+        if self._behind:
+            self._free(verdict.event.ordering_key or "" for verdict in verdicts if verdict.event.id in kept)
         return kept, row
+
+    def _free(self, settled: Iterable[str]) -> None:
+        """Let the next claim look up those of the keys that have later events, which a claim has read."""
+        freed = self._behind.intersection(settled)
+        self._behind -= freed
+        self._hints |= freed
 
     async def _hold(self, event_id: str) -> Any:
         """Claim an event unless it is claimed; return its claim if it is this adapter's, else None."""
@@ -445,7 +471,7 @@ class PostgresOutboxAdapter:
         if not rows or rows[0]["claimed_by"] not in self._owners:
             return None
         if self.ordered:
-            self._hints.add(rows[0]["ordering_key"] or "")
+            self._behind.add(rows[0]["ordering_key"] or "")
         return rows[0]
 
 

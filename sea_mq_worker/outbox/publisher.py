@@ -5,7 +5,7 @@ The order of steps is the guarantee::
     claim     _claim     leases due events, and counts the attempt
     publish   _send      sends them, those of a key in order, and waits for the stream's acknowledgements
     judge     Batch.add  gives each event a verdict: Published, Postponed, Released or Died
-    settle    _settle    writes the verdicts under the claim; without ordering keys, for small claims together
+    settle    _settle    writes the verdicts under the claim, for small claims together
 
 After a crash in between, the worker publishes the same message id again, and the stream drops the repeat. An
 event is settled as published only after the stream has confirmed it.
@@ -13,6 +13,7 @@ event is settled as published only after the stream has confirmed it.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -60,8 +61,8 @@ _QUIET_SECONDS = 30.0
 """Longer than an event without an acknowledgement waits for its next attempt."""
 _BESIDE_PAYLOAD_MAX = 2**20
 """Bytes of headers, metadata and names that a claim reads beside a payload of the server's max_payload."""
-_RUN_MAX = 4
-"""Events of a key, on average, that are sent in waves: a batch that keeps its order costs about as much."""
+_WAVES_MAX = 8
+"""Events of a key that are sent in waves: a batch that keeps its order costs about as much."""
 _TOGETHER_SECONDS = 0.05
 _TOGETHER_MAX = 1000
 """Cap on the events of one settlement; above it each claim waits for its own, and so for the database."""
@@ -71,12 +72,14 @@ _NOTABLE_CLAIMS = 16
 _V = TypeVar("_V", bound=Verdict)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Batch:
     """A claim on its way: its events, and the verdicts so far.
 
     Attributes:
         is_published: no event has another verdict than Published.
+        following: claims whose events of the same keys are sent before; empty once they are judged.
+        judged: every event has its verdict.
         blocked_keys: ordering keys of which no later event may be sent.
         acknowledged_after: seconds from the claim to the last acknowledgement, if the settlement waits for
             others; None: settled at once, and measured then.
@@ -85,6 +88,8 @@ class Batch:
     claim: Claim
     claimed_at: float
     hold_dead_keys: bool
+    following: Sequence["Batch"] = ()
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
     verdicts: list[Verdict] = field(default_factory=list)
     is_published: bool = True
     blocked_keys: set[str] = field(default_factory=set)
@@ -99,6 +104,20 @@ class Batch:
         key = verdict.event.ordering_key
         if key is not None and not (isinstance(verdict, Died) and not self.hold_dead_keys):
             self.blocked_keys.add(key)
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether a claim may take later events of its keys: not while it may have to search for one."""
+        return not any(event.attempted_seconds_ago for event in self.claim.events)
+
+    async def wait_for_earlier(self) -> None:
+        """Wait until what it follows is judged; what that did not publish blocks its key here, too."""
+        own = {event.ordering_key for event in self.claim.events}
+        for earlier in self.following:
+            if any(event.ordering_key in own for event in earlier.claim.events):
+                await earlier.judged.wait()
+                self.blocked_keys |= earlier.blocked_keys & own
+        self.following = ()
 
     def drop_content(self) -> None:
         """Keep of a published batch what its later settlement needs; its bytes are not counted by then."""
@@ -130,8 +149,7 @@ class OutboxPublisher:
         hold_dead_keys: a DEAD event holds back the later events of its key.
         session_lost_since: whether others may have taken the worker for gone since a time; an earlier claim
             may be another worker's then, so no more of it is sent.
-        ordered: the lane with ordering keys, where the next event of a key waits for the settlement; the
-            other lane settles small claims together.
+        ordered: the lane with ordering keys.
         turn: the worker's turn to claim, if workers take turns.
     """
 
@@ -158,6 +176,7 @@ class OutboxPublisher:
     ordered: bool
     turn: LaneTurn | None = None
     _unsettled: list[Batch] = field(default_factory=list, init=False)
+    _in_hand: list[Batch] = field(default_factory=list, init=False)
     _is_settling: bool = field(default=False, init=False)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -171,10 +190,18 @@ class OutboxPublisher:
                 await self._wait_for_turn(stop)
                 reserved = size.bytes
                 await self.room.take(reserved)
-                claim, claimed_at = await self._claim(size, stop)
+                following = [batch for batch in self._in_hand if batch.may_be_followed]
+                claim, claimed_at = await self._claim(size, stop, [batch.claim for batch in following])
                 self.room.give_back(reserved - claim.bytes)
                 if claim.events:
-                    batch = Batch(claim=claim, claimed_at=claimed_at, hold_dead_keys=self.hold_dead_keys)
+                    batch = Batch(
+                        claim=claim,
+                        claimed_at=claimed_at,
+                        hold_dead_keys=self.hold_dead_keys,
+                        following=following,
+                    )
+                    if self.ordered:
+                        self._in_hand.append(batch)
                     group.create_task(self._work(batch, places, stop))
                 else:
                     places.release()
@@ -186,7 +213,9 @@ class OutboxPublisher:
     async def _work(self, batch: Batch, places: asyncio.Semaphore, stop: asyncio.Event) -> None:
         size = batch.claim.bytes
         try:
+            await batch.wait_for_earlier()
             await self._publish(batch, stop)
+            batch.judged.set()
             settles_later = not stop.is_set() and self._may_settle_later(batch)
             if settles_later:
                 batch.acknowledged_after = self.clock() - batch.claimed_at
@@ -196,8 +225,6 @@ class OutboxPublisher:
                 await self._settle([batch])
                 if not batch.is_published:
                     self.pace.expect_retries()
-                elif self.ordered:
-                    self.pace.look_again()  # the next events of these keys are free now
         finally:
             self.room.give_back(size)
             places.release()
@@ -224,7 +251,9 @@ class OutboxPublisher:
         """Return the circuit of a dependency that failed and then failed a probe, too."""
         return next((each for each in (self.broker_breaker, self.store_breaker) if each.failures > 1), None)
 
-    async def _claim(self, size: ClaimSize, stop: asyncio.Event) -> tuple[Claim, float]:
+    async def _claim(
+        self, size: ClaimSize, stop: asyncio.Event, following: Sequence[Claim]
+    ) -> tuple[Claim, float]:
         """Claim through both circuits: an outage uses up no attempts, and an unanswered probe only one.
 
         After a time-out, the next claim requests half as many events, down to one. Return the time of the
@@ -247,6 +276,7 @@ class OutboxPublisher:
                 batch_max=min(size.events, self.broker_breaker.probe_batch_max) if is_probe else size.events,
                 bytes_max=size.bytes,
                 event_bytes_max=self.publisher.max_payload + _BESIDE_PAYLOAD_MAX,
+                following=following,
             )
         except DependencyError as error:
             if isinstance(error, StoreTooSlowError):
@@ -341,12 +371,15 @@ class OutboxPublisher:
     ) -> tuple[Sequence[OutboxEvent], list[OutboxEvent], bool]:
         """Return the first event of each key, the rest, and whether the wave has to keep its order.
 
-        Return all events where keys have long runs and the publisher keeps order, unless a replay needs its
+        Return all events where a key has many and the publisher keeps order, unless a replay needs its
         outcome first.
         """
         wave, rest = first_wave(left)
-        long_runs = len(left) > _RUN_MAX * len(wave)
-        if long_runs and self.publisher.keeps_order and not any(event.earlier_stream_seq for event in left):
+        if len(rest) < _WAVES_MAX:  # no key has more
+            return wave, rest, False
+        [(_, waves)] = Counter(event.ordering_key for event in rest).most_common(1)
+        replayed = any(event.earlier_stream_seq for event in left)
+        if waves >= _WAVES_MAX and self.publisher.keeps_order and not replayed:
             return left, [], True
         return wave, rest, False
 
@@ -426,15 +459,15 @@ class OutboxPublisher:
     def _may_settle_later(self, batch: Batch) -> bool:
         """Whether the settlement may wait for others.
 
-        It may not while a backlog keeps claims large anyway, with a verdict that others may wait for, and in
-        the second half of the lease, which is kept for a database that does not answer.
+        It may not while a backlog keeps claims large anyway, with a verdict or a retry that others may wait
+        for, and in the second half of the lease, which is kept for a database that does not answer.
         """
         seconds = self.clock() - batch.claimed_at
         waiting = sum(len(each.verdicts) for each in self._unsettled)
         return (
-            not self.ordered
-            and not batch.claim.more
+            not batch.claim.more
             and batch.is_published
+            and not (self.ordered and any(event.attempts > 1 for event in batch.claim.events))
             and waiting + len(batch.verdicts) <= _TOGETHER_MAX
             and seconds + _TOGETHER_SECONDS <= self.lease_seconds / 2
         )
@@ -477,6 +510,9 @@ class OutboxPublisher:
         kept |= await self._persist(self.outbox.increment_attempts_batch, claim, rest, claimed_at, refused)
         if lost := len({verdict.event.id for verdict in verdicts} - kept.keys() - refused):
             self.events.emit("leases_lost", side="outbox", count=lost)
+        self._in_hand = [batch for batch in self._in_hand if batch not in batches]
+        if self.outbox.has_freed:
+            self.pace.look_again()
         for batch in batches:
             seconds = batch.acknowledged_after
             self._report(batch, kept, self.clock() - batch.claimed_at if seconds is None else seconds)

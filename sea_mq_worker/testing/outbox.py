@@ -5,7 +5,7 @@ looks for expired leases, only PostgreSQL shows.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import assert_never
@@ -136,9 +136,12 @@ class InMemoryOutbox:
     failures_max: int
     random: Callable[[], float]
     delay_max_seconds: Callable[[], float] = lambda: 31_536_000.0
-    run_max: int = 100
     session: str = ""
     _owners: set[str] = field(default_factory=set)
+
+    @property
+    def has_freed(self) -> bool:
+        return self.ordered
 
     async def find_unpublished(
         self,
@@ -146,11 +149,13 @@ class InMemoryOutbox:
         batch_max: int = BATCH_DEFAULT,
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
+        following: Sequence[Claim] = (),
     ) -> Claim:
         """Lease due events, the longest due first; of keys, in insert order."""
         lane = [row for row in self.table.rows.values() if (row.ordering_key is not None) == self.ordered]
         if self.ordered:
-            due = sorted(self._runs(lane), key=lambda row: row.seq)[:batch_max]
+            followed = {claim.token for claim in following}
+            due = sorted(self._runs(lane, followed), key=lambda row: row.seq)[:batch_max]
         else:
             due = sorted(filter(self._is_due, lane), key=lambda row: (row.available_at, row.seq))[:batch_max]
         taken, size = list[OutboxRow](), 0
@@ -252,19 +257,21 @@ class InMemoryOutbox:
     def _is_due(self, row: OutboxRow) -> bool:
         return row.state is EventState.PENDING and row.available_at <= self.table.clock()
 
-    def _runs(self, lane: Iterable[OutboxRow]) -> Iterator[OutboxRow]:
+    def _runs(self, lane: Iterable[OutboxRow], followed: Collection[str]) -> Iterator[OutboxRow]:
         """Give each key's events from its head on, up to one that is not due, or has failed before."""
-        unfinished = [row for row in lane if row.state is not EventState.PUBLISHED]
+        unfinished = [
+            row
+            for row in lane
+            if row.state is not EventState.PUBLISHED and (row.error or row.claimed_by not in followed)
+        ]
         unfinished.sort(key=lambda row: (row.ordering_key or "", row.seq))
         for _, rows in itertools.groupby(unfinished, key=lambda row: row.ordering_key):
-            length = 0
             for row in rows:
                 if row.state is EventState.DEAD and not self.hold_dead_keys:
                     continue
-                if not self._is_due(row) or length == self.run_max:
+                if not self._is_due(row):
                     break
                 yield row
-                length += 1
                 if row.error is not None:
                     break
 

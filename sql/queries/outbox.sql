@@ -114,9 +114,10 @@ SELECT head.*, :event_columns
   FROM head FULL JOIN claimed o ON false;
 
 -- name: claim_ordered
--- Leases due events that have an ordering key. Of each key it takes the run from the key's head, its earliest
--- unfinished event, or nothing. A run ends before the first event that is not due, claimed, held by a dead event or in
--- passed_over, and with the first one that has failed before, so that a bad head takes nothing along.
+-- Leases due events that have an ordering key. Of each key it takes the run from the key's head, or nothing. The head is
+-- its earliest unfinished event that no claim in following has. A run ends before the first event that is not due,
+-- claimed, held by a dead event or in passed_over, and with the first one that has failed before, so that a bad head
+-- takes nothing along; for the same reason nothing follows a claimed event that has failed before.
 --
 -- An example: limit 4, both cursors at the start, dead events hold their key.
 --
@@ -129,20 +130,23 @@ SELECT head.*, :event_columns
 --    6    A   due                    6 (A)     6  nth 3        pos 4    yes
 --
 -- The claim leases 1, 3, 6. fresh_heads reads 1, 3, 5, 6 and retry_heads reads 2, so the keys are A, B and C, and run
--- reads each key from its head. If another claim had locked 3 and not 2, pick would take 1 and 2: 6 would not be the
--- next of its key. The next claim reads behind 6 (fresh_at, fresh_seq); keys that are settled meanwhile come as hints.
+-- reads each key from its head to 6, behind which there may be more. If another claim had locked 3 and not 2, pick would
+-- take 1 and 2: 6 would not be the next of its key. The next claim reads behind 6 (fresh_at, fresh_seq); keys of which
+-- others waited come as hints when they are settled.
 -- docs/explanation/ordering.md has the next claim.
 --
 --   limit .. retry_seq, event_bytes_max, batch_bytes_max   as in claim; limit also bounds the heads of first tries
 --   retry_places              heads of retries (limit, if the first tries are fewer than limit)
---   run_max                   cap on the events of a key
+--   run_max                   events of a key that a claim of many keys takes; of few keys it takes more
+--   following                 owners of claims whose events are sent before those of this one
 --   hints                     keys to look at besides
 --   take_turns                do nothing while another worker claims (my_turn is false)
 --   hold_dead_keys            a dead event holds the later events of its key
 --   passed_over               IDs that end the run of their key
 --   names_only                as in claim
 -- Rows as in claim. fresh_count and retry_count: heads read. leftover: keys of which the claim left events over that a
--- cursor has passed; they are hints of the next claim.
+-- cursor has passed; they are hints of the next claim. behind: keys that have other unfinished events, too; they are
+-- hints once an event of theirs is settled.
 -- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered for the heads, idx_outbox_ordering for the runs,
 -- idx_outbox_dead for dead events that hold a key.
 WITH turn AS MATERIALIZED (
@@ -174,14 +178,20 @@ WITH turn AS MATERIALIZED (
     SELECT key FROM retry_heads
      UNION SELECT key FROM fresh_heads
      UNION SELECT hint FROM pg_catalog.unnest(:hints::text[]) hint WHERE (SELECT mine FROM turn)
-), run AS MATERIALIZED (
-    -- of each key the events of its run; nth counts within the key
-    SELECT due.tid, due.id, due.seq, due.available_at, due.retried, due.nth, due.bytes, keys.key
+), reach AS MATERIALIZED (
+    -- how far a key is read: to the last head, if there are more behind it, and how many events of each key
+    SELECT CASE WHEN (SELECT count(*) FROM fresh_heads) = :limit::int
+                THEN greatest((SELECT max(seq) FROM fresh_heads), (SELECT max(seq) FROM retry_heads))
+                ELSE 9223372036854775807 END AS last_seq,
+           greatest(:run_max::int, :limit::int / greatest((SELECT count(*) FROM keys), 1))::int AS events
+), seen AS MATERIALIZED (
+    -- of each key the unfinished events that the claims in following do not have; nth counts within the key
+    SELECT keys.key, ordered.*
       FROM keys CROSS JOIN LATERAL (
-        SELECT seen.*,
+        SELECT unfinished.*,
                row_number() OVER in_order AS nth,
-               count(*) FILTER (WHERE NOT seen.ready) OVER in_order AS blocked,
-               count(*) FILTER (WHERE seen.retried) OVER in_order AS retries
+               count(*) FILTER (WHERE NOT unfinished.ready) OVER in_order AS blocked,
+               count(*) FILTER (WHERE unfinished.retried) OVER in_order - unfinished.retried::int AS retries
           FROM (
             SELECT o.ctid AS tid, o.id, o.seq, o.available_at, o.publish_error IS NOT NULL AS retried,
                    CASE WHEN o.bytes <= :event_bytes_max::bigint THEN o.bytes ELSE 0 END AS bytes,
@@ -192,12 +202,16 @@ WITH turn AS MATERIALIZED (
                           AND dead.ordering_key = keys.key AND dead.seq < o.seq)) AS ready
               FROM outbox_events o
              WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = keys.key
+               AND o.seq <= (SELECT last_seq FROM reach)
+               AND NOT (o.state = 'CLAIMED' AND o.publish_error IS NULL AND o.claimed_by = ANY (:following::text[]))
              ORDER BY o.seq
-             LIMIT :run_max::int
-          ) seen
-        WINDOW in_order AS (ORDER BY seen.seq ROWS UNBOUNDED PRECEDING)
-      ) due
-     WHERE due.blocked = 0 AND due.retries - due.retried::int = 0
+             LIMIT (SELECT events FROM reach)
+          ) unfinished
+        WINDOW in_order AS (ORDER BY unfinished.seq ROWS UNBOUNDED PRECEDING)
+      ) ordered
+), run AS MATERIALIZED (
+    -- of each key the events of its run
+    SELECT * FROM seen WHERE blocked = 0 AND retries = 0
 ), eligible AS MATERIALIZED (
     -- all runs by seq; fits marks those within limit and batch_bytes_max
     SELECT summed.*, pos <= :limit::int AND (through <= :batch_bytes_max::bigint OR through = bytes) AS fits
@@ -211,8 +225,8 @@ WITH turn AS MATERIALIZED (
        FOR UPDATE OF o SKIP LOCKED
 ), pick AS MATERIALIZED (
     -- without those behind an event of their key that could not be locked
-    SELECT prefix.tid, prefix.id, prefix.bytes
-      FROM (SELECT tid, id, nth, bytes, row_number() OVER (PARTITION BY key ORDER BY seq) AS got FROM locked) prefix
+    SELECT prefix.tid, prefix.id, prefix.key, prefix.bytes
+      FROM (SELECT tid, id, key, nth, bytes, row_number() OVER (PARTITION BY key ORDER BY seq) AS got FROM locked) prefix
      WHERE prefix.nth = prefix.got
 ), claimed AS (
     -- the lease
@@ -233,8 +247,11 @@ WITH turn AS MATERIALIZED (
            ARRAY(SELECT DISTINCT e.key FROM eligible e
                   WHERE NOT e.fits
                     AND (NOT e.retried AND (e.available_at, e.seq) <= (:fresh_at::timestamptz, :fresh_seq::bigint)
-                         OR e.retried AND (e.available_at, e.seq) <= (:retry_at::timestamptz, :retry_seq::bigint)))
-               AS leftover,
+                         OR e.retried AND (e.available_at, e.seq) <= (:retry_at::timestamptz, :retry_seq::bigint))
+                  UNION
+                 SELECT run.key FROM run WHERE run.nth = (SELECT events FROM reach)) AS leftover,
+           ARRAY(SELECT key FROM (SELECT key, 1 AS left_over FROM seen UNION ALL SELECT key, -1 FROM pick) events
+                  GROUP BY key HAVING sum(left_over) > 0) AS behind,
            EXISTS (SELECT FROM eligible e WHERE e.pos <= :limit::int AND NOT e.fits) AS cut,
            (SELECT coalesce(sum(bytes), 0)::bigint FROM pick) AS bytes,
            CASE WHEN :names_only::boolean THEN ARRAY(SELECT id::text FROM pick) END AS names

@@ -41,13 +41,37 @@ async def test_a_released_rest_of_a_run_comes_again_in_order(world: World) -> No
     assert ids(await relay.find_unpublished(batch_max=9)) == added[:1]
 
 
-async def test_a_run_is_no_longer_than_allowed(world: World) -> None:
-    relay = world.relay(ordered=True, run_max=2)
-    added = [await world.add(key="a") for _ in range(3)]
-    claim = await relay.find_unpublished(batch_max=9)
-    assert ids(claim) == added[:2]
-    await relay.mark_published_batch(claim, published(claim))
-    assert ids(await relay.find_unpublished(batch_max=9)) == added[2:]
+async def test_a_claim_follows_those_whose_events_are_published_before(world: World) -> None:
+    a1, b1, a2, b2 = [await world.add(key=key) for key in "abab"]
+    relay = world.relay(ordered=True)
+    first = await relay.find_unpublished(batch_max=2)
+    second = await relay.find_unpublished(batch_max=1, following=[first])
+    third = await relay.find_unpublished(batch_max=2, following=[first, second])
+    assert [ids(claim) for claim in (first, second, third)] == [[a1, b1], [a2], [b2]]
+
+
+async def test_a_claim_follows_no_claim_that_it_is_not_given(world: World) -> None:
+    relay, other = world.relay("w1", ordered=True), world.relay("w2", ordered=True)
+    head, follower = [await world.add(key="a") for _ in range(2)]
+    first = await relay.find_unpublished(batch_max=1)
+    assert ids(await other.find_unpublished(batch_max=9)) == []
+    await relay.increment_attempts_batch(first, postponed(first, delay_seconds=60.0))
+    assert ids(await relay.find_unpublished(batch_max=9, following=[first])) == []
+    await world.make_due(head)
+    assert ids(await relay.find_unpublished(batch_max=9, following=[first])) == [head]
+    assert (await world.row(follower)).attempts == 0
+
+
+async def test_nothing_follows_an_event_that_has_failed_before(world: World) -> None:
+    relay = world.relay(ordered=True)
+    head, follower = [await world.add(key="a") for _ in range(2)]
+    claim = await relay.find_unpublished(batch_max=1)
+    await relay.increment_attempts_batch(claim, postponed(claim))
+    again = await relay.find_unpublished(batch_max=9)
+    assert ids(again) == [head]
+    assert ids(await relay.find_unpublished(batch_max=9, following=[again])) == []
+    await relay.mark_published_batch(again, published(again))
+    assert ids(await relay.find_unpublished(batch_max=9)) == [follower]
 
 
 @pytest.mark.clause("dead-head")

@@ -19,7 +19,7 @@ KEYS = 50
 KILLS = 4
 TWO_OWNERS = (
     "SELECT ordering_key FROM outbox_events WHERE state = 'CLAIMED'"
-    " GROUP BY ordering_key HAVING count(DISTINCT claimed_by) > 1"
+    " GROUP BY ordering_key HAVING count(DISTINCT left(claimed_by, -8)) > 1"
 )
 LATEST_OWNER = (
     "SELECT claimed_by FROM outbox_events"

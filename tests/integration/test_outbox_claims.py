@@ -115,6 +115,20 @@ async def test_nothing_behind_a_head_that_another_session_has_locked_is_claimed(
     assert len((await adapter.find_unpublished(batch_max=9)).events) == 3
 
 
+async def test_a_claim_takes_some_events_of_each_key_and_the_next_one_goes_on(pool: asyncpg.Pool) -> None:
+    """What a busy key has waited with does not keep the others waiting."""
+    adapter = relay(pool, "w", ordered=True, run_max=3)
+    for key in "aaaaaab":
+        await add_event(pool, ordering_key=key)
+    first = await adapter.find_unpublished(batch_max=7)
+    second = await adapter.find_unpublished(batch_max=7, following=[first])
+    assert [[event.ordering_key for event in claim.events] for claim in (first, second)] == [
+        [*"aaab"],
+        [*"aaa"],
+    ]
+    assert first.more
+
+
 @pytest.mark.clause("event-model-29")
 async def test_a_settlement_is_fenced_by_owner_and_time_of_its_claim(pool: asyncpg.Pool) -> None:
     """Two processes with one name, perhaps in the same microsecond: the owner differs all the same."""

@@ -27,7 +27,7 @@ _IMMUTABLE = (
     "id", "seq", "event_type", "payload", "created_at", "ordering_key", "partition_key", "headers",
     "metadata", "aggregate_type", "aggregate_id", "event_version", "correlation_id", "causation_id",
 )  # fmt: skip
-_SESSION_DIGITS = 8
+_SESSION_DIGITS = _CLAIM_DIGITS = 8
 _SETTLING = {"mark_published", "increment_attempts", "release"}
 
 
@@ -211,14 +211,16 @@ class OutboxAudit:
         self._earlier[before.id] = before.stream_seq
 
     def _look_at_keys(self, keys: set[str | None]) -> None:
-        """Whoever has an event of a key has every earlier unfinished one of it too."""
+        """Whoever gets an event of a key has every earlier unfinished one too, and none that has failed."""
         for key in sorted(key for key in keys if key is not None):
             rows = sorted((r for r in self._servers.outbox.rows.values() if r.ordering_key == key), key=_seq)
             done = {PUBLISHED} if self._servers.plan.hold_dead_keys else {PUBLISHED, DEAD}
             unfinished = [row for row in rows if row.state not in done]
             mine = [row for row in unfinished if row.state is CLAIMED and self._owner[row.id] == self.calls]
-            head = unfinished[: len(mine)]
-            self._check(head == mine, "I8", f"an event of key {key} was claimed before an earlier one")
+            run = unfinished[: unfinished.index(mine[-1]) + 1] if mine else []
+            owners = {(row.claimed_by or "")[:-_CLAIM_DIGITS] for row in run}
+            in_order = len(owners) <= 1 and not any(row.error for row in run[:-1])
+            self._check(in_order, "I8", f"an event of key {key} was claimed before an earlier one")
 
     def _on_copy(self, event_id: str) -> None:
         copies = self._servers.events.copies[event_id]

@@ -28,6 +28,7 @@ SOMETIMES = (
     "gate closed",
     "gate opened",
     "released on stop",
+    "claim followed another",
     "replay deferred",
     "doubtful event looked up",
     "redelivery acknowledged without the handler",

@@ -155,8 +155,17 @@ class OutboxWire:
         self._twin = twin
         self._audit = audit
 
-    async def find_unpublished(self, **limits: int) -> Claim:
-        return await self._call("find_unpublished", lambda: self._twin.find_unpublished(**limits))
+    @property
+    def has_freed(self) -> bool:
+        return self._twin.has_freed
+
+    async def find_unpublished(self, *, following: Sequence[Claim] = (), **limits: int) -> Claim:
+        find = partial(self._twin.find_unpublished, following=following, **limits)
+        claim = await self._call("find_unpublished", find)
+        ahead = {event.ordering_key for earlier in following for event in earlier.events}
+        if any(event.ordering_key in ahead for event in claim.events):
+            self._line.servers.report.saw("claim followed another")
+        return claim
 
     async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:
         return await self._call(

@@ -521,13 +521,29 @@ async def test_the_published_events_of_small_claims_are_settled_together() -> No
 
 
 @in_virtual_time
-async def test_an_event_of_a_key_is_settled_before_the_next_is_claimed() -> None:
+async def test_small_claims_of_a_key_are_settled_together() -> None:
     world = World(ordered=True)
     settled = recorded(world)
-    world.table.add("a1", ordering_key="a")
     async with world.relaying():
-        await eventually_stored(world, "a1")
-        world.table.add("a2", ordering_key="a")
+        for event_id in ("a1", "a2", "a3"):
+            world.table.add(event_id, ordering_key="a")
+            await eventually_stored(world, event_id)
+        await world.published(3)
+    assert settled == [["a1", "a2", "a3"]]
+
+
+@in_virtual_time
+async def test_a_claim_with_a_repeat_is_settled_at_once_because_later_events_of_its_key_wait_for_that() -> (
+    None
+):
+    world = World(ordered=True)
+    settled = recorded(world)
+    world.faults["a1"] = Fault.FAILED
+    world.table.add("a1", ordering_key="a")
+    world.table.add("a2", ordering_key="a")
+    async with world.relaying():
+        await world.events.seen("event_postponed", count=1)
+        world.faults.clear()
         await world.published(2)
     assert settled == [["a1"], ["a2"]]
 
@@ -579,6 +595,58 @@ def recorded(world: World) -> list[list[str]]:
 async def eventually_stored(world: World, event_id: str) -> None:
     while event_id not in world.stored():  # noqa: ASYNC110 - the time is virtual
         await asyncio.sleep(0.001)
+
+
+# --- claims that follow one another
+
+
+def held(world: World, event_id: str) -> asyncio.Event:
+    """Keep back the acknowledgements of an event's first batch until the returned event is set."""
+    publish, gate = world.publisher.publish_batch, asyncio.Event()
+
+    async def wait(messages: Sequence[OutboundMessage], **given: Any) -> Any:
+        outcomes = await publish(messages, **given)
+        if any(message.id == event_id for message in messages):
+            await gate.wait()
+        return outcomes
+
+    world.publisher.publish_batch = wait
+    return gate
+
+
+@pytest.mark.clause("event-model-15")
+@pytest.mark.parametrize("fault", [Fault.NONE, Fault.FAILED, Fault.LOST, Fault.ACK_LOST, Fault.REFUSED])
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_later_claim_of_a_key_waits_for_the_acknowledgement_of_the_earlier_one(
+    fault: Fault, hold: bool
+) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        world = World(ordered=True, hold_dead_keys=hold)
+        gate = held(world, "a1")
+        world.faults["a1"] = fault
+        world.table.add("a1", ordering_key="a")
+        lane = replace(world.lane(), batches_max=3)
+        async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+            group.create_task(lane.run(world.stop))
+            for event_id, key in (("a2", "a"), ("b1", "b")):
+                while world.sent != ["a1"] or "PENDING" in world.states().values():  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                world.table.add(event_id, ordering_key=key)
+            await eventually_stored(world, "b1")
+            assert (world.sent, world.states()["a2"]) == (["a1", "b1"], "CLAIMED")
+            world.faults.clear()
+            gate.set()
+            if not (hold and fault is Fault.REFUSED):
+                await eventually_stored(world, "a2")
+            await asyncio.sleep(30)
+            world.stop.set()
+        stored = [name for name in dict.fromkeys(world.stored()) if name != "b1"]
+        expected = {Fault.REFUSED: [] if hold else ["a2"]}.get(fault, ["a1", "a2"])
+        assert stored == expected
+        assert len(world.sent) - len(set(world.sent)) == (fault in {Fault.FAILED, Fault.LOST, Fault.ACK_LOST})
+
+    run()
 
 
 # --- turns of several workers
