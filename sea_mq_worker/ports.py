@@ -32,12 +32,14 @@ from sea_mq_worker.nats.message import (
 from sea_mq_worker.outbox.event import (
     BATCH_DEFAULT,
     NO_BYTES_MAX,
+    WHOLE,
     Claim,
     Died,
     Postponed,
     Published,
     Reaped,
     Released,
+    Share,
 )
 
 
@@ -64,6 +66,7 @@ class OutboxRepository(Protocol):
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
         following: Sequence[Claim] = (),
+        share: Share = WHOLE,
     ) -> Claim:
         """Lease up to ``batch_max`` due events, oldest first, and count the attempt before it is made.
 
@@ -72,8 +75,8 @@ class OutboxRepository(Protocol):
 
         No other worker gets them before the lease ends. An event with an ordering key comes only with every
         earlier unfinished event of its key, in the same claim in order, or in those of ``following``, which
-        the caller publishes before. It follows none that has failed before. Never waits; an empty claim means
-        that no event is due.
+        the caller publishes before. It follows none that has failed before. Keys outside of ``share`` are
+        mostly left to other workers. Never waits; an empty claim means that no event is due.
 
         Raises:
             StoreTooSlowError: a smaller claim may be read in time.
@@ -355,18 +358,22 @@ class Wakeup(Protocol):
         """End the present wait."""
 
 
-class LaneTurn(Protocol):
-    """Lets one of several workers serve a lane, for as long as it makes progress.
+class KeyShare(Protocol):
+    """Divides the ordering keys among the workers that serve them.
 
-    Claims of two workers at once are correct, and cost more. So a turn is advice: a worker that cannot learn
-    whose turn it is may claim.
+    Claims of two workers from one key are correct, and cost more. So a share is advice: workers that do not
+    know of each other may have the same keys for a while, or none may have a key.
     """
 
-    async def take(self) -> bool:
-        """Return whether this worker shall claim now; False: another worker serves the lane."""
+    async def take(self, *, serves: bool) -> Share:
+        """Return the keys of this worker now.
+
+        ``serves``: others may leave those to it. Without that, they are what it would have beside the others,
+        which have all. Cheap enough to be called before each claim.
+        """
 
     async def leave(self) -> None:
-        """Let another worker serve the lane at once."""
+        """Let others serve the keys of this worker at once."""
 
 
 class Partitions(Protocol):

@@ -59,12 +59,12 @@ from sea_mq_worker.ports import (
     EventHandler,
     InboxRepository,
     JetStreamPublisher,
-    LaneTurn,
+    KeyShare,
     OutboxRepository,
     Wakeup,
 )
-from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.partitions import PARTITIONS_AHEAD_DAYS, PostgresPartitions
+from sea_mq_worker.postgres.share import PostgresKeyShare
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_available, periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Readiness, supervise
 from sea_mq_worker.runtime.takeover import EndLeases, Takeover
@@ -224,7 +224,7 @@ async def _start(
     if limit := s.broken_seconds_max:
         loops["give up"] = partial(parts.readiness.give_up_after, limit)
     if s.outbox_enabled:
-        loops |= await _outbox(parts, take_overs, takes_turns=backlog is None)
+        loops |= await _outbox(parts, take_overs)
     if backlog:
         loops["backlog"] = backlog.run
     if s.consumers:
@@ -261,18 +261,15 @@ _REAP_DELAY_SECONDS = 64.0
 _PARTITIONS_SECONDS = 3600.0
 
 
-async def _outbox(parts: Parts, take_overs: dict[str, EndLeases], *, takes_turns: bool) -> Mapping[str, Loop]:
-    """``takes_turns``: while another worker serves the lane with keys, this one does not."""
+async def _outbox(parts: Parts, take_overs: dict[str, EndLeases]) -> Mapping[str, Loop]:
     s, events = parts.settings, parts.events
     pool = await parts.pool("outbox")
     connection = await parts.nats("outbox")
     publisher = await _publisher(parts, connection)
     store_breaker = parts.breaker("outbox database")
     wakeup = await _wakeup(parts)
-    turn = None
-    if takes_turns and not s.database_pooler and s.database_pool_max > 1:  # it keeps one connection
-        turn = PostgresLaneTurn(pool=pool, hold_dead_keys=s.outbox_dead_key == "hold", on_event=parts.report)
-        parts.stack.push_async_callback(turn.leave)
+    share = PostgresKeyShare(pool=pool, worker=parts.session_id or secrets.token_hex(4), clock=parts.clock)
+    parts.stack.push_async_callback(share.leave)
     longest = max(s.outbox_backoff_max_seconds, _REAP_DELAY_SECONDS)
     outbox = partial(
         PostgresOutboxAdapter,
@@ -284,7 +281,7 @@ async def _outbox(parts: Parts, take_overs: dict[str, EndLeases], *, takes_turns
         delay_max_seconds=lambda: max(longest, publisher.duplicate_window_seconds),
         session=parts.session_id,
     )
-    unordered, ordered = outbox(ordered=False), outbox(ordered=True, lane=turn)
+    unordered, ordered = outbox(ordered=False), outbox(ordered=True)
     take_overs["outbox"] = ordered.take_over
     lane = publisher_lanes(parts, publisher, store_breaker)
     reap = partial(end_expired_leases, unordered, events)
@@ -293,7 +290,7 @@ async def _outbox(parts: Parts, take_overs: dict[str, EndLeases], *, takes_turns
     make = partial(make_partitions, partitions, events, days_ahead=PARTITIONS_AHEAD_DAYS)
     return {
         "outbox unordered": lane(unordered, wakeup(False), keyed=False).run,
-        "outbox ordered": lane(ordered, wakeup(True), keyed=True, turn=turn).run,
+        "outbox ordered": lane(ordered, wakeup(True), keyed=True, share=share).run,
         "reaper": periodic(reap, breaker=store_breaker, seconds=reap_seconds),
         "partitions": periodic(make, breaker=store_breaker, seconds=_PARTITIONS_SECONDS),
         "stream": loss_check(
@@ -360,7 +357,7 @@ def publisher_lanes(
     room = MemoryBudget(s.outbox_bytes_max)
 
     def lane(
-        outbox: OutboxRepository, wakeup: Wakeup, *, keyed: bool, turn: LaneTurn | None = None
+        outbox: OutboxRepository, wakeup: Wakeup, *, keyed: bool, share: KeyShare | None = None
     ) -> OutboxPublisher:
         return OutboxPublisher(
             context=s.context,
@@ -390,7 +387,7 @@ def publisher_lanes(
             hold_dead_keys=s.outbox_dead_key == "hold",
             session_lost_since=parts.session_lost_since,
             ordered=keyed,
-            turn=turn,
+            share=share,
         )
 
     return lane

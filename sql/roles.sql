@@ -52,7 +52,7 @@ SET LOCAL search_path = :"schema", pg_temp;
 -- Other tables of the schema are not the worker's.
 SELECT format('REVOKE ALL ON %I FROM PUBLIC', name)
   FROM (SELECT unnest(ARRAY['sea_mq_migrations', 'sea_mq_context', 'sea_mq_consumers', 'sea_mq_standings',
-                            'sea_mq_sessions', 'outbox_events', 'inbox_messages', 'handled_messages', 'operator_actions'])
+                            'sea_mq_sessions', 'sea_mq_shares', 'outbox_events', 'inbox_messages', 'handled_messages', 'operator_actions'])
          UNION
         SELECT partition FROM outbox_partitions()) AS own (name)
 \gexec
@@ -66,8 +66,8 @@ GRANT INSERT (id, aggregate_type, aggregate_id, event_type, event_version, paylo
    ON outbox_events TO :"producer";
 GRANT INSERT (message_id) ON handled_messages TO :"producer";
 
-GRANT SELECT ON sea_mq_migrations, sea_mq_context, sea_mq_consumers, sea_mq_standings, sea_mq_sessions, outbox_events,
-                inbox_messages
+GRANT SELECT ON sea_mq_migrations, sea_mq_context, sea_mq_consumers, sea_mq_standings, sea_mq_sessions, sea_mq_shares,
+                outbox_events, inbox_messages
    TO :"relay", :"janitor", :"reader";
 SELECT format('GRANT SELECT ON SEQUENCE %s, %s TO %I, %I', pg_get_serial_sequence('outbox_events', 'seq'),
               pg_get_serial_sequence('operator_actions', 'id'), :'relay', :'reader')
@@ -75,7 +75,7 @@ SELECT format('GRANT SELECT ON SEQUENCE %s, %s TO %I, %I', pg_get_serial_sequenc
 GRANT INSERT (context) ON sea_mq_context TO :"relay";
 GRANT INSERT (stream, durable, handler, subjects), UPDATE (subjects, seen_at) ON sea_mq_consumers TO :"relay";
 GRANT INSERT, UPDATE ON sea_mq_standings TO :"relay";
-GRANT INSERT, UPDATE, DELETE ON sea_mq_sessions TO :"relay";
+GRANT INSERT, UPDATE, DELETE ON sea_mq_sessions, sea_mq_shares TO :"relay";
 GRANT UPDATE (state, available_at, publish_attempts, failures, first_attempt_at, stream, stream_seq, claimed_at,
               claimed_by, published_at, publish_error)
    ON outbox_events TO :"relay";

@@ -74,7 +74,11 @@ class _Lane:
             run_max=_RUN_MAX,
             hints=hints,
             following=[],
-            take_turns=False,
+            floors="{}",
+            running=[],
+            running_from=[],
+            place=0,
+            workers=1,
             hold_dead_keys=False,
         )
         return await self._pool.fetch(*claim)

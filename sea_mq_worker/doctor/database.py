@@ -41,7 +41,7 @@ _SETTINGS = (
 )
 _UPDATED = {"outbox_events": "publish_error", "inbox_messages": "last_error"}
 """Tables whose rows a worker changes, and a column that it may change."""
-_WRITES = 11
+_WRITES = 14
 """Number of required privileges other than SELECT."""
 _BESIDE_OLD_WORKER = "_by_old_worker"
 """End of the names of the triggers by which SDS-047's own worker runs beside this one."""

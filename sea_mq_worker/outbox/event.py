@@ -144,6 +144,16 @@ class Died:
 Verdict: TypeAlias = Published | Postponed | Released | Died
 
 
+class Share(NamedTuple):
+    """The ordering keys of one worker: those whose hash is ``place``, modulo ``workers``."""
+
+    place: int
+    workers: int
+
+
+WHOLE = Share(0, 1)
+
+
 class Reaped(NamedTuple):
     """``leases`` that were ended, and events ``brought_forward`` after the clock was set back."""
 

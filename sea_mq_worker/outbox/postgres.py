@@ -1,13 +1,11 @@
 """PostgresOutboxAdapter: one lane of the outbox, in two round trips a batch."""
 
-import asyncio
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias, assert_never
 
@@ -18,6 +16,7 @@ from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.outbox.event import (
     BATCH_DEFAULT,
     NO_BYTES_MAX,
+    WHOLE,
     Claim,
     Died,
     OutboxEvent,
@@ -25,10 +24,11 @@ from sea_mq_worker.outbox.event import (
     Published,
     Reaped,
     Released,
+    Share,
     Verdict,
 )
+from sea_mq_worker.outbox.floors import KeyFloors
 from sea_mq_worker.postgres.errors import translated
-from sea_mq_worker.postgres.lane import PostgresLaneTurn
 from sea_mq_worker.postgres.pool import fetch, to_storable_text
 from sea_mq_worker.postgres.queries import load_named
 
@@ -117,8 +117,6 @@ _PASSED_OVER_SECONDS = 15.0
 """Time after which a claim of a refused event is tried again: the trigger may have been fixed."""
 _FOUND_MAX = 16
 """Cap on refused events that are found at once; the next claim finds the rest."""
-_REFUSALS_MAX = 20
-_REFUSAL_SECONDS = 0.005
 _REAP_MAX = 500
 _TAKE_OVER_ROWS = 20_000
 """Rows of each index that a takeover reads; more than all claims of some workers."""
@@ -147,8 +145,6 @@ class PostgresOutboxAdapter:
             was ahead.
         run_max: maximum number of events of one key in a claim of many keys.
         look_max: maximum number of index rows that one search for expired leases reads.
-        take_turns: claims of several workers in the ordered lane take turns.
-        lane: executes the claims of the ordered lane; None: the pool does.
         session: key of the worker's session, whose end ends its claims; empty: claims end only by expiry.
         clock: monotonic seconds.
     """
@@ -162,20 +158,19 @@ class PostgresOutboxAdapter:
     delay_max_seconds: Callable[[], float] = lambda: _YEAR_SECONDS
     run_max: int = 100
     look_max: int = 5000
-    take_turns: bool = True
-    lane: PostgresLaneTurn | None = None
     session: str = ""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._owner_prefix = f"{self.worker}#{self.session}"
-        self._fetch_ordered = self.lane.fetch if self.lane else partial(fetch, self.pool)
         self._sql = load_named("outbox")
         self._owners: deque[str] = deque(maxlen=_OWNERS_MAX)
         self._fresh = ClaimCursor(self.clock)
         self._retries = ClaimCursor(self.clock)
         self._retries_first = False
         self._rolled: dict[str, Sequence[Position | None]] = {}
+        self._share = WHOLE
+        self._floors = KeyFloors()
         self._hints: set[str] = set()
         self._behind: set[str] = set()
         self._passed_over: dict[str, float] = {}
@@ -191,12 +186,17 @@ class PostgresOutboxAdapter:
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
         following: Sequence[Claim] = (),
+        share: Share = WHOLE,
     ) -> Claim:
         """Lease due events; neither retries nor first tries can take all places of a full batch."""
         self._retries_first = not self._retries_first
         now = self.clock()
         self._passed_over = {id_: until for id_, until in self._passed_over.items() if until > now}
         owners = [_owner_and_time(claim)[0] for claim in following]
+        if share != self._share:  # its events may be behind the cursors, which were another share's
+            self._share = share
+            self._fresh.rewind()
+            self._retries.rewind()
         limits = batch_max, bytes_max, event_bytes_max, owners
         try:
             return await self._claim(*limits)
@@ -265,6 +265,9 @@ class PostgresOutboxAdapter:
         seqs = [verdict.stored.seq for verdict in verdicts]
         owners, times = zip(*map(_owner_and_time, claim.parts or (claim,)), strict=True)
         kept, row = await self._settle("mark_published", verdicts, owners, times, stream, seqs)
+        if self.ordered:
+            events = [verdict.event for verdict in verdicts if verdict.event.id in kept]
+            self._floors.published(min(times), [(event.ordering_key or "", event.seq) for event in events])
         return dict.fromkeys(kept, row["at"])
 
     async def increment_attempts_batch(
@@ -303,8 +306,7 @@ class PostgresOutboxAdapter:
         """End the leases of both lanes in one statement, which keeps the session's worker out."""
         statement = self._sql["take_over"].sql
         [row] = await fetch(self.pool, statement, session, self.failures_max, _TAKE_OVER_ROWS)
-        if self.ordered:
-            self._hints.update(row["keys"])
+        self._reopened(row["keys"])
         return int(row["leases"])
 
     async def _look(
@@ -335,8 +337,7 @@ class PostgresOutboxAdapter:
                     refused.append(f"seq {seq}: {error}")
                 continue
             ended.update(leases=row["leases"], brought_forward=row["brought_forward"])
-            if self.ordered:
-                self._hints.update(row["keys"])
+            self._reopened(row["keys"])
             if row["leases"] + row["brought_forward"] < limit:
                 return row["at"], _end(row, "fresh"), _end(row, "retry")
             limit = min(2 * limit, _REAP_MAX)
@@ -351,9 +352,11 @@ class PostgresOutboxAdapter:
         seconds, at = self.clock() - began, head["claimed_at"]
         retry_places = self._retry_places(batch_max)
         full = len(events) == batch_max or bool(head["cut"] and events)
-        fresh_full = retries_full = False
+        fresh_full = retries_full = left_over = False
         if self.ordered:
+            self._floors.claimed(at, [event.seq for event in events], head["running"])
             self._hints.update(head["leftover"])
+            left_over = bool(head["leftover"] and events)
             self._behind.update(head["behind"])
             while len(self._behind) > _BEHIND_MAX:
                 self._behind.pop()  # a sweep finds its events
@@ -376,7 +379,7 @@ class PostgresOutboxAdapter:
             token=f"{at.isoformat()} {owner}" if events else "",
             at=at,
             events=tuple(events),
-            more=full or fresh_full or (retries_full and retry_places > 0),
+            more=full or fresh_full or left_over or (retries_full and retry_places > 0),
             bytes=head["bytes"],
             cut=head["cut"],
         )
@@ -397,7 +400,7 @@ class PostgresOutboxAdapter:
     ) -> tuple[Any, list[OutboxEvent]]:
         """Run the lane's claim; ``names_only``: lease nothing, and name what it would lease."""
         (fresh_at, fresh_seq), (retry_at, retry_seq) = self._fresh.next(), self._retries.next()
-        given = {
+        given: dict[str, object] = {
             "limit": batch_max,
             "claimed_by": owner,
             "fresh_at": fresh_at,
@@ -414,8 +417,17 @@ class PostgresOutboxAdapter:
             statement = self._sql["claim"].bind(**given, retries_first=self._retries_first)
             return _split(await fetch(self.pool, *statement))
         hints, self._hints = self._hints, set()
+        given |= {
+            "run_max": self.run_max,
+            "hold_dead_keys": self.hold_dead_keys,
+            "following": following,
+            "hints": list(hints),
+            "place": self._share.place,
+            "workers": self._share.workers,
+            **self._floors.bind(),
+        }
         try:
-            taken = await self._take_turn({**given, "hints": list(hints), "following": following})
+            taken = _split(await fetch(self.pool, *self._sql["claim_ordered"].bind(**given)))
         except BaseException:
             self._hints |= hints
             raise
@@ -423,25 +435,12 @@ class PostgresOutboxAdapter:
             self._hints |= hints
         return taken
 
-    async def _take_turn(self, given: Mapping[str, object]) -> tuple[Any, list[OutboxEvent]]:
-        """Claim in turn with other workers; after a bounded number of refusals, out of turn.
-
-        Two claims at once are correct, but the second one reads the rows that the first has locked.
-        """
-        statement = self._sql["claim_ordered"]
-        given = {**given, "run_max": self.run_max, "hold_dead_keys": self.hold_dead_keys}
-        for _ in range(_REFUSALS_MAX if self.take_turns else 0):
-            head, events = _split(await self._fetch_ordered(*statement.bind(**given, take_turns=True)))
-            if head["my_turn"]:
-                return head, events
-            await asyncio.sleep(_REFUSAL_SECONDS)
-        return _split(await self._fetch_ordered(*statement.bind(**given, take_turns=False)))
-
     async def _settle_others(
         self, claim: Claim, verdicts: Sequence[Postponed | Died | Released]
     ) -> frozenset[str]:
         if not verdicts:
             return frozenset()
+        self._floors.forget(verdict.event.ordering_key or "" for verdict in verdicts)
         changes = zip(*map(_changes, verdicts), strict=True)
         return (await self._settle("settle", verdicts, *_owner_and_time(claim), *changes))[0]
 
@@ -455,6 +454,13 @@ class PostgresOutboxAdapter:
         if self._behind:
             self._free(verdict.event.ordering_key or "" for verdict in verdicts if verdict.event.id in kept)
         return kept, row
+
+    def _reopened(self, keys: Iterable[str]) -> None:
+        """Let the next claim look up keys of which leases were ended, from their first event."""
+        if self.ordered:
+            keys = list(keys)
+            self._hints.update(keys)
+            self._floors.forget(keys)
 
     def _free(self, settled: Iterable[str]) -> None:
         """Let the next claim look up those of the keys that have later events, which a claim has read."""
@@ -471,7 +477,9 @@ class PostgresOutboxAdapter:
         if not rows or rows[0]["claimed_by"] not in self._owners:
             return None
         if self.ordered:
-            self._behind.add(rows[0]["ordering_key"] or "")
+            key = rows[0]["ordering_key"] or ""
+            self._behind.add(key)
+            self._floors.forget([key])
         return rows[0]
 
 

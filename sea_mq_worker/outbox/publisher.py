@@ -35,12 +35,14 @@ from sea_mq_worker.nats.message import (
 from sea_mq_worker.nats.subjects import event_subject
 from sea_mq_worker.outbox.event import (
     NOTHING_CLAIMED,
+    WHOLE,
     Claim,
     Died,
     OutboxEvent,
     Postponed,
     Published,
     Released,
+    Share,
     Verdict,
     combined,
 )
@@ -48,15 +50,15 @@ from sea_mq_worker.outbox.message import outbound_message
 from sea_mq_worker.outbox.pace import ClaimSize, MemoryBudget, Pace
 from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.outbox.search import StreamSearches
-from sea_mq_worker.ports import Events, JetStreamPublisher, LaneTurn, OutboxRepository
+from sea_mq_worker.ports import Events, JetStreamPublisher, KeyShare, OutboxRepository
 from sea_mq_worker.runtime.breaker import CircuitBreaker, Permit
 from sea_mq_worker.runtime.row_isolation import RowIsolator, report_refused
 from sea_mq_worker.runtime.waiting import sleep_or_stop
 
-_STAND_BY_SECONDS = 1.5
-"""Longest wait before the next look whether another worker still serves the lane."""
-_YIELD_SECONDS = 2.0
-"""Time that a worker which cannot publish leaves the lane to others; each of them looks within it."""
+_LOOK_SECONDS = 1.5
+"""Longest wait before a worker that cannot publish looks again whether others serve its keys."""
+_STAND_BY_SECONDS = 30.0
+"""Time after which it probes with a key all the same."""
 _QUIET_SECONDS = 30.0
 """Longer than an event without an acknowledgement waits for its next attempt."""
 _BESIDE_PAYLOAD_MAX = 2**20
@@ -78,6 +80,8 @@ class Batch:
 
     Attributes:
         is_published: no event has another verdict than Published.
+        keys: ordering keys of its events.
+        may_be_followed: a claim may take later events of its keys: it does not have to search for any.
         following: claims whose events of the same keys are sent before; empty once they are judged.
         judged: every event has its verdict.
         blocked_keys: ordering keys of which no later event may be sent.
@@ -88,6 +92,8 @@ class Batch:
     claim: Claim
     claimed_at: float
     hold_dead_keys: bool
+    keys: frozenset[str | None] = field(init=False)
+    may_be_followed: bool = field(init=False)
     following: Sequence["Batch"] = ()
     judged: asyncio.Event = field(default_factory=asyncio.Event)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -105,18 +111,16 @@ class Batch:
         if key is not None and not (isinstance(verdict, Died) and not self.hold_dead_keys):
             self.blocked_keys.add(key)
 
-    @property
-    def may_be_followed(self) -> bool:
-        """Whether a claim may take later events of its keys: not while it may have to search for one."""
-        return not any(event.attempted_seconds_ago for event in self.claim.events)
+    def __post_init__(self) -> None:
+        self.keys = frozenset([event.ordering_key for event in self.claim.events])
+        self.may_be_followed = {event.attempted_seconds_ago for event in self.claim.events} == {0.0}
 
     async def wait_for_earlier(self) -> None:
         """Wait until what it follows is judged; what that did not publish blocks its key here, too."""
-        own = {event.ordering_key for event in self.claim.events}
         for earlier in self.following:
-            if any(event.ordering_key in own for event in earlier.claim.events):
+            if not self.keys.isdisjoint(earlier.keys):
                 await earlier.judged.wait()
-                self.blocked_keys |= earlier.blocked_keys & own
+                self.blocked_keys |= earlier.blocked_keys & self.keys
         self.following = ()
 
     def drop_content(self) -> None:
@@ -150,7 +154,7 @@ class OutboxPublisher:
         session_lost_since: whether others may have taken the worker for gone since a time; an earlier claim
             may be another worker's then, so no more of it is sent.
         ordered: the lane with ordering keys.
-        turn: the worker's turn to claim, if workers take turns.
+        share: the worker's share of the ordering keys; None: it has all.
     """
 
     context: str
@@ -174,7 +178,7 @@ class OutboxPublisher:
     hold_dead_keys: bool
     session_lost_since: Callable[[float], bool]
     ordered: bool
-    turn: LaneTurn | None = None
+    share: KeyShare | None = None
     _unsettled: list[Batch] = field(default_factory=list, init=False)
     _in_hand: list[Batch] = field(default_factory=list, init=False)
     _is_settling: bool = field(default=False, init=False)
@@ -187,11 +191,13 @@ class OutboxPublisher:
             group.create_task(self.pace.end_with(stop))
             while not stop.is_set():
                 await places.acquire()
-                await self._wait_for_turn(stop)
+                share = await self._take_share(stop)
                 reserved = size.bytes
                 await self.room.take(reserved)
                 following = [batch for batch in self._in_hand if batch.may_be_followed]
-                claim, claimed_at = await self._claim(size, stop, [batch.claim for batch in following])
+                claim, claimed_at = await self._claim(
+                    size, stop, following=[batch.claim for batch in following], share=share
+                )
                 self.room.give_back(reserved - claim.bytes)
                 if claim.events:
                     batch = Batch(
@@ -207,8 +213,8 @@ class OutboxPublisher:
                     places.release()
                 if not claim.more:
                     await self.pace.pause(stop, found=bool(claim.events))
-            if self.turn:
-                await self.turn.leave()
+            if self.share:
+                await self.share.leave()
 
     async def _work(self, batch: Batch, places: asyncio.Semaphore, stop: asyncio.Event) -> None:
         size = batch.claim.bytes
@@ -233,26 +239,27 @@ class OutboxPublisher:
 
     # --- claim
 
-    async def _wait_for_turn(self, stop: asyncio.Event) -> None:
-        """Wait until this worker shall claim; while probes of a dependency fail, let others serve the lane.
+    async def _take_share(self, stop: asyncio.Event) -> Share:
+        """Take the share of this worker; while probes of a dependency fail, leave all keys to others, if any.
 
-        If nobody has taken it after a while, nobody else wants it, and this worker probes on.
+        Now and then it probes with one of its keys all the same: no other event may tell that it is well.
         """
-        if self.turn and self._failing():
-            await self.turn.leave()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_YIELD_SECONDS):
-                    while not stop.is_set() and (breaker := self._failing()):
-                        await breaker.wait_for_probe(unless=stop)
-        while self.turn and not stop.is_set() and not await self.turn.take():
-            await sleep_or_stop(stop, seconds=self.pace.jittered(_STAND_BY_SECONDS))
+        if self.share is None:
+            return WHOLE
+        probe_at = self.clock() + _STAND_BY_SECONDS
+        while self._failing() and not stop.is_set():
+            share = await self.share.take(serves=False)
+            if share.workers == 1 or self.clock() >= probe_at:
+                return share
+            await sleep_or_stop(stop, seconds=self.pace.jittered(_LOOK_SECONDS))
+        return await self.share.take(serves=True)
 
-    def _failing(self) -> CircuitBreaker | None:
-        """Return the circuit of a dependency that failed and then failed a probe, too."""
-        return next((each for each in (self.broker_breaker, self.store_breaker) if each.failures > 1), None)
+    def _failing(self) -> bool:
+        """Whether a dependency failed and then failed a probe, too."""
+        return any(each.failures > 1 for each in (self.broker_breaker, self.store_breaker))
 
     async def _claim(
-        self, size: ClaimSize, stop: asyncio.Event, following: Sequence[Claim]
+        self, size: ClaimSize, stop: asyncio.Event, *, following: Sequence[Claim], share: Share
     ) -> tuple[Claim, float]:
         """Claim through both circuits: an outage uses up no attempts, and an unanswered probe only one.
 
@@ -277,6 +284,7 @@ class OutboxPublisher:
                 bytes_max=size.bytes,
                 event_bytes_max=self.publisher.max_payload + _BESIDE_PAYLOAD_MAX,
                 following=following,
+                share=share,
             )
         except DependencyError as error:
             if isinstance(error, StoreTooSlowError):

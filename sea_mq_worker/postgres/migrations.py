@@ -29,6 +29,7 @@ TABLES = (
     "sea_mq_consumers",
     "sea_mq_standings",
     "sea_mq_sessions",
+    "sea_mq_shares",
     "outbox_events",
     "inbox_messages",
     "handled_messages",
@@ -36,7 +37,9 @@ TABLES = (
 )
 
 _SERVES_FROM = re.compile(r"^-- Serves workers from version (\d+)\.$", re.MULTILINE)
-_STATEMENT = re.compile(r"^ *(CREATE|DROP) (?:OR REPLACE |UNIQUE )?(INDEX|TRIGGER) (\w+)[^;]*;", re.MULTILINE)
+_STATEMENT = re.compile(
+    r"^ *(CREATE|DROP) (?:OR REPLACE |UNIQUE )?(INDEX|TRIGGER) (?:IF NOT EXISTS )?(\w+)[^;]*;", re.MULTILINE
+)
 _RELATION = re.compile(r"\bON (\w+)")
 
 

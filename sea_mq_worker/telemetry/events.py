@@ -102,9 +102,6 @@ _WARNINGS = _texts("warning", {
         "session_lost": "The worker lost its session in PostgreSQL, often by a restart, and opens another.",
         "session_refused":
             "PostgreSQL refuses the worker's session: if the worker dies, its leases end only by expiry.",
-        "lane_not_served":
-            "Another session holds the lane of events with ordering keys and publishes none: look at the "
-            "session.",
         "connections_short": "PostgreSQL allows fewer connections than a worker may open: raise the limit.",
         "migration_altered": "A migration was applied with other content than its file has: run `doctor`.",
         "plaintext_connection": "A connection leaves the machine unencrypted: use TLS.",

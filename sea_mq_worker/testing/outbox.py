@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import assert_never
+from zlib import crc32
 
 from sea_mq_worker.nats.message import Stored
 from sea_mq_worker.outbox.event import (
     BATCH_DEFAULT,
     NO_BYTES_MAX,
     NOTHING_CLAIMED,
+    WHOLE,
     Claim,
     Died,
     EventState,
@@ -23,6 +25,7 @@ from sea_mq_worker.outbox.event import (
     Published,
     Reaped,
     Released,
+    Share,
     Verdict,
 )
 from sea_mq_worker.testing import EPOCH
@@ -150,10 +153,14 @@ class InMemoryOutbox:
         bytes_max: int = NO_BYTES_MAX,
         event_bytes_max: int = NO_BYTES_MAX,
         following: Sequence[Claim] = (),
+        share: Share = WHOLE,
     ) -> Claim:
         """Lease due events, the longest due first; of keys, in insert order."""
         lane = [row for row in self.table.rows.values() if (row.ordering_key is not None) == self.ordered]
         if self.ordered:
+            lane = [
+                row for row in lane if crc32((row.ordering_key or "").encode()) % share.workers == share.place
+            ]
             followed = {claim.token for claim in following}
             due = sorted(self._runs(lane, followed), key=lambda row: row.seq)[:batch_max]
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 
 from sea_mq_worker.errors import StoreUnavailableError
+from sea_mq_worker.outbox.event import Share
 from sea_mq_worker.ports import OtherSession
 
 
@@ -73,32 +74,28 @@ class InMemorySessions:
         self._change.clear()
 
 
-# --- In-memory fake of the turn of a lane: the first worker that asks serves it until it leaves.
+# --- In-memory fake of the shares of the ordering keys.
 
 
-@dataclass(slots=True)
-class InMemoryLane:
-    """A lane that several workers share."""
+class InMemoryKeyShare:
+    """One worker's share beside those in ``serving``, which all have the same set; see ``ports.KeyShare``."""
 
-    holder: object = None
+    def __init__(self, serving: set[str], worker: str) -> None:
+        self._serving = serving
+        self._worker = worker
 
-
-class InMemoryLaneTurn:
-    """One worker's turn in an ``InMemoryLane``; see ``ports.LaneTurn``."""
-
-    def __init__(self, lane: InMemoryLane) -> None:
-        self._lane = lane
-
-    async def take(self) -> bool:
-        """Take the lane if it is free."""
-        if self._lane.holder is None:
-            self._lane.holder = self
-        return self._lane.holder is self
+    async def take(self, *, serves: bool) -> Share:
+        """Count this worker, or count it no more."""
+        others = self._serving - {self._worker}
+        if serves:
+            self._serving.add(self._worker)
+        else:
+            self._serving.discard(self._worker)
+        return Share(sum(other < self._worker for other in others), len(others) + 1)
 
     async def leave(self) -> None:
-        """Free the lane, if this worker has it."""
-        if self._lane.holder is self:
-            self._lane.holder = None
+        """Count this worker no more."""
+        self._serving.discard(self._worker)
 
 
 # --- Port Partitions in memory: which days of an outbox are made.

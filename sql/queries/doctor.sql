@@ -70,7 +70,7 @@ SELECT l.relation::regclass::text AS relation, l.pid, l.mode, l.granted, coalesc
 -- Each partition is listed separately; the partitioned table itself has no rows.
 -- $1 tables.
 SELECT c.relname::text AS name, c.relkind = 'p' AS partitioned, row_security_active(c.oid) AS filtered,
-       c.relpersistence = 'u' AND c.relname <> 'sea_mq_sessions' AS unlogged,
+       c.relpersistence = 'u' AND c.relname NOT IN ('sea_mq_sessions', 'sea_mq_shares') AS unlogged,
        coalesce((SELECT o.option_value::boolean FROM pg_options_to_table(c.reloptions) o
                   WHERE o.option_name = 'autovacuum_enabled'), true) AS vacuumed
   FROM pg_catalog.unnest($1::text[]) AS wanted (name)
@@ -109,6 +109,10 @@ SELECT needed.relation, needed.privilege,
         ('sea_mq_sessions', 'INSERT', '{}'),
         ('sea_mq_sessions', 'UPDATE', '{}'),
         ('sea_mq_sessions', 'DELETE', '{}'),
+        ('sea_mq_shares', 'SELECT', '{}'),
+        ('sea_mq_shares', 'INSERT', '{}'),
+        ('sea_mq_shares', 'UPDATE', '{}'),
+        ('sea_mq_shares', 'DELETE', '{}'),
         ('outbox_events', 'SELECT', '{}'),
         ('outbox_events', 'UPDATE',
          '{state,available_at,publish_attempts,failures,first_attempt_at,stream,stream_seq,claimed_at,claimed_by,'
@@ -121,7 +125,8 @@ SELECT needed.relation, needed.privilege,
          'dead_letter_reason,dead_letter_begun_at,dead_lettered_at}')
        ) AS needed (relation, privilege, columns)
   LEFT JOIN LATERAL pg_catalog.unnest(needed.columns) AS single (name) ON true
- WHERE NOT CASE WHEN single.name IS NULL THEN has_table_privilege(needed.relation, needed.privilege)
+ WHERE NOT CASE WHEN to_regclass(needed.relation) IS NULL THEN true
+                WHEN single.name IS NULL THEN has_table_privilege(needed.relation, needed.privilege)
                 ELSE has_column_privilege(needed.relation, single.name, needed.privilege) END
  GROUP BY needed.relation, needed.privilege
  ORDER BY needed.relation, needed.privilege;

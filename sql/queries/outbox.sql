@@ -113,6 +113,9 @@ WITH waiting AS MATERIALIZED (
 SELECT head.*, :event_columns
   FROM head FULL JOIN claimed o ON false;
 
+-- fragment: is_mine
+abs(hashtext(o.ordering_key)::bigint) % :workers::bigint = :place::bigint
+
 -- name: claim_ordered
 -- Leases due events that have an ordering key. Of each key it takes the run from the key's head, or nothing. The head is
 -- its earliest unfinished event that no claim in following has. A run ends before the first event that is not due,
@@ -139,27 +142,24 @@ SELECT head.*, :event_columns
 --   retry_places              heads of retries (limit, if the first tries are fewer than limit)
 --   run_max                   events of a key that a claim of many keys takes; of few keys it takes more
 --   following                 owners of claims whose events are sent before those of this one
+--   floors                    JSON object: of busy keys the seq from which on events may be unfinished (outbox/floors.py)
+--   running, running_from     transactions that ran at the last claim, and numbers below what they may have inserted
 --   hints                     keys to look at besides
---   take_turns                do nothing while another worker claims (my_turn is false)
+--   place, workers            heads are read of the keys whose hash is place, modulo workers
 --   hold_dead_keys            a dead event holds the later events of its key
 --   passed_over               IDs that end the run of their key
 --   names_only                as in claim
 -- Rows as in claim. fresh_count and retry_count: heads read. leftover: keys of which the claim left events over that a
 -- cursor has passed; they are hints of the next claim. behind: keys that have other unfinished events, too; they are
--- hints once an event of theirs is settled.
+-- hints once an event of theirs is settled. running: transactions that run, among them those that insert.
 -- Indexes: idx_outbox_due_ordered and idx_outbox_retry_ordered for the heads, idx_outbox_ordering for the runs,
--- idx_outbox_dead for dead events that hold a key.
-WITH turn AS MATERIALIZED (
-    -- whether this claim may run: one row
-    SELECT CASE WHEN :take_turns::boolean
-                THEN pg_try_advisory_xact_lock(7178, hashtext(current_schema()::text)) ELSE true END AS mine
-), fresh_heads AS MATERIALIZED (
+-- idx_outbox_dead for dead events that hold a key, idx_outbox_replayed for replayed ones below a floor.
+WITH fresh_heads AS MATERIALIZED (
     -- due first tries behind their cursor; they only name keys
     SELECT o.available_at, o.seq, o.ordering_key AS key
       FROM outbox_events o
-     WHERE (SELECT mine FROM turn)
-       AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
-       AND o.state = 'PENDING' AND o.available_at <= now()
+     WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
+       AND o.state = 'PENDING' AND o.available_at <= now() AND :is_mine
        AND (o.available_at, o.seq) > (:fresh_at::timestamptz, :fresh_seq::bigint)
      ORDER BY o.available_at, o.seq
      LIMIT :limit::int
@@ -167,17 +167,28 @@ WITH turn AS MATERIALIZED (
     -- due retries behind their cursor
     SELECT o.available_at, o.seq, o.ordering_key AS key
       FROM outbox_events o
-     WHERE (SELECT mine FROM turn)
-       AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
-       AND o.state = 'PENDING' AND o.available_at <= now()
+     WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
+       AND o.state = 'PENDING' AND o.available_at <= now() AND :is_mine
        AND (o.available_at, o.seq) > (:retry_at::timestamptz, :retry_seq::bigint)
      ORDER BY o.available_at, o.seq
      LIMIT CASE WHEN (SELECT count(*) FROM fresh_heads) < :limit::int THEN :limit::int ELSE :retry_places::int END
+), late AS MATERIALIZED (
+    -- what a transaction may have inserted that ended since the last claim begins behind this
+    SELECT min(r.seq) AS seq
+      FROM unnest(:running::text[], :running_from::bigint[]) AS r (xid, seq)
+     WHERE pg_visible_in_snapshot(r.xid::xid8, pg_current_snapshot())
 ), keys AS MATERIALIZED (
-    -- the keys of all heads, and the hints
-    SELECT key FROM retry_heads
-     UNION SELECT key FROM fresh_heads
-     UNION SELECT hint FROM pg_catalog.unnest(:hints::text[]) hint WHERE (SELECT mine FROM turn)
+    -- the keys of all heads, and the hints; from_seq: their unfinished events begin there or later
+    SELECT named.key,
+           CASE WHEN (:floors::jsonb ->> named.key) IS NULL THEN -9223372036854775808
+                ELSE least((:floors::jsonb ->> named.key)::bigint, min(named.seq), (SELECT late.seq FROM late),
+                           (SELECT min(o.seq) FROM outbox_events o
+                             WHERE o.is_open AND o.stream_seq IS NOT NULL AND o.ordering_key IS NOT NULL
+                               AND o.ordering_key = named.key)) END AS from_seq
+      FROM (SELECT key, seq FROM retry_heads
+             UNION ALL SELECT key, seq FROM fresh_heads
+             UNION ALL SELECT hint, NULL FROM pg_catalog.unnest(:hints::text[]) hint) named
+     GROUP BY named.key
 ), reach AS MATERIALIZED (
     -- how far a key is read: to the last head, if there are more behind it, and how many events of each key
     SELECT CASE WHEN (SELECT count(*) FROM fresh_heads) = :limit::int
@@ -202,7 +213,7 @@ WITH turn AS MATERIALIZED (
                           AND dead.ordering_key = keys.key AND dead.seq < o.seq)) AS ready
               FROM outbox_events o
              WHERE o.is_open AND o.ordering_key IS NOT NULL AND o.ordering_key = keys.key
-               AND o.seq <= (SELECT last_seq FROM reach)
+               AND o.seq >= keys.from_seq AND o.seq <= (SELECT last_seq FROM reach)
                AND NOT (o.state = 'CLAIMED' AND o.publish_error IS NULL AND o.claimed_by = ANY (:following::text[]))
              ORDER BY o.seq
              LIMIT (SELECT events FROM reach)
@@ -239,7 +250,7 @@ WITH turn AS MATERIALIZED (
     RETURNING o.*
 ), head AS MATERIALIZED (
     -- the row that describes the claim; a cursor stops before the first event that did not fit
-    SELECT now() AS at, statement_timestamp() AS claimed_at, turn.mine AS my_turn,
+    SELECT now() AS at, statement_timestamp() AS claimed_at,
            (SELECT count(*) FROM fresh_heads) AS fresh_count,
            fresh_next.available_at AS fresh_at, fresh_next.seq AS fresh_seq,
            (SELECT count(*) FROM retry_heads) AS retry_count,
@@ -252,10 +263,11 @@ WITH turn AS MATERIALIZED (
                  SELECT run.key FROM run WHERE run.nth = (SELECT events FROM reach)) AS leftover,
            ARRAY(SELECT key FROM (SELECT key, 1 AS left_over FROM seen UNION ALL SELECT key, -1 FROM pick) events
                   GROUP BY key HAVING sum(left_over) > 0) AS behind,
+           ARRAY(SELECT xid::text FROM pg_snapshot_xip(pg_current_snapshot()) AS xid) AS running,
            EXISTS (SELECT FROM eligible e WHERE e.pos <= :limit::int AND NOT e.fits) AS cut,
            (SELECT coalesce(sum(bytes), 0)::bigint FROM pick) AS bytes,
            CASE WHEN :names_only::boolean THEN ARRAY(SELECT id::text FROM pick) END AS names
-      FROM turn
+      FROM (SELECT 1) one
       LEFT JOIN (
         (SELECT available_at, seq FROM fresh_heads ORDER BY available_at DESC, seq DESC LIMIT 1)
         UNION ALL
@@ -451,7 +463,7 @@ WITH fresh AS MATERIALIZED (
 ), :end_wrong;
 
 -- name: take_over
--- Ends the leases of a worker that is gone: events of both lanes. It does nothing while a connection of that worker
+-- Ends the leases of a worker that is gone, events of both lanes, and its share of the keys. It does nothing while a connection of that worker
 -- holds the lock of its session, and keeps a worker that comes back from doing anything until it has ended.
 -- The end of a worker counts as a failure of each event that it had claimed. At the first one the event is due at once;
 -- later the jitter separates an event that kills its worker from the events that were claimed with it.
@@ -495,6 +507,8 @@ WITH gone AS MATERIALIZED (
       FROM pick
      WHERE o.ctid = pick.tid AND o.id = ANY (ARRAY[pick.id])
     RETURNING o.ordering_key
+), unshared AS (
+    DELETE FROM sea_mq_shares s USING gone WHERE s.worker = $1::text
 )
 SELECT EXISTS (SELECT FROM gone) AS is_gone,
        (SELECT count(*) FROM ended) AS leases,

@@ -1,4 +1,4 @@
--- The context that owns the tables, the sessions of its workers, and the worker that serves the lane.
+-- The context that owns the tables, the sessions of its workers, and the workers that serve ordering keys.
 -- Which sessions live is known by advisory locks that each connection of a worker holds shared.
 -- A session that was begun on an earlier start of the server proves nothing: its lock ended with that server.
 
@@ -49,56 +49,24 @@ SELECT who, most
  WHERE most >= 0 AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
  ORDER BY most LIMIT 1;
 
--- name: take_lane
--- Takes the lane for this session, and describes in one row the session that has it:
---   own        this session; the lock ends with it
---   pid, name  of the other session
---   is_worker  it belongs to a worker: it also holds the lock of a worker's session
---   is_active  it has run a statement within the last seconds; false where this role may not see its activity
---   waiting    only while such a worker has the lane: the seq of events that are due and that any claim might take,
---              the longest due first
--- Indexes: idx_outbox_due_ordered, idx_outbox_retry_ordered; idx_outbox_ordering and idx_outbox_dead for the heads.
--- $1 seconds, $2 a dead event holds the later events of its key.
-WITH taken AS MATERIALIZED (
-    SELECT pg_try_advisory_lock(7182, hashtext(current_schema()::text)) AS own
-), holder AS MATERIALIZED (
-    SELECT l.pid, coalesce(a.application_name, '') AS name,
-           EXISTS (SELECT FROM pg_locks s
-                    WHERE s.pid = l.pid AND s.locktype = 'advisory' AND s.classid = 7184::oid AND s.objsubid = 2
-                      AND s.granted) AS is_worker,
-           coalesce(a.state_change > clock_timestamp() - $1::float8 * interval '1 second', false) AS is_active
-      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-     WHERE NOT (SELECT own FROM taken) AND l.locktype = 'advisory' AND l.classid = 7182::oid
-       AND l.objid = (hashtext(current_schema()::text)::bigint & 4294967295)::oid AND l.objsubid = 2 AND l.granted
-       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-     LIMIT 1
-), due AS MATERIALIZED (
-    (SELECT o.seq, o.ordering_key FROM outbox_events o
-      WHERE (SELECT is_worker AND is_active FROM holder)
-        AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NULL
-        AND o.state = 'PENDING' AND o.available_at <= now()
-      ORDER BY o.available_at, o.seq LIMIT 100)
-    UNION ALL
-    (SELECT o.seq, o.ordering_key FROM outbox_events o
-      WHERE (SELECT is_worker AND is_active FROM holder)
-        AND o.is_open AND o.ordering_key IS NOT NULL AND o.publish_error IS NOT NULL
-        AND o.state = 'PENDING' AND o.available_at <= now()
-      ORDER BY o.available_at, o.seq LIMIT 100)
+-- name: share
+-- Says that this worker serves events with ordering keys, or that it does not, and returns its place among those that do
+-- and their number, itself included. A worker that has said nothing for some seconds does not count, nor does one that
+-- said it later than now, before the clock was set back. Few rows, read as a whole.
+-- $1 ID of the worker, $2 whether it serves, $3 seconds.
+WITH own AS (
+    INSERT INTO sea_mq_shares (worker, serves_at) SELECT $1::text, clock_timestamp() WHERE $2::boolean
+        ON CONFLICT (worker) DO UPDATE SET serves_at = excluded.serves_at
+), ended AS (
+    DELETE FROM sea_mq_shares
+     WHERE worker IN (SELECT s.worker FROM sea_mq_shares s
+                       WHERE s.worker = $1::text AND NOT $2::boolean
+                          OR s.worker <> $1::text AND abs(extract(epoch FROM clock_timestamp() - s.serves_at)::float8) > 3600::float8
+                         FOR UPDATE SKIP LOCKED)
 )
-SELECT taken.own, coalesce(holder.pid, 0) AS pid, coalesce(holder.name, '') AS name,
-       coalesce(holder.is_worker, false) AS is_worker, coalesce(holder.is_active, false) AS is_active,
-       ARRAY(SELECT due.seq FROM due
-              WHERE NOT EXISTS (SELECT FROM outbox_events e
-                                 WHERE e.is_open AND e.ordering_key IS NOT NULL
-                                   AND e.ordering_key = due.ordering_key AND e.seq < due.seq)
-                AND NOT ($2::boolean AND EXISTS (SELECT FROM outbox_events dead
-                                                  WHERE NOT dead.is_open AND dead.published_at IS NULL
-                                                    AND dead.ordering_key = due.ordering_key
-                                                    AND dead.seq < due.seq))) AS waiting
-  FROM taken LEFT JOIN holder ON true;
-
--- name: leave_lane
-SELECT pg_advisory_unlock(7182, hashtext(current_schema()::text));
+SELECT (count(*) FILTER (WHERE worker < $1::text))::int AS place, count(*)::int + 1 AS workers
+  FROM sea_mq_shares
+ WHERE worker <> $1::text AND abs(extract(epoch FROM clock_timestamp() - serves_at)::float8) < $3::float8;
 
 -- name: owner
 -- The context that owns the tables; no row before the first worker.

@@ -2,11 +2,13 @@
 
 import os
 import statistics
+from datetime import timedelta
 
 import asyncpg
 import pytest
 
 from sea_mq_worker.nats.message import Stored
+from sea_mq_worker.outbox import floors
 from sea_mq_worker.outbox.event import Published
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.postgres.pool import WORKER_HINTS
@@ -32,6 +34,10 @@ DECAY_MAX = 5
 INSERT = (
     "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)"
     " SELECT gen_random_uuid(), 'a', '1', 'made', '{}' FROM generate_series(1, $1::int)"
+)
+INSERT_KEYED = (
+    "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, ordering_key)"
+    " SELECT gen_random_uuid(), 'a', '1', 'made', '{}', 'key-' || n % 5 FROM generate_series(1, $1::int) n"
 )
 BLOCKS = (
     "SELECT heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read"
@@ -65,18 +71,28 @@ async def go_round(shared: Site) -> None:
 
 @pytest.mark.fault("D12")
 @pytest.mark.slow
-async def test_an_old_snapshot_does_not_make_claims_dear(database: Database) -> None:
+@pytest.mark.parametrize("ordered", [False, True], ids=["no keys", "five keys"])
+async def test_an_old_snapshot_does_not_make_claims_dear(
+    database: Database, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
     """No version of before can be removed, so that each claim could walk over those of all the others."""
+    for name in ("_MARGIN", "_MARK", "_BUILT"):  # the claims of this test take no seconds
+        monkeypatch.setattr(floors, name, timedelta())
     async with (
         database_connection(database.dsn) as watcher,
         database_connection(database.dsn) as holder,
         opened(database, hints=WORKER_HINTS) as pool,
     ):
-        await watcher.execute(INSERT, CHURNED)
+        await watcher.execute(INSERT_KEYED if ordered else INSERT, CHURNED)
         async with holder.transaction(isolation="repeatable_read"):
             await holder.fetchval("SELECT count(*) FROM outbox_events")
             outbox = PostgresOutboxAdapter(
-                pool=pool, worker="w", lease_seconds=60, ordered=False, hold_dead_keys=False, failures_max=10
+                pool=pool,
+                worker="w",
+                lease_seconds=60,
+                ordered=ordered,
+                hold_dead_keys=False,
+                failures_max=10,
             )
             costs = [await cost_of_a_claim(outbox, pool, watcher) for _ in range(CHURNED // CLAIM)]
     # Sweeps from the front come by time, so that of few slow claims many are sweeps.

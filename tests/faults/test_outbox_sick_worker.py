@@ -13,12 +13,10 @@ from sea_mq_worker.dev.servers import EmbeddedNats
 from tests.faults.test_outbox_broker import configured
 from tests.support.jetstream import connected
 from tests.support.nats_cluster import nats_cluster
-from tests.support.servers import database_connection
 from tests.support.sick_worker import KINDS, logging_in, own_role, seconds_until, sick_and_well
 from tests.support.site import Site, SiteWith
 from tests.support.waiting import eventually
 
-LEFT = "SELECT count(*) FROM outbox_events WHERE state <> 'PUBLISHED'"
 WITHIN_SECONDS = 15.0
 ROOM = 2**27
 IN_BOTH_LANES = pytest.mark.parametrize("key", [None, "k"], ids=["unkeyed", "keyed"])
@@ -194,21 +192,3 @@ async def test_a_worker_that_may_not_publish_leaves_keyed_events_to_its_sibling(
             await site.commit(30, ordering_key="k")
             await site.published(within=5)
     await site.audit()
-
-
-@pytest.mark.fault("W02")
-async def test_another_programs_session_with_the_lanes_lock_keeps_no_event_waiting(shared: Site) -> None:
-    async with database_connection(shared.dsn) as stranger, shared.worker() as worker:
-        await stranger.execute("SELECT pg_advisory_lock(7182, hashtext(current_schema()::text))")
-        await worker.ready()
-
-        async def published() -> bool:
-            await stranger.execute("SELECT 1")
-            return not await shared.database.fetchval(LEFT)
-
-        for _ in range(3):
-            await shared.commit(10, ordering_key="k")
-            await eventually(published, within=5)
-        await worker.tells("lane_not_served")
-        assert f"session {stranger.get_server_pid()} " in worker.written
-    await shared.audit()

@@ -77,7 +77,7 @@ async def test_four_relays_that_fail_and_vanish_keep_every_keys_order(pool: asyn
     log: dict[str, list[int]] = defaultdict(list)
     ended = asyncio.Event()
     options: dict[str, Any] = {"ordered": True, "lease_seconds": 1.0, "run_max": 10}
-    relays = [relay(pool, f"w{n}", take_turns=n % 2 == 0, **options) for n in range(4)]
+    relays = [relay(pool, f"w{n}", **options) for n in range(4)]
 
     async def produce() -> None:
         for _ in range(20):
@@ -127,6 +127,18 @@ async def test_a_claim_takes_some_events_of_each_key_and_the_next_one_goes_on(po
         [*"aaa"],
     ]
     assert first.more
+
+
+async def test_a_claim_with_free_places_that_leaves_events_of_a_key_over_is_followed_by_the_next_at_once(
+    pool: asyncpg.Pool,
+) -> None:
+    adapter = relay(pool, "w", ordered=True, run_max=3)
+    for key in "aaaaaab":
+        await add_event(pool, ordering_key=key)
+    first = await adapter.find_unpublished(batch_max=8)
+    assert ([event.ordering_key for event in first.events], first.more) == ([*"aaaab"], True)
+    second = await adapter.find_unpublished(batch_max=8, following=[first])
+    assert ([event.ordering_key for event in second.events], second.more) == ([*"aa"], False)
 
 
 @pytest.mark.clause("event-model-29")
@@ -269,16 +281,6 @@ async def test_services_share_a_database_through_schemas(database: Database) -> 
         await add(here, 1, keys=1)
         assert (await relay(there, ordered=True).find_unpublished(batch_max=9)).events == ()
         assert len((await relay(here, ordered=True).find_unpublished(batch_max=9)).events) == 1
-
-
-async def test_another_relays_turn_is_waited_for_within_bounds(pool: asyncpg.Pool) -> None:
-    """A stalled holder of the turn cannot stop the others."""
-    await add(pool, 1, keys=1)
-    async with pool.acquire() as holder, holder.transaction():
-        await holder.execute("SELECT pg_advisory_xact_lock(7178, hashtext('public'))")
-        async with asyncio.timeout(30):
-            claim = await relay(pool, ordered=True).find_unpublished(batch_max=1)
-    assert len(claim.events) == 1
 
 
 @pytest.mark.parametrize("key", [None, "k"])

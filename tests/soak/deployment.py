@@ -145,7 +145,7 @@ GRANT UPDATE ON outbox_events TO {role};
 GRANT INSERT, UPDATE ON inbox_messages TO {role};
 GRANT INSERT ON sea_mq_context TO {role};
 GRANT INSERT, UPDATE ON sea_mq_consumers, sea_mq_standings TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON sea_mq_sessions TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON sea_mq_sessions, sea_mq_shares TO {role};
 """
 
 

@@ -58,7 +58,7 @@ class World(LoopWorld):
         self.publisher: Any = fake
         self._ordered, self._hold_dead_keys = ordered, hold_dead_keys
         self.outbox: Any = Interrupted(self.outbox_of("w1"), StoreUnavailableError("the database is away"))
-        self.turn: Any = None
+        self.share: Any = None
 
     def outbox_of(self, worker: str) -> InMemoryOutbox:
         return InMemoryOutbox(
@@ -94,7 +94,7 @@ class World(LoopWorld):
     def lane(self) -> OutboxPublisher:
         parts = self.parts()
         make = publisher_lanes(parts, self.publisher, parts.breaker("store"))
-        lane = make(self.outbox, PollingWakeup(), keyed=self._ordered, turn=self.turn)
+        lane = make(self.outbox, PollingWakeup(), keyed=self._ordered, share=self.share)
         return replace(lane, batch_bytes_max=2**20)
 
     def _meet(self, message: OutboundMessage) -> Fault:

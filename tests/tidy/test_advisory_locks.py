@@ -11,13 +11,8 @@ _NOTIFY = {"sql/migrations/0001_schema.sql", "sql/migrations/0002_foreign_hands.
 PURPOSES = {
     "7177": {*_NOTIFY, "sea_mq_worker/outbox/wakeup.py"},
     "7179": {*_NOTIFY, "sea_mq_worker/outbox/wakeup.py"},
-    "7178": {"sql/queries/outbox.sql"},
     "7180": {"sql/migrations/0001_schema.sql"},
     "7181": {"sql/queries/pipeline_archive.sql"},
-    "7182": {
-        "sea_mq_worker/postgres/lane.py",
-        "sql/queries/sessions.sql",
-    },
     "7183": {"sea_mq_worker/postgres/migrations.py"},
     "7184": {
         "sea_mq_worker/postgres/sessions.py",
@@ -28,7 +23,7 @@ PURPOSES = {
         "sql/queries/sessions.sql",
     },
 }
-"""Files by number: both wake-ups, claims, new partitions, archive, lane, migrations, sessions."""
+"""Files by number: both wake-ups, new partitions, archive, migrations, sessions."""
 
 
 def test_a_number_of_an_advisory_lock_has_one_purpose() -> None:

@@ -18,7 +18,7 @@ from sea_mq_worker.nats.message import OutboundMessage
 from sea_mq_worker.outbox.event import Claim, EventState
 from sea_mq_worker.runtime.breaker import Permit
 from sea_mq_worker.testing import EPOCH
-from sea_mq_worker.testing.sessions import InMemoryLane, InMemoryLaneTurn
+from sea_mq_worker.testing.sessions import InMemoryKeyShare
 from sea_mq_worker.testing.stream import Fault
 from tests.support.outbox_world import LEASE, World
 from tests.support.simulation import Interrupted, in_virtual_time
@@ -649,51 +649,51 @@ def test_a_later_claim_of_a_key_waits_for_the_acknowledgement_of_the_earlier_one
     run()
 
 
-# --- turns of several workers
+# --- shares of several workers
 
 
 @in_virtual_time
-async def test_a_worker_stands_by_while_another_one_serves_the_lane_and_stops_at_once() -> None:
-    lane = InMemoryLane()
-    serves = InMemoryLaneTurn(lane)
-    assert await serves.take()
-    stopped, heir = World(ordered=True), World(ordered=True)
-    stopped.turn, heir.turn = InMemoryLaneTurn(lane), InMemoryLaneTurn(lane)
-    heir.table.add("a", ordering_key="k")
-    async with heir.relaying():
-        async with stopped.relaying():
-            await asyncio.sleep(60.0)
-            stopped_at = stopped.clock()
-        assert stopped.clock() == stopped_at
-        assert heir.row("a").attempts == 0
-        await serves.leave()
-        left_at = heir.clock()
-        await heir.published(1)
-        assert heir.clock() - left_at <= 1.5
-        assert not await serves.take()
-    assert await serves.take(), "the worker left the lane at its end"
+async def test_workers_divide_the_keys_and_one_that_stops_leaves_its_own_at_once() -> None:
+    serving = set[str]()
+    first, second = World(ordered=True), World(ordered=True)
+    second.table = first.table
+    for name, world in (("w1", first), ("w2", second)):
+        world.outbox = world.outbox_of(name)
+        world.share = InMemoryKeyShare(serving, name)
+    ids = [f"e{number}" for number in range(40)]
+    async with second.relaying():
+        async with first.relaying():
+            for event_id in ids[:20]:
+                first.table.add(event_id, ordering_key=event_id)
+            await asyncio.sleep(5)
+            assert [bool(world.stored()) for world in (first, second)] == [True, True]
+            assert sorted(first.stored() + second.stored()) == sorted(ids[:20])
+        assert serving == {"w2"}
+        for event_id in ids[20:]:
+            first.table.add(event_id, ordering_key=event_id)
+        await asyncio.sleep(5)
+    assert sorted(first.stored() + second.stored()) == sorted(ids)
+    assert serving == set()
 
 
 @in_virtual_time
-async def test_a_worker_that_cannot_publish_probes_in_the_lane_until_another_one_takes_it() -> None:
-    lane = InMemoryLane()
-    sick, other = World(ordered=True), InMemoryLaneTurn(lane)
-    sick.turn = InMemoryLaneTurn(lane)
-    sick.table.add("a", ordering_key="k")
-    sick.faults["a"] = Fault.LOST
+async def test_a_worker_that_cannot_publish_leaves_the_keys_to_others_and_probes_now_and_then() -> None:
+    serving = set[str]()
+    sick, other = World(ordered=True), InMemoryKeyShare(serving, "other")
+    sick.share = InMemoryKeyShare(serving, "sick")
+    for number in range(20):
+        sick.table.add(f"e{number}", ordering_key=f"e{number}")
+        sick.faults[f"e{number}"] = Fault.LOST
     async with sick.relaying():
         await sick.events.seen("batch_relayed", count=3, within=600.0)
         await sick.events.seen("circuit_opened")
-        for _ in range(10):  # a probe waits ten seconds for its acknowledgement
-            if serves := await other.take():
-                break
-            await asyncio.sleep(1.5)
-        assert serves
+        assert await other.take(serves=True) == (0, 1)
+        await asyncio.sleep(60.0)
         probes = len(sick.sent)
         await asyncio.sleep(600.0)
-        assert len(sick.sent) <= probes, "the other worker serves the lane"
-        await other.leave()
+        assert 10 <= len(sick.sent) - probes <= 20
+        assert serving == {"other"}
         sick.faults.clear()
-        await sick.published(1)
-        assert not await other.take(), "it serves the lane again"
-    assert sick.stored() == ["a"]
+        await sick.events.seen("circuit_closed", within=600.0)
+        await asyncio.sleep(5)
+        assert serving == {"other", "sick"}
