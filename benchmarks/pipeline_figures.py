@@ -71,6 +71,7 @@ def table(sizes: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     yield (
         "job",
         "rows",
+        "rounds",
         "seconds",
         "rows/s",
         f"CPU s: {', '.join(parts)}",
@@ -83,6 +84,7 @@ def table(sizes: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             yield (
                 job,
                 f"{one['rows']:,}",
+                str(len(found["rounds"])),
                 f"{one['seconds']:,.1f}",
                 f"{one['rows'] / one['seconds']:,.0f}",
                 ", ".join(f"{one['cpu_seconds'][part]:,.1f}" for part in parts),

@@ -278,8 +278,7 @@ def _consequences(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _pipeline(report: Mapping[str, Any]) -> Iterator[str]:
     yield from images(PIPELINE_PICTURES)
-    rounds = max(len(found["rounds"]) for found in report["sizes"].values())
-    yield _measured_on(report["machine"], rounds)
+    yield _measured_on(report["machine"])
     yield ""
     head, *rows = table(report["sizes"])
     yield from _head(*head)
