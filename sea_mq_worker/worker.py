@@ -53,6 +53,7 @@ from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.outbox.publisher import OutboxPublisher
 from sea_mq_worker.outbox.retry import RetryPolicy
 from sea_mq_worker.outbox.search import StreamSearches, short_window, unfit_window
+from sea_mq_worker.outbox.share import PostgresKeyShare
 from sea_mq_worker.outbox.wakeup import PollingWakeup, PostgresWakeup
 from sea_mq_worker.parts import Parts, sides_of
 from sea_mq_worker.ports import (
@@ -64,7 +65,6 @@ from sea_mq_worker.ports import (
     Wakeup,
 )
 from sea_mq_worker.postgres.partitions import PARTITIONS_AHEAD_DAYS, PostgresPartitions
-from sea_mq_worker.postgres.share import PostgresKeyShare
 from sea_mq_worker.runtime.breaker import Backoff, CircuitBreaker, call_when_available, periodic
 from sea_mq_worker.runtime.supervisor import ExitCode, Loop, Readiness, supervise
 from sea_mq_worker.runtime.takeover import EndLeases, Takeover

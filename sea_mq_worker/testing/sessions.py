@@ -76,26 +76,32 @@ class InMemorySessions:
 
 # --- In-memory fake of the shares of the ordering keys.
 
+_SILENT_SECONDS = 5.0
+
 
 class InMemoryKeyShare:
-    """One worker's share beside those in ``serving``, which all have the same set; see ``ports.KeyShare``."""
+    """One worker's share; see ``ports.KeyShare``.
 
-    def __init__(self, serving: set[str], worker: str) -> None:
+    ``serving``: when each worker last said that it serves, which all workers share; ``clock``: theirs.
+    """
+
+    def __init__(self, serving: dict[str, float], worker: str, clock: Callable[[], float]) -> None:
         self._serving = serving
         self._worker = worker
+        self._clock = clock
 
     async def take(self, *, serves: bool) -> Share:
         """Count this worker, or count it no more."""
-        others = self._serving - {self._worker}
+        now = self._clock()
+        self._serving.pop(self._worker, None)
+        others = [name for name, at in self._serving.items() if now - at < _SILENT_SECONDS]
         if serves:
-            self._serving.add(self._worker)
-        else:
-            self._serving.discard(self._worker)
+            self._serving[self._worker] = now
         return Share(sum(other < self._worker for other in others), len(others) + 1)
 
     async def leave(self) -> None:
         """Count this worker no more."""
-        self._serving.discard(self._worker)
+        self._serving.pop(self._worker, None)
 
 
 # --- Port Partitions in memory: which days of an outbox are made.

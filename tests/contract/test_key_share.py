@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from sea_mq_worker.outbox.share import PostgresKeyShare
 from sea_mq_worker.ports import KeyShare
-from sea_mq_worker.postgres.share import PostgresKeyShare
 from sea_mq_worker.testing.sessions import InMemoryKeyShare
 from tests.support.rows import opened
 from tests.support.servers import Database
@@ -17,8 +17,8 @@ Worker = Callable[[str], KeyShare]
 async def worker(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Worker]:
     """Return what makes another worker's share; each looks whenever it is asked."""
     if request.param == "memory":
-        serving = set[str]()
-        yield lambda name: InMemoryKeyShare(serving, name)
+        serving = dict[str, float]()
+        yield lambda name: InMemoryKeyShare(serving, name, lambda: 0.0)
         return
     clock = iter(range(1000))
     async with opened(database) as pool:

@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 
 from sea_mq_worker.outbox.event import Share
+from sea_mq_worker.outbox.share import PostgresKeyShare
 from sea_mq_worker.postgres.migrations import migrate
-from sea_mq_worker.postgres.share import PostgresKeyShare
 from tests.support.outboxes import PostgresWorld, published
 from tests.support.rows import add_event, opened
 from tests.support.servers import Database

@@ -29,6 +29,7 @@ SOMETIMES = (
     "gate opened",
     "released on stop",
     "claim followed another",
+    "keys divided",
     "replay deferred",
     "doubtful event looked up",
     "redelivery acknowledged without the handler",

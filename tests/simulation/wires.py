@@ -15,7 +15,7 @@ from sea_mq_worker.errors import BrokerUnavailableError, StoreUnavailableError
 from sea_mq_worker.inbox.message import HandlerRequest, HandlerResult, Lease, NotDelivered
 from sea_mq_worker.inbox.postgres import PostgresInboxAdapter
 from sea_mq_worker.operators.tables import SQL
-from sea_mq_worker.outbox.event import Claim, Died, Postponed, Published, Reaped, Released
+from sea_mq_worker.outbox.event import WHOLE, Claim, Died, Postponed, Published, Reaped, Released, Share
 from sea_mq_worker.outbox.postgres import PostgresOutboxAdapter
 from sea_mq_worker.ports import InboxRepository, OtherSession
 from sea_mq_worker.runtime.waiting import sleep_or_stop
@@ -159,12 +159,16 @@ class OutboxWire:
     def has_freed(self) -> bool:
         return self._twin.has_freed
 
-    async def find_unpublished(self, *, following: Sequence[Claim] = (), **limits: int) -> Claim:
-        find = partial(self._twin.find_unpublished, following=following, **limits)
+    async def find_unpublished(
+        self, *, following: Sequence[Claim] = (), share: Share = WHOLE, **limits: int
+    ) -> Claim:
+        find = partial(self._twin.find_unpublished, following=following, share=share, **limits)
         claim = await self._call("find_unpublished", find)
         ahead = {event.ordering_key for earlier in following for event in earlier.events}
         if any(event.ordering_key in ahead for event in claim.events):
             self._line.servers.report.saw("claim followed another")
+        if claim.events and share.workers > 1:
+            self._line.servers.report.saw("keys divided")
         return claim
 
     async def mark_published_batch(self, claim: Claim, verdicts: Sequence[Published]) -> frozenset[str]:

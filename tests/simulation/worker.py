@@ -3,7 +3,7 @@
 import random
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, cast
 from uuid import UUID
@@ -26,6 +26,7 @@ from sea_mq_worker.settings import Settings
 from sea_mq_worker.testing.events import Emitted
 from sea_mq_worker.testing.inbox import InboxTable
 from sea_mq_worker.testing.outbox import InMemoryOutbox
+from sea_mq_worker.testing.sessions import InMemoryKeyShare
 from sea_mq_worker.testing.stream import InMemoryStream
 from sea_mq_worker.worker import publisher_lanes
 from tests.simulation.broker_wires import ConsumerWire, PublisherWire, StrandedWire
@@ -117,6 +118,7 @@ class Assembly:
     outbox_audit: OutboxAudit
     inbox_audit: InboxAudit
     wakeup: PollingWakeup
+    serving: dict[str, float] = field(default_factory=dict)
 
     def running(self, line: Line) -> Coroutine[Any, Any, ExitCode]:
         """Put one worker together; a side that the plan has nothing for is left out."""
@@ -162,10 +164,11 @@ class Assembly:
         unordered, ordered = (self._outbox(line, ordered=ordered) for ordered in (False, True))
         take_overs["outbox"] = ordered.take_over
         lane = publisher_lanes(parts, publisher, breaker)
+        share = InMemoryKeyShare(self.serving, line.life.name, line.loop.time)
         reap = partial(end_expired_leases, unordered, parts.events)
         return {
             "outbox unordered": lane(unordered, self.wakeup, keyed=False).run,
-            "outbox ordered": lane(ordered, self.wakeup, keyed=True).run,
+            "outbox ordered": lane(ordered, self.wakeup, keyed=True, share=share).run,
             "reaper": periodic(reap, breaker=breaker, seconds=LEASE / 2),
         }
 

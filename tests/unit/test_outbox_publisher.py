@@ -654,12 +654,12 @@ def test_a_later_claim_of_a_key_waits_for_the_acknowledgement_of_the_earlier_one
 
 @in_virtual_time
 async def test_workers_divide_the_keys_and_one_that_stops_leaves_its_own_at_once() -> None:
-    serving = set[str]()
+    serving = dict[str, float]()
     first, second = World(ordered=True), World(ordered=True)
     second.table = first.table
     for name, world in (("w1", first), ("w2", second)):
         world.outbox = world.outbox_of(name)
-        world.share = InMemoryKeyShare(serving, name)
+        world.share = InMemoryKeyShare(serving, name, first.clock)
     ids = [f"e{number}" for number in range(40)]
     async with second.relaying():
         async with first.relaying():
@@ -668,19 +668,19 @@ async def test_workers_divide_the_keys_and_one_that_stops_leaves_its_own_at_once
             await asyncio.sleep(5)
             assert [bool(world.stored()) for world in (first, second)] == [True, True]
             assert sorted(first.stored() + second.stored()) == sorted(ids[:20])
-        assert serving == {"w2"}
+        assert serving.keys() == {"w2"}
         for event_id in ids[20:]:
             first.table.add(event_id, ordering_key=event_id)
         await asyncio.sleep(5)
     assert sorted(first.stored() + second.stored()) == sorted(ids)
-    assert serving == set()
+    assert serving == {}
 
 
 @in_virtual_time
 async def test_a_worker_that_cannot_publish_leaves_the_keys_to_others_and_probes_now_and_then() -> None:
-    serving = set[str]()
-    sick, other = World(ordered=True), InMemoryKeyShare(serving, "other")
-    sick.share = InMemoryKeyShare(serving, "sick")
+    serving = dict[str, float]()
+    sick, other = World(ordered=True), InMemoryKeyShare(serving, "other", lambda: 0.0)
+    sick.share = InMemoryKeyShare(serving, "sick", lambda: 0.0)
     for number in range(20):
         sick.table.add(f"e{number}", ordering_key=f"e{number}")
         sick.faults[f"e{number}"] = Fault.LOST
@@ -692,8 +692,8 @@ async def test_a_worker_that_cannot_publish_leaves_the_keys_to_others_and_probes
         probes = len(sick.sent)
         await asyncio.sleep(600.0)
         assert 10 <= len(sick.sent) - probes <= 20
-        assert serving == {"other"}
+        assert serving.keys() == {"other"}
         sick.faults.clear()
         await sick.events.seen("circuit_closed", within=600.0)
         await asyncio.sleep(5)
-        assert serving == {"other", "sick"}
+        assert serving.keys() == {"other", "sick"}
