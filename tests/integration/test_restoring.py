@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 RESTORING = "docs/how-to/restoring.md"
 REPLICATION = "Logical replication, and blue/green"
 PROGRAMS = PSQL.parent
-MOVED = sorted({*TABLES} - {"sea_mq_migrations", "sea_mq_sessions"})
+MOVED = sorted({*TABLES} - {"sea_mq_migrations", "sea_mq_sessions", "sea_mq_shares"})
 SEQUENCES = (
     "SELECT pg_sequence_last_value(pg_get_serial_sequence('outbox_events', 'seq')),"
     " pg_sequence_last_value(pg_get_serial_sequence('operator_actions', 'id'))"
