@@ -15,8 +15,8 @@ commit later, so a floor has to stay below them::
     one that has run for longer, and still runs             hides its events from the claim anyway
     one that has run for longer, and has ended              has one above that of the claim that first saw it
 
-The last line is why each claim passes the old transactions on to the next one: PostgreSQL then tells whether
-one has ended, by the very snapshot in which its events become visible.
+So each claim names the old transactions to the next one. PostgreSQL then tells which have ended, by the very
+snapshot in which their events become visible.
 """
 
 import json

@@ -242,7 +242,7 @@ class OutboxPublisher:
     async def _take_share(self, stop: asyncio.Event) -> Share:
         """Take the share of this worker; while probes of a dependency fail, leave all keys to others, if any.
 
-        Now and then it probes with one of its keys all the same: no other event may tell that it is well.
+        Every half minute it probes with one of its keys: nothing else may show that it is well.
         """
         if self.share is None:
             return WHOLE
