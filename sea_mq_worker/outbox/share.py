@@ -24,6 +24,7 @@ from sea_mq_worker.outbox.event import WHOLE, Share
 from sea_mq_worker.postgres.pool import fetch
 from sea_mq_worker.postgres.queries import load_queries
 
+_SQL = load_queries("sessions")
 _LOOK_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 """Longer than an idle worker waits between two looks."""
@@ -57,10 +58,10 @@ class PostgresKeyShare:
 
     async def leave(self) -> None:
         """Say that this worker serves no keys; if that fails, it soon counts as silent."""
-        with contextlib.suppress(StoreUnavailableError, ContractError):
-            await self._say(serves=False)
+        if self._serves:
+            with contextlib.suppress(StoreUnavailableError, ContractError):
+                await self._say(serves=False)
 
     async def _say(self, *, serves: bool) -> None:
-        statement = load_queries("sessions")["share"]
-        [row] = await fetch(self.pool, statement, self.worker, serves, self.silent_seconds)
+        [row] = await fetch(self.pool, _SQL["share"], self.worker, serves, self.silent_seconds)
         self._serves, self._share = serves, Share(row["place"], row["workers"])
